@@ -1,0 +1,21 @@
+# For a host with an NVIDIA GPU and the container toolkit:
+#   docker build -t bisect-trt .
+#   docker run --rm --gpus all -v "$PWD:/data" -w /data bisect-trt diagnose model.onnx --onnxrt --fp16
+FROM nvidia/cuda:12.6.3-cudnn-runtime-ubuntu24.04
+
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+COPY pyproject.toml README.md LICENSE /src/
+COPY src /src/src
+RUN python3 -m venv /opt/bisect-trt \
+    && /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
+
+# Not root, so that what it writes into a mounted folder is no longer root's.
+RUN useradd --create-home bisect
+USER bisect
+WORKDIR /data
+ENV PATH=/opt/bisect-trt/bin:$PATH
+ENTRYPOINT ["bisect-trt"]
+CMD ["--help"]

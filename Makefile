@@ -1,0 +1,60 @@
+# Two commands do all the set-up on a fresh machine with Python 3.10 to 3.13 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
+# What the lowest allowed versions are tested on: the first Python 3.10 that runs, on PATH or pyenv's.
+PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/python3.10; do \
+	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
+PYTEST_WORKERS ?= 2
+
+.PHONY: demo test lint format types rooms bench test-lowest clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable . --group test --group lint
+	touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reproducer fail as promised.
+	rm -rf demo
+	$(BIN)/python examples/vit_overflow/make_model.py -o demo
+	cd demo && ../$(BIN)/bisect-trt diagnose model.onnx --onnxrt --fp16 -o reproducer --json result.json
+	@echo; echo "The reproducer, on its own (exit status 1 is what it promises):"
+	@$(BIN)/python demo/reproducer/reproduce.py; status=$$?; echo "exit status $$status"; test $$status -eq 1
+
+test: $(STAMP)  ## Every test that needs no GPU.
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -q
+
+test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
+	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \
+	set -e; test -x $(LOWEST)/bin/python || $(PYTHON_LOWEST) -m venv $(LOWEST); \
+	$(LOWEST)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'; \
+	$(LOWEST)/bin/python -m pip install --quiet --editable . --group test --constraint tests/lowest.txt; \
+	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q -m 'not slow'
+
+lint: $(STAMP)  ## ruff, mypy, import-linter.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## The figures of docs/benchmarks.md; takes many minutes.
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python -m benchmarks.reduce -- --no-shrink
+	$(BIN)/python -m benchmarks.flaky
+
+clean:
+	rm -rf $(VENV) $(LOWEST) demo .bisect-trt build dist

@@ -1,0 +1,55 @@
+"""Fixtures that several rooms' tests share."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from support import LIGHT_MODELS, Light, Ran, tag_light
+
+from bisect_trt.cli.main import main
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing on a machine that does other things too.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+CommandLine = Callable[..., Ran]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, made the working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001
+    """The command line, run in this process (a new one takes half a second) in an empty folder."""
+
+    def run(*argv: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ending:
+            main()
+        out, err = capfd.readouterr()
+        assert isinstance(ending.value.code, int)
+        return Ran(ending.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session", params=LIGHT_MODELS)
+def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Light:
+    """Each of the real architectures that the onnx wheel ships."""
+    return tag_light(request.param, tmp_path_factory.mktemp("light"))

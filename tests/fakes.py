@@ -1,0 +1,227 @@
+"""Searches whose candidates are tiny models, and whose check runs in this process and ends whenever it likes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import helper
+
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.journal import Journal, Record
+from bisect_trt.probing.ledger import Budget, Ledger
+from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.process import Cancel
+from bisect_trt.probing.runner import Runner
+from bisect_trt.probing.workspace import CandidateFiles, Workspace
+from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.strategy import Mode, minimise
+from bisect_trt.search.verdict import Verdict
+
+Predicate = Callable[[Subset], Verdict]
+Algorithm = Callable[[Ask], Minimum]
+ORIGINAL_SIGNATURE = "wrong"
+_OUTCOMES = {
+    Verdict.FAIL: Outcome(Ending.FAILED, ORIGINAL_SIGNATURE, "it fails"),
+    Verdict.PASS: Outcome(Ending.PASSED, "pass", "it passes"),
+    Verdict.UNRESOLVED: Outcome(Ending.OTHER, "other", "it breaks in another way"),
+}
+
+
+def build(units: Iterable[int]) -> Candidate:
+    """A model that says which units it has."""
+    chosen = frozenset(units)
+    proto = onnx.ModelProto(ir_version=8, graph=onnx.GraphProto(name="test"))
+    helper.set_model_props(proto, {"units": json.dumps(sorted(chosen))})
+    return Candidate(proto, (), (), f"{len(chosen)} units", chosen)
+
+
+def units_of(files: CandidateFiles) -> Subset:
+    """The units that a written candidate has."""
+    (entry,) = onnx.load(str(files.model)).metadata_props
+    return frozenset(json.loads(entry.value))
+
+
+def scratch() -> TemporaryDirectory[str]:
+    """An empty folder in memory where there is such a place: these runs do nothing but write small files."""
+    return TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
+class NoActivations:
+    """Nothing is fed to these models."""
+
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        assert not names
+        return {}
+
+
+class FakeCheck:
+    """Answers from a predicate, after a random time if a seed is given.
+
+    Attributes:
+        ended: How often it came to its end on each set of units.
+        running: How many are running now.
+        most: How many ran at a time at most.
+    """
+
+    parallel = True
+
+    def __init__(self, predicate: Predicate, seed: int | None = None, most_seconds: float = 0.001) -> None:
+        self.ended: Counter[Subset] = Counter()
+        self.running = self.most = 0
+        self._predicate = predicate
+        self._seed = seed
+        self._most_seconds = most_seconds
+        self._lock = threading.Lock()
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        units = units_of(files)
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            if self._seed is not None and cancel is not None:
+                # Drawn for each candidate alone, so that the threads' order has no say; half of them take no time.
+                delay = random.Random(f"{self._seed} {sorted(units)}").uniform(-1, 1) * self._most_seconds
+                if select.select([cancel.read_fd], [], [], max(delay, 0))[0]:
+                    return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more")
+            outcome = _OUTCOMES[self._predicate(units)]
+        finally:
+            with self._lock:
+                self.running -= 1
+        with self._lock:
+            self.ended[units] += 1
+        return outcome
+
+
+class Listening:
+    """Keeps the records that it is told, and may end the run like a kill would, after one of them."""
+
+    def __init__(self, killed_after: int | None = None) -> None:
+        self.records: list[Record] = []
+        self._killed_after = killed_after
+
+    def probed(self, record: Record) -> None:
+        self.records.append(record)
+        if record.number == self._killed_after:
+            raise Killed
+
+
+class Killed(BaseException):
+    """Stands for the end of the driver."""
+
+
+class FakeRun:
+    """A session of a run in a folder; a context manager that closes its journal.
+
+    Attributes:
+        check: What it asks.
+        prober: Who asks.
+        ledger: What is known.
+        told: The records.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        check: FakeCheck,
+        workers: int = 1,
+        *,
+        killed_after: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.check = check
+        workspace = Workspace(folder)
+        self.told = Listening(killed_after)
+        self.ledger = Ledger(Journal(folder), self.told, budget or Budget())
+        self.prober = Prober(Runner(check, workspace, NoActivations()), self.ledger, workers)
+
+    def __enter__(self) -> FakeRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ledger.close()
+
+    def reduce(self, count: int, algorithm: Algorithm, repeat: int = 1) -> Minimum:
+        """Probe the original of so many units, then search, as ``reduce`` does."""
+        original = build(range(count))
+        if repeat > 1:
+            self.prober.probe_original(original, repeat=repeat, units=count)
+        return self.prober.search_from(original, algorithm, build)
+
+
+def decisions(records: Iterable[Record]) -> list[tuple[Any, ...]]:
+    """All that is recorded of probes but the times they took."""
+    return [(r.number, r.key, r.title, r.size, r.verdict, r.signature, r.reason, r.runs) for r in records]
+
+
+def journal(folder: Path, event: str) -> list[dict[str, Any]]:
+    """The entries of one kind in a run's journal."""
+    lines = (folder / "journal.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A search to be made.
+
+    Attributes:
+        count: How many units.
+        predicate: What a check says of them.
+        algorithm: The search.
+    """
+
+    count: int
+    predicate: Predicate
+    algorithm: Algorithm
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 40, *, monotone: bool = False) -> Case:
+    """Units of a random graph, some of which cannot be cut from their parents, and a failure that they show.
+
+    Unless ``monotone``, more units may make the failure vanish again, and units break without others.
+    """
+    count = draw(st.integers(2, most))
+    unit = st.integers(0, count - 1)
+    some = st.frozensets(unit, min_size=1, max_size=4)
+    tied = dict(draw(st.lists(st.tuples(unit, unit), max_size=3)))
+    parents = {child: parent for child, parent in tied.items() if parent < child}
+    causes = draw(st.lists(some, min_size=1, max_size=3))
+    cures = [] if monotone else draw(st.lists(some, max_size=3))
+    breaks = [] if monotone else draw(st.lists(st.tuples(unit, unit), max_size=4))
+
+    def predicate(chosen: Subset) -> Verdict:
+        if len(chosen) == count:
+            return Verdict.FAIL
+        if any((one in chosen) != (other in chosen) for one, other in breaks):
+            return Verdict.UNRESOLVED
+        caused = any(cause <= chosen for cause in causes)
+        return Verdict.FAIL if caused and not any(cure <= chosen for cure in cures) else Verdict.PASS
+
+    def with_parents(chosen: Subset) -> Subset:
+        closed = set(chosen)
+        for child in sorted(parents, reverse=True):
+            if child in closed:
+                closed.add(parents[child])
+        return frozenset(closed)
+
+    mode = draw(st.sampled_from(Mode))
+
+    def algorithm(ask: Ask) -> Minimum:
+        return minimise(range(count), ask, mode, inseparable=with_parents)
+
+    return Case(count, predicate, algorithm)

@@ -1,0 +1,191 @@
+"""What several tests need: small models, check scripts, the light models, a way to run the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+LIGHT_MODELS = (
+    "bvlc_alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+SHAPE = (2, 3)
+TARGET = ["--onnxrt", "--fp16"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command line ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that says why it ended; no traceback, nothing else."""
+        lines = [line for line in self.err.splitlines() if not line.startswith("warning:")]
+        assert "Traceback" not in self.out + self.err, self.err
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: "), self.err
+        return lines[0]
+
+
+def arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """What an npz file holds, by NumPy alone; the file is closed again."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def bisect_trt(*argv: str | Path, cwd: Path, timeout: float = 120) -> Ran:
+    """Run the command line as a process of its own."""
+    command = [sys.executable, "-m", "bisect_trt", *map(str, argv)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def command_lines(model: str | Path) -> dict[str, list[str | Path]]:
+    """Each command with what it needs, on a model."""
+    return {
+        "diagnose": ["diagnose", model, *TARGET, "-o", "out"],
+        "reduce": ["reduce", model, "-o", "out.onnx", *TARGET],
+        "layerwise": ["layerwise", model, *TARGET],
+        "extract": ["extract", model, "-o", "out.onnx"],
+        "run": ["run", model, *TARGET],
+    }
+
+
+COMMANDS = list(command_lines(""))
+
+
+def node_tag(place: int) -> str:
+    """A node's name in the models of these tests; none is a part of another's, so ``grep`` finds the node."""
+    return f"<{place}>"
+
+
+def save(
+    path: Path, nodes: Sequence[onnx.NodeProto], weights: Sequence[TensorProto] = (), *, outputs: Sequence[str] = ()
+) -> Path:
+    """Write a model with one float input ``x`` of [2, 3] that versions of long ago read too."""
+    ends = outputs or [nodes[-1].output[0]]
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ends],
+        list(weights),
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def chain(path: Path, length: int = 4) -> Path:
+    """A chain of Adds, named ``<0>``, ``<1>``, ..., from ``x`` over ``t0``, ``t1``, ...; each adds 1."""
+    names = ["x", *(f"t{place}" for place in range(length))]
+    nodes = [
+        helper.make_node("Add", [names[place], "one"], [names[place + 1]], name=node_tag(place))
+        for place in range(length)
+    ]
+    return save(path, nodes, [numpy_helper.from_array(np.ones(SHAPE[-1], np.float32), "one")])
+
+
+def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
+    """A chain whose ``Mul`` named ``big`` makes 90000, more than fp16 has, and whose next node makes that 0.9 again."""
+    weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
+    steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
+    steps += [("Add", "one", f"b{i}") for i in range(after)]
+    nodes, last = [], "x"
+    for op, weight, name in steps:
+        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
+        last = f"{name}_out"
+    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
+    return save(path, nodes, tensors)
+
+
+def script(path: Path, body: str) -> str:
+    """Write an executable shell script; its path, to be run from anywhere."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def has(*tags: str, model: str = '"$1"') -> str:
+    """A shell condition: the model holds each of these nodes."""
+    return " && ".join(f"grep -qaF '{tag}' {model}" for tag in tags)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A result."""
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def node_names(path: Path) -> list[str]:
+    """The names of the nodes of a model."""
+    return [node.name for node in onnx.load(str(path)).graph.node]
+
+
+@dataclass(frozen=True)
+class Light:
+    """A light model whose nodes are named by :func:`node_tag`.
+
+    Attributes:
+        path: Where it lies.
+        computing: Names of the nodes that depend on what is fed; the others make weights.
+    """
+
+    path: Path
+    computing: tuple[str, ...]
+
+    def choose(self, count: int, seed: int) -> list[str]:
+        """Some computing nodes."""
+        return random.Random(seed).sample(self.computing, count)
+
+    def left(self, reduced: Path) -> list[str]:
+        """The computing nodes that a reduced model has."""
+        return [name for name in node_names(reduced) if name in set(self.computing)]
+
+
+def tag_light(name: str, folder: Path) -> Light:
+    """Write one of ``LIGHT_MODELS`` with tagged nodes."""
+    model = onnx.load(str(LIGHT_FOLDER / f"light_{name}.onnx"))
+    # Of IR version 3: initializers are listed among the inputs.
+    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    computing = []
+    for place, node in enumerate(model.graph.node):
+        node.name = node_tag(place)
+        if not fed.isdisjoint(node.input):
+            fed.update(node.output)
+            computing.append(node.name)
+    path = folder / f"{name}.onnx"
+    onnx.save(model, str(path))
+    return Light(path, tuple(computing))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    return state == "Z"
