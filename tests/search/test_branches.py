@@ -1,0 +1,166 @@
+"""Culprits in parallel branches: exactly those nodes, where "all before one node" holds neither or everything.
+
+Whole models, through the workflow: read, run on the reference, cut, written, probed, written out and read back. Only the
+check is a function in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fakes import scratch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support import node_names
+
+from bisect_trt.probing.journal import Journal, Record
+from bisect_trt.probing.ledger import Budget, Ledger
+from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.process import Cancel
+from bisect_trt.probing.runner import Runner
+from bisect_trt.probing.workspace import CandidateFiles, Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.reduce import reduce_model
+from bisect_trt.workflows.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+
+SHAPE = [1, 4]
+
+
+class Graph:
+    """Collects nodes, each named like the one tensor that it makes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+
+    def add(self, name: str, *inputs: str) -> str:
+        self.nodes.append(helper.make_node("Add" if len(inputs) == 2 else "Relu", list(inputs), [name], name=name))
+        return name
+
+    def chain(self, name: str, start: str, length: int) -> str:
+        """Adds of a weight, ``name0``, ``name1``, ...; the last one's tensor."""
+        for place in range(length):
+            start = self.add(f"{name}{place}", start, "one")
+        return start
+
+    def save(self, path: Path, *outputs: str) -> Path:
+        def value(name: str) -> onnx.ValueInfoProto:
+            return helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)
+
+        weights = [numpy_helper.from_array(np.ones(SHAPE, np.float32), "one")]
+        graph = helper.make_graph(self.nodes, "branches", [value("x")], [value(name) for name in outputs], weights)
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+        return path
+
+
+def two_branches(path: Path) -> tuple[Path, list[list[str]]]:
+    """Two parallel branches of 20 nodes, and a join."""
+    graph = Graph()
+    ends = [graph.chain(name, "x", 20) for name in ("left", "right")]
+    graph.save(path, graph.add("join", *ends))
+    return path, [[f"{name}{place}" for place in range(20)] for name in ("left", "right")]
+
+
+def two_heads(path: Path) -> tuple[Path, list[list[str]]]:
+    """A trunk of 10 nodes with two heads of 15, each an output of the model."""
+    graph = Graph()
+    trunk = graph.chain("trunk", "x", 10)
+    graph.save(path, *(graph.chain(name, trunk, 15) for name in ("mask", "box")))
+    return path, [[f"{name}{place}" for place in range(15)] for name in ("mask", "box")]
+
+
+def residual_blocks(path: Path) -> tuple[Path, list[list[str]]]:
+    """16 residual blocks: two branches of three nodes and of one, a join, a Relu."""
+    graph, last, branches = Graph(), "x", []
+    for block in range(16):
+        name = f"block{block:02}."
+        ends = graph.chain(f"{name}conv", last, 3), graph.chain(f"{name}skip", last, 1)
+        branches += [[f"{name}conv{place}" for place in range(3)], [f"{name}skip0"]]
+        last = graph.add(f"{name}relu", graph.add(f"{name}join", *ends))
+    graph.save(path, last)
+    return path, branches
+
+
+class ProducesAll:
+    """Fails while each of the tensors is made by some node."""
+
+    parallel = True
+
+    def __init__(self, tensors: Sequence[str]) -> None:
+        self._tensors = set(tensors)
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - too quick
+        made = {name for node in onnx.load(str(files.model)).graph.node for name in node.output}
+        if self._tensors <= made:
+            return Outcome(Ending.FAILED, "wrong", "they are all made")
+        return Outcome(Ending.PASSED, "pass", "one is missing")
+
+
+class Keeping:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def probed(self, record: Record) -> None:
+        self.records.append(record)
+
+
+class Model:
+    """A model that is read and run once, and reduced many times."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], tuple[Path, list[list[str]]]]) -> None:
+        path, self.branches = make(folder / "model.onnx")
+        self.console = Console(-1)
+        self.subject = Subject(ModelSettings(path), Workspace(folder / "run"), self.console)
+
+    def reduce(self, culprits: Sequence[str], workers: int) -> tuple[Result, list[str], list[tuple[str, str]]]:
+        """The result, the nodes that are left, and all decisions."""
+        with scratch() as folder:
+            told = Keeping()
+            ledger = Ledger(Journal(Path(folder)), told, Budget())
+            runner = Runner(ProducesAll(culprits), self.subject.workspace, self.subject.reference)
+            prober = Prober(runner, ledger, workers)
+            output = Path(folder, "out.onnx")
+            settings = ReduceSettings(output)
+            result = reduce_model(self.subject, prober, settings, SearchSettings(), self.console, Result("reduce"))
+            ledger.close()
+            return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
+
+
+@pytest.fixture(scope="module", params=[two_branches, two_heads, residual_blocks])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    made = Model(tmp_path_factory.mktemp("branches"), request.param)
+    with made.subject:
+        yield made
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_one_culprit_in_each_of_two_branches(model: Model, data: st.DataObject) -> None:
+    branches = data.draw(st.lists(st.sampled_from(model.branches), min_size=2, max_size=2, unique_by=tuple))
+    culprits = [data.draw(st.sampled_from(branch)) for branch in branches]
+    result, nodes, decisions = model.reduce(culprits, 1)
+    assert sorted(nodes) == sorted(culprits)
+    assert result.minimality == "1-minimal"
+    assert sorted(node["name"] for node in result.culprits) == sorted(culprits)
+    # The original, two bisections with a question each, the proof, the shrinking of two nodes, the re-check.
+    units = len(model.subject.units)
+    assert len(decisions) <= 2 * (np.log2(units) + 4) + 20
+    for workers in (2, data.draw(st.integers(3, 8))):
+        again = model.reduce(culprits, workers)
+        assert again[1:] == (nodes, decisions)
+
+
+def test_the_first_and_the_last_of_each_branch(model: Model) -> None:
+    """The corners: next to the fork, and next to the join."""
+    one, other = model.branches[0], model.branches[-1]
+    for culprits in ([one[0], other[0]], [one[-1], other[-1]], [one[0], other[-1]], [one[-1], other[0]]):
+        assert sorted(model.reduce(culprits, 4)[1]) == sorted(culprits)

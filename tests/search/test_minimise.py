@@ -1,0 +1,177 @@
+"""Properties of the searches: the result fails, is 1-minimal, and cost no more probes than stated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.search.oracle import Subset
+from bisect_trt.search.prefixes import shortest_failing_prefix
+from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
+from bisect_trt.search.verdict import Verdict
+
+Predicate = Callable[[Subset], Verdict]
+
+
+class Oracle:
+    """Answers from a predicate and counts the different questions."""
+
+    def __init__(self, predicate: Predicate) -> None:
+        self._predicate = predicate
+        self.asked: dict[Subset, Verdict] = {}
+
+    def __call__(self, units: Subset) -> Verdict:
+        assert units, "the empty set is no model"
+        return self.asked.setdefault(units, self._predicate(units))
+
+
+def needs(*culprits: int) -> Predicate:
+    wanted = frozenset(culprits)
+    return lambda units: Verdict.FAIL if wanted <= units else Verdict.PASS
+
+
+@st.composite
+def culprits_among(draw: st.DrawFn, most: int = 6) -> tuple[int, frozenset[int]]:
+    count = draw(st.integers(1, 300))
+    culprits = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=min(most, count)))
+    return count, frozenset(culprits)
+
+
+@given(culprits_among(), st.sampled_from(Mode))
+def test_monotone_failures_end_at_exactly_the_culprits(case: tuple[int, frozenset[int]], mode: Mode) -> None:
+    count, culprits = case
+    minimum = minimise(range(count), Oracle(needs(*culprits)), mode)
+    assert minimum.units == culprits
+    assert minimum.proven
+
+
+@given(culprits_among())
+def test_monotone_failures_cost_about_the_information_bound(case: tuple[int, frozenset[int]]) -> None:
+    count, culprits = case
+    oracle = Oracle(needs(*culprits))
+    minimise(range(count), oracle)
+    # Each culprit: a bisection, a question whether that was all, and one for the proof.
+    assert len(oracle.asked) <= len(culprits) * (math.ceil(math.log2(max(count, 2))) + 3)
+
+
+@given(st.integers(2, 1000), st.data())
+def test_one_culprit_costs_one_bisection_and_one_question(count: int, data: st.DataObject) -> None:
+    oracle = Oracle(needs(data.draw(st.integers(0, count - 1))))
+    minimise(range(count), oracle)
+    assert len(oracle.asked) <= math.ceil(math.log2(count)) + 1
+
+
+@st.composite
+def any_predicate(draw: st.DrawFn) -> tuple[int, Predicate]:
+    """Not monotone: fails if one of several sets is in and another is not; some sets break in other ways."""
+    count = draw(st.integers(1, 40))
+    units = st.integers(0, count - 1)
+    causes = draw(st.lists(st.frozensets(units, min_size=1, max_size=4), min_size=1, max_size=3))
+    cures = draw(st.lists(st.frozensets(units, min_size=1, max_size=4), max_size=3))
+    breaks = draw(st.lists(st.tuples(units, units), max_size=4))
+    whole = frozenset(range(count))
+
+    def predicate(chosen: Subset) -> Verdict:
+        if chosen == whole:
+            return Verdict.FAIL
+        if any((one in chosen) != (other in chosen) for one, other in breaks):
+            return Verdict.UNRESOLVED
+        caused = any(cause <= chosen for cause in causes)
+        return Verdict.FAIL if caused and not any(cure <= chosen for cure in cures) else Verdict.PASS
+
+    return count, predicate
+
+
+@given(any_predicate(), st.sampled_from(Mode))
+def test_any_failure_ends_one_minimal(case: tuple[int, Predicate], mode: Mode) -> None:
+    count, predicate = case
+    minimum = minimise(range(count), Oracle(predicate), mode)
+    assert predicate(minimum.units) is Verdict.FAIL
+    assert minimum.proven
+    for unit in minimum.units:
+        rest = minimum.units - {unit}
+        assert not rest or predicate(rest) is not Verdict.FAIL
+
+
+@given(any_predicate(), st.sampled_from(Mode))
+def test_the_same_answers_give_the_same_questions(case: tuple[int, Predicate], mode: Mode) -> None:
+    count, predicate = case
+    first, second = Oracle(predicate), Oracle(predicate)
+    assert minimise(range(count), first, mode) == minimise(range(count), second, mode)
+    assert list(first.asked) == list(second.asked)
+
+
+@given(culprits_among(3), st.data())
+def test_units_that_come_along_are_left_out_in_the_end(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+    """Even numbers are searched; the odd one after each comes along with it, and some are needed."""
+    count, culprits = case
+    needed = data.draw(st.frozensets(st.sampled_from(sorted(2 * c + 1 for c in culprits))))
+    wanted = frozenset(2 * culprit for culprit in culprits) | needed
+
+    def along(units: Subset) -> Subset:
+        return units | {unit + 1 for unit in units if unit % 2 == 0}
+
+    minimum = minimise(range(0, 2 * count, 2), Oracle(needs(*wanted)), weights=along)
+    assert minimum.units == wanted
+    assert minimum.proven
+
+
+@given(culprits_among(3))
+def test_inseparable_units_stay_together(case: tuple[int, frozenset[int]]) -> None:
+    count, culprits = case
+
+    def pairs(units: Subset) -> Subset:
+        return units | {unit - 1 for unit in units if unit % 2}
+
+    minimum = minimise(range(count), Oracle(lambda s: needs(*culprits)(pairs(s))), inseparable=pairs)
+    assert culprits <= pairs(minimum.units)
+    assert pairs(minimum.units) == pairs(culprits)
+
+
+@given(culprits_among(3), st.sampled_from([Mode.AUTO, Mode.LINEAR]))
+def test_one_end_at_a_time_stops_at_the_last_and_the_first_culprit(
+    case: tuple[int, frozenset[int]], mode: Mode
+) -> None:
+    count, culprits = case
+    assert shrink_end(range(count), Oracle(needs(*culprits)), mode).units == frozenset(range(max(culprits) + 1))
+    assert shrink_start(range(count), Oracle(needs(*culprits)), mode).units == frozenset(range(min(culprits), count))
+
+
+@pytest.mark.parametrize("odds", [0.0, 0.25, 0.5, 0.9])
+@given(st.integers(1, 200), st.data())
+def test_the_shortest_failing_prefix_is_found_whatever_the_odds(odds: float, count: int, data: st.DataObject) -> None:
+    least = data.draw(st.integers(0 if odds else 1, count))
+    asked: list[int] = []
+
+    def ask(units: Subset) -> Verdict:
+        asked.append(len(units) - 1)
+        return Verdict.FAIL if len(units) - 1 >= least else Verdict.PASS
+
+    assert shortest_failing_prefix(range(count), frozenset({-1}), ask, empty_odds=odds) == least
+    assert len(set(asked)) == len(asked)
+
+
+@given(st.integers(60, 400), st.data())
+def test_a_pattern_that_is_needed_as_a_whole_is_found_as_one(count: int, data: st.DataObject) -> None:
+    """A fused pattern of nine costs a bisection and a question for each of its units, not a bisection for each."""
+    start = data.draw(st.integers(0, count - 9))
+    whole = frozenset(range(start, start + 9))
+    oracle = Oracle(needs(*whole))
+    minimum = minimise(range(count), oracle, pattern=lambda unit: whole if unit in whole else frozenset({unit}))
+    assert minimum.units == whole
+    assert minimum.proven
+    assert len(oracle.asked) <= math.ceil(math.log2(count)) + 2 + 2 * math.ceil(math.log2(9)) + 2 + 9
+
+
+@given(culprits_among(), st.data())
+def test_patterns_do_not_change_the_answer(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+    count, culprits = case
+    size = data.draw(st.integers(1, 12))
+    oracle = Oracle(needs(*culprits))
+    minimum = minimise(range(count), oracle, pattern=lambda unit: frozenset(range(unit // size * size, unit + size)))
+    assert minimum.units == culprits
+    assert minimum.proven
