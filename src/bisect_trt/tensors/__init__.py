@@ -1,0 +1,1 @@
+"""Inputs, activations on disk, comparison."""

@@ -1,0 +1,224 @@
+"""Values for a model's inputs: from the user's script, from files, or made up."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.data_loader import run_data_loader
+from bisect_trt.tensors.dtypes import is_extension, is_string
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.named import parse_named, quoted
+from bisect_trt.tensors.npz import load_npz
+
+Sample = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where input values come from: the script, else the files, else random ones.
+
+    Attributes:
+        seed: Of the random numbers; the same seed and inputs give the same values.
+        val_range: Input name to lowest and highest random value, both included; ``''`` is for all others, and
+            [0, 1] where that is missing.
+        load_inputs: ``.npz`` files. Several make one sample if no two hold the same input, else a sample each.
+        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.data_loader.run_data_loader`.
+    """
+
+    seed: int = 1
+    val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    load_inputs: tuple[Path, ...] = ()
+    data_loader_script: str | None = None
+
+
+def parse_val_ranges(values: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Read ``[LOW,HIGH]`` (for every input) and ``NAME:[LOW,HIGH]``.
+
+    Raises:
+        UsageError: If a range is malformed, not finite, empty, or given twice for one input.
+    """
+    return parse_named("--val-range", values, _parse_range)
+
+
+def parse_shapes(values: Sequence[str], option: str = "--input-shapes") -> dict[str, tuple[int, ...]]:
+    """Read ``NAME:[2,3]``; ``NAME:[]`` is a scalar.
+
+    Raises:
+        UsageError: If a shape is malformed, lacks its name, or is given twice for one input.
+    """
+    return parse_named(option, values, _parse_shape, need_name=True)
+
+
+def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
+    """Values for the inputs of a model.
+
+    Args:
+        infos: The model's inputs. For random values each must have a static shape.
+        options: Where to take them from.
+
+    Returns:
+        The samples, at least one; each has every input, in the order of ``infos``.
+
+    Raises:
+        UsageError: If a sample does not fit the model, a file or the script is no good, or random values are asked
+            for that do not exist or for a shape that is not known.
+    """
+    if options.data_loader_script is not None and options.load_inputs:
+        raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")
+    if options.data_loader_script is not None:
+        script = options.data_loader_script
+        return [
+            validate_sample(infos, sample, f"Sample {number} of {script}")
+            for number, sample in enumerate(run_data_loader(script))
+        ]
+    if options.load_inputs:
+        return _load_samples(infos, options.load_inputs)
+    return [_random_sample(infos, options)]
+
+
+def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
+    """Make sure that values fit a model's inputs.
+
+    Args:
+        infos: The model's inputs; a free dimension takes any size.
+        sample: Input name to values.
+        source: What gave them, to begin the message with.
+
+    Returns:
+        The values in the order of ``infos``. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values,
+        have become what the model expects.
+
+    Raises:
+        UsageError: If inputs are missing or unknown, or differ in shape or type; it names every one of them.
+    """
+    expected = {info.name: info for info in infos}
+    problems = []
+    if missing := [name for name in expected if name not in sample]:
+        problems.append(f"{quoted(missing)} missing")
+    if unknown := [name for name in sample if name not in expected]:
+        problems.append(f"{quoted(unknown)} unknown")
+    if problems:
+        problems.append(f"the model's inputs are {quoted(expected)}")
+    checked = {}
+    for name, info in expected.items():
+        if name in sample:
+            checked[name] = values = _from_raw_bytes(sample[name], info.dtype)
+            problems += _misfit(info, values)
+    if problems:
+        raise UsageError(f"{source} does not fit the model: {'; '.join(problems)}")
+    return checked
+
+
+def _misfit(info: TensorInfo, values: NDArray[Any]) -> list[str]:
+    problems = []
+    if info.dtype != values.dtype and not (is_string(info.dtype) and is_string(values.dtype)):
+        wanted = "string" if is_string(info.dtype) else info.dtype.name
+        problems.append(f"'{info.name}' is {values.dtype.name} and must be {wanted}")
+    if info.shape is not None and (
+        len(info.shape) != values.ndim
+        or any(isinstance(dim, int) and dim != size for dim, size in zip(info.shape, values.shape, strict=True))
+    ):
+        problems.append(f"'{info.name}' has shape {list(values.shape)} and must have {_shape_text(info.shape)}")
+    return problems
+
+
+def _shape_text(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    raw = values.dtype.kind == "V" and not is_extension(values.dtype)
+    return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
+
+
+def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> list[Sample]:
+    files = [load_npz(path) for path in paths]
+    merged = {name: values for file in files for name, values in file.items()}
+    if len(files) > 1 and len(merged) == sum(map(len, files)):
+        return [validate_sample(infos, merged, f"The inputs from {', '.join(map(str, paths))} together")]
+    return [validate_sample(infos, file, str(path)) for path, file in zip(paths, files, strict=True)]
+
+
+def _random_sample(infos: Sequence[TensorInfo], options: DataOptions) -> Sample:
+    names = [info.name for info in infos]
+    if unknown := [name for name in options.val_range if name and name not in names]:
+        raise UsageError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
+    if free := [f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static]:
+        raise UsageError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
+    if options.seed < 0:
+        raise UsageError(f"The seed {options.seed} is negative; give a number from 0 up")
+    rng = np.random.default_rng(options.seed)
+    default = options.val_range.get("", (0.0, 1.0))
+    return {info.name: _random_values(rng, info, *options.val_range.get(info.name, default)) for info in infos}
+
+
+def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:
+    """Uniform values within [low, high], as far as the type goes; strings are of whole numbers."""
+    shape = tuple(dim for dim in info.shape or () if isinstance(dim, int))
+    text = is_string(info.dtype)
+    if text or info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
+        smallest, largest = (0, 1) if info.dtype.kind == "b" else _limits(np.dtype(np.int64) if text else info.dtype)
+        first, last = max(math.ceil(low), int(smallest)), min(math.floor(high), int(largest))
+        _check_range(info, first, last)
+        drawn = np.uint64 if last > np.iinfo(np.int64).max else np.int64
+        whole = np.asarray(rng.integers(first, last, size=shape, dtype=drawn, endpoint=True))
+        return whole.astype(np.str_).astype(object) if text else whole.astype(info.dtype)
+    smallest, largest = _limits(info.dtype)
+    low, high = max(low, smallest), min(high, largest)
+    _check_range(info, low, high)
+    # Scaled here, for Generator.uniform refuses a range that is wider than float64's largest number.
+    share = rng.random(shape)
+    return np.asarray(low * (1 - share) + high * share).astype(info.dtype)
+
+
+def _check_range(info: TensorInfo, low: float, high: float) -> None:
+    if low > high:
+        kind = "string of a whole number" if is_string(info.dtype) else f"{info.dtype.name} number"
+        raise UsageError(f"Input '{info.name}': its value range holds no {kind}; give another with --val-range")
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The smallest and largest finite number of a type; exact, as int, for integers."""
+    integer = "int" in dtype.name
+    source: Any = importlib.import_module("ml_dtypes") if is_extension(dtype) else np
+    limits = source.iinfo(dtype) if integer else source.finfo(dtype)
+    convert = int if integer else float
+    return convert(limits.min), convert(limits.max)
+
+
+def _parse_range(text: str) -> tuple[float, float]:
+    low, high = _parse_list(text, float, "a range [LOW,HIGH] of two finite numbers", length=2)
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ValueError("a range [LOW,HIGH] of two finite numbers, the lower first")
+    return low, high
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    wanted = "a shape such as [1,3,224,224], of whole numbers from 0 up"
+    sizes = _parse_list(text, int, wanted)
+    if any(size < 0 for size in sizes):
+        raise ValueError(wanted)
+    return tuple(int(size) for size in sizes)
+
+
+def _parse_list(text: str, kind: type[int] | type[float], wanted: str, length: int | None = None) -> list[float]:
+    inner = text.strip()
+    if not (inner.startswith("[") and inner.endswith("]")):
+        raise ValueError(wanted)
+    parts = inner[1:-1].split(",") if inner[1:-1].strip() else []
+    try:
+        numbers = [float(kind(part)) if kind is float else kind(part) for part in parts]
+    except ValueError:
+        raise ValueError(wanted) from None
+    if length is not None and len(numbers) != length:
+        raise ValueError(wanted)
+    return numbers

@@ -1,0 +1,149 @@
+"""Tensors in one ``.npz`` file, under any name and of any ONNX element type.
+
+``numpy.savez`` takes names as keyword arguments (so none may be ``file``), and pickles strings, and forgets which
+``ml_dtypes`` type an array had. What is written here is still an ordinary ``.npz`` that ``numpy.load`` opens without
+pickle: strings become fixed-width ones, bfloat16 and its kin unsigned integers of the same size. The true type of the
+latter stands in the comment of the zip entry, where it can clash with no tensor's name.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string
+
+_SUFFIX = ".npy"
+
+
+def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write tensors to an uncompressed ``.npz``, which appears under ``path`` only when it is whole.
+
+    Equal arrays give equal bytes: no time stamps are stored.
+
+    Args:
+        path: The file; one that exists is replaced.
+        arrays: Tensor name to values, of any shape; numeric, bool, ``ml_dtypes`` or string elements.
+
+    Raises:
+        UsageError: If the file cannot be written, or a tensor's name or values cannot be stored.
+    """
+    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            entry = _entry(name)
+            values = np.asarray(array)
+            if is_string(values.dtype):
+                values = _fixed_width(name, values)
+            elif is_extension(values.dtype):
+                entry.comment = values.dtype.name.encode()
+                values = values.view(f"u{values.dtype.itemsize}")
+            with archive.open(entry, "w", force_zip64=True) as stream:
+                npy_format.write_array(stream, values, allow_pickle=False)
+
+
+def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """Read every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Tensor name to values, in the file's order. Strings are ``object`` arrays of ``str``.
+
+    Raises:
+        UsageError: If the file is missing, unreadable, no ``.npz``, damaged, or holds pickled objects.
+        UnavailableError: If a tensor's type needs ``ml_dtypes``, which is not installed.
+    """
+    # Not numpy.load: with tensors named 'x' and 'x.npy' in one file it returns the first for both.
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return dict(_read_entry(archive, entry) for entry in archive.infolist())
+    except OSError as err:
+        raise UsageError(f"Cannot read {path}: {err.strerror or err}; give an .npz file as numpy.savez writes") from err
+    except zipfile.BadZipFile as err:
+        raise UsageError(
+            f"Cannot read {path}: it is not an .npz file or it is damaged ({err}); write it again"
+        ) from err
+    except (ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error) as err:
+        raise UsageError(
+            f"Cannot read {path}: {err}; write it with numpy.savez, arrays of numbers or strings only"
+        ) from err
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file beside ``path`` for writing, and move it there once the block ends without an error.
+
+    Raises:
+        UsageError: If the folder is missing or not writable, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as err:
+        raise cannot_write(path, err) from err
+    finally:
+        # Gone already if all went well; never made if its folder is missing.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def cannot_write(path: Path, err: OSError) -> UsageError:
+    """The sentence for a path that cannot be written."""
+    return UsageError(
+        f"Cannot write {path}: {err.strerror or err}; choose a folder that exists, is writable and has space"
+    )
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name + _SUFFIX)
+    # A zip entry's name ends at a NUL, is UTF-8, and its length a 16-bit number.
+    if entry.filename != name + _SUFFIX or len(entry.filename.encode(errors="replace")) > 0xFFFF or not _is_utf8(name):
+        raise UsageError(
+            f"Cannot write the tensor {name[:80]!r} to an .npz file, which cannot have this name in it; "
+            "rename the tensor in the model"
+        )
+    return entry
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether the text has no lone surrogates."""
+    return text.encode(errors="replace").decode() == text
+
+
+def _fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    texts = [
+        text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in values.ravel().tolist()
+    ]
+    fixed = np.array(texts, dtype=np.str_)
+    # Fixed-width strings drop NULs at their end, and str() would quietly be taken of any other object.
+    if fixed.tolist() != texts:
+        raise UsageError(
+            f"Cannot write the tensor '{name}' to an .npz file: it holds an element that is not a string, or a string "
+            "that ends in NUL; leave it out"
+        )
+    return fixed.reshape(values.shape)
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, NDArray[Any]]:
+    if not entry.filename.endswith(_SUFFIX):
+        raise ValueError(f"its entry '{entry.filename}' is not an array")
+    with archive.open(entry) as stream:
+        values: NDArray[Any] = npy_format.read_array(stream, allow_pickle=False)
+    if entry.comment:
+        values = values.view(dtype_from_name(entry.comment.decode()))
+    elif is_string(values.dtype):
+        values = values.astype(np.str_).astype(object)
+    return entry.filename[: -len(_SUFFIX)], values

@@ -1,0 +1,225 @@
+"""The reference's tensors on disk: one flat binary file, read as memory-mapped views, and an index.
+
+A network's activations can be larger than memory, and each probe wants only a few of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string, storage_dtype
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.npz import cannot_write, load_npz, replacing, save_npz
+from bisect_trt.tensors.stats import TensorStats, tensor_stats
+
+_DATA, _STRINGS, _INDEX = "tensors.bin", "strings.npz", "index.json"
+_SCHEMA = 1
+_ALIGNMENT = 64
+"""Bytes: a cache line, and more than any element type needs."""
+
+
+class StoreWriter:
+    """Writes an :class:`ActivationStore`, as a context manager.
+
+    The index is written last, when the block ends without an error: a folder without one is not a store. A store that
+    was in the folder before is gone from the start, but whoever has it open keeps reading its data.
+
+    Args:
+        folder: Where the store goes; made if it does not exist.
+
+    Raises:
+        UsageError: From any method, if the folder cannot be written or the disk is full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tensors: dict[str, dict[str, Any]] = {}
+        self._strings: dict[str, NDArray[Any]] = {}
+        self._skipped: dict[str, str] = {}
+        self._offset = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (_INDEX, _STRINGS, _DATA):
+                (folder / name).unlink(missing_ok=True)
+            self._file: BinaryIO = (folder / _DATA).open("xb")
+        except OSError as err:
+            raise cannot_write(folder, err) from err
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as err:
+            if error is None:
+                raise cannot_write(self._folder / _DATA, err) from err
+        if error is None:
+            self._finish()
+
+    def add(self, name: str, array: object) -> None:
+        """Store one tensor, of any shape; what is not numbers, bools or strings is noted as skipped.
+
+        Raises:
+            ValueError: If there is a tensor of this name already.
+        """
+        if name in self._tensors or name in self._skipped:
+            raise ValueError(f"tensor '{name}' is in the store already")
+        if not isinstance(array, np.ndarray):
+            self.skip(name, f"it is a {type(array).__name__}, not a tensor")
+        elif array.dtype.kind == "O" and not all(isinstance(text, (str, bytes)) for text in array.ravel().tolist()):
+            self.skip(name, "it holds Python objects other than strings")
+        elif is_string(array.dtype):
+            # Under a number, for there are tensor names that an .npz cannot have.
+            number = str(len(self._strings))
+            self._strings[number] = array.copy()
+            self._tensors[name] = {"dtype": "object", "shape": list(array.shape), "string": number}
+        elif array.dtype.kind in "biufc" or is_extension(array.dtype):
+            self._write(name, array)
+        else:
+            self.skip(name, f"it is of type {array.dtype.name}, which ONNX does not have")
+
+    def skip(self, name: str, reason: str) -> None:
+        """Note that a tensor is not in the store, and why."""
+        self._skipped[name] = reason
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        stored = storage_dtype(array.dtype)
+        values = array.view(stored) if is_extension(array.dtype) else array.astype(stored, copy=False)
+        padding = -self._offset % _ALIGNMENT
+        try:
+            self._file.write(bytes(padding))
+            if values.size:
+                self._file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        except OSError as err:
+            raise cannot_write(self._folder / _DATA, err) from err
+        self._offset += padding
+        self._tensors[name] = {"dtype": array.dtype.name, "shape": list(array.shape), "offset": self._offset}
+        self._offset += values.nbytes
+
+    def _finish(self) -> None:
+        if self._strings:
+            save_npz(self._folder / _STRINGS, self._strings)
+        index = {
+            "schema": _SCHEMA,
+            "bytes": self._offset,
+            "tensors": self._tensors,
+            "skipped": self._skipped,
+        }
+        with replacing(self._folder / _INDEX) as file:
+            file.write(json.dumps(index).encode())
+
+
+class ActivationStore:
+    """Tensors by name, each read from the disk only when its values are used.
+
+    Open one with :meth:`open`.
+
+    Attributes:
+        folder: Where it is.
+        skipped: Tensors that could not be stored, with the reason.
+    """
+
+    def __init__(self, folder: Path, index: dict[str, Any], data: NDArray[np.uint8]) -> None:
+        self.folder = folder
+        self.skipped: dict[str, str] = index["skipped"]
+        self._data = data
+        self._tensors: dict[str, dict[str, Any]] = index["tensors"]
+        self._strings: dict[str, NDArray[Any]] = {}
+        self._stats: dict[str, TensorStats] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> ActivationStore:
+        """Open what :class:`StoreWriter` wrote.
+
+        Raises:
+            UnavailableError: If the folder holds no finished store, one of another version, or a damaged one.
+        """
+        try:
+            index = json.loads((folder / _INDEX).read_bytes())
+            if index["schema"] != _SCHEMA:
+                raise UnavailableError(
+                    f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
+                )
+            size = (folder / _DATA).stat().st_size
+            if size != index["bytes"]:
+                raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
+            # An empty file cannot be mapped.
+            data = np.memmap(folder / _DATA, np.uint8, "r") if size else np.empty(0, np.uint8)
+            store = cls(folder, index, data.view(np.ndarray))
+            if any("string" in entry for entry in index["tensors"].values()):
+                store._strings = load_npz(folder / _STRINGS)
+        except OSError as err:
+            raise UnavailableError(
+                f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
+            ) from err
+        except (ValueError, KeyError, TypeError) as err:
+            raise UnavailableError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
+        return store
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors, in the order they were added."""
+        return tuple(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.get(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """Name, type and shape, without touching the values.
+
+        Raises:
+            KeyError: If there is no such tensor.
+        """
+        entry = self._entry(name)
+        return TensorInfo(name, dtype_from_name(entry["dtype"]), tuple(entry["shape"]))
+
+    def get(self, name: str) -> NDArray[Any]:
+        """The values; numbers are a read-only view of the file on disk, strings a copy.
+
+        Raises:
+            KeyError: If there is no such tensor.
+        """
+        entry = self._entry(name)
+        if "string" in entry:
+            return self._strings[entry["string"]].copy()
+        dtype = dtype_from_name(entry["dtype"])
+        stop = entry["offset"] + dtype.itemsize * int(np.prod(entry["shape"], dtype=np.int64))
+        values: NDArray[Any] = self._data[entry["offset"] : stop].view(dtype).reshape(entry["shape"])
+        return values
+
+    def stats(self, name: str) -> TensorStats:
+        """The range of a numeric tensor's values; computed when first asked for.
+
+        Raises:
+            KeyError: If there is no such numeric tensor.
+        """
+        if name not in self._stats:
+            if "string" in self._entry(name):
+                raise KeyError(f"'{name}' holds strings, which have no range")
+            self._stats[name] = tensor_stats(self.get(name))
+        return self._stats[name]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self._tensors:
+            raise KeyError(f"no tensor '{name}' in {self.folder}: {self.skipped.get(name, 'never stored')}")
+        return self._tensors[name]

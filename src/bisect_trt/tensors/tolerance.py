@@ -1,0 +1,183 @@
+"""How far a target's tensor may be from the reference's: statistics, tolerances, and their command-line form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.named import parse_named, quoted
+from bisect_trt.tensors.stats import finite_rms
+
+
+class ErrorStat(str, Enum):
+    """Which number is held against the tolerances (Polygraphy's ``--check-error-stat``)."""
+
+    ELEMWISE = "elemwise"
+    """Fails where an element exceeds both tolerances."""
+    MAX = "max"
+    """Fails where the largest absolute and the largest relative error each exceed their tolerance."""
+    MEAN = "mean"
+    MEDIAN = "median"
+
+
+class Precision(str, Enum):
+    """What the target computes in, which says how much rounding is to be expected of it."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Absolute and relative tolerance; ``None`` where it is still to be chosen for the tensor at hand."""
+
+    atol: float | None = None
+    rtol: float | None = None
+
+    def resolve(self, reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
+        """Fill in what was not given from :func:`automatic_tolerance`."""
+        if self.atol is not None and self.rtol is not None:
+            return ResolvedTolerance(self.atol, self.rtol)
+        automatic = automatic_tolerance(reference, precision)
+        return ResolvedTolerance(
+            automatic.atol if self.atol is None else self.atol, automatic.rtol if self.rtol is None else self.rtol
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedTolerance:
+    """Absolute and relative tolerance, as numbers."""
+
+    atol: float
+    rtol: float
+
+
+def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> ResolvedTolerance:
+    """The tolerance to use where the user gave none.
+
+    In fp32 both are Polygraphy's fixed 1e-5. A fixed absolute tolerance is of no use in half precision: activations of
+    one network range from 1e-4 to 1e4, and rounding to fp16 (unit roundoff 2**-11) alone moves a value of 1000 by 0.5.
+    So the relative tolerance is 1e-2, about 20 roundings of fp16 (or as many of bf16, whose unit roundoff is 8 times
+    larger), and the absolute one, which forgives elements near zero that come from cancelling larger ones, is the same
+    fraction of the root mean square of the reference's finite values: scaling a tensor does not change the verdict.
+    Below the smallest fp16 number nothing is left of a value, hence the floor. Integers and bools are not
+    rounded by half precision and keep the fp32 tolerance.
+
+    Args:
+        reference: The reference's tensor, of any shape and numeric type.
+        precision: What the target computes in.
+    """
+    floating = reference.dtype.kind in "fc" or (is_extension(reference.dtype) and "int" not in reference.dtype.name)
+    if precision is Precision.FP32 or not floating:
+        return ResolvedTolerance(1e-5, 1e-5)
+    fraction = 8e-2 if precision is Precision.BF16 else 1e-2
+    floor = float(np.finfo(np.float16).smallest_subnormal)
+    return ResolvedTolerance(max(fraction * finite_rms(reference), floor), fraction)
+
+
+@dataclass(frozen=True)
+class ToleranceOptions:
+    """Tolerances and statistics by output name; the name ``''`` stands for all outputs that are not named.
+
+    Attributes:
+        atol: Absolute tolerances.
+        rtol: Relative tolerances.
+        stat: Error statistics.
+        precision: What the target computes in, for tolerances that were not given.
+        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error. Polygraphy's default, kept
+            here, is that it fails; its ``--infinities-compare-equal`` does this for Inf alone.
+    """
+
+    atol: Mapping[str, float] = field(default_factory=dict)
+    rtol: Mapping[str, float] = field(default_factory=dict)
+    stat: Mapping[str, ErrorStat] = field(default_factory=dict)
+    precision: Precision = Precision.FP32
+    nonfinite_equal: bool = False
+
+    @classmethod
+    def parse(
+        cls,
+        atol: Sequence[str] = (),
+        rtol: Sequence[str] = (),
+        stat: Sequence[str] = (),
+        *,
+        precision: Precision = Precision.FP32,
+        nonfinite_equal: bool = False,
+    ) -> ToleranceOptions:
+        """Read command-line values: ``1e-3`` for all outputs, ``NAME:1e-3`` for one; a name may contain colons.
+
+        Raises:
+            UsageError: If a value is not a number from 0 up or no statistic, or an output is given twice.
+        """
+        return cls(
+            atol=parse_named("--atol", atol, _parse_tolerance),
+            rtol=parse_named("--rtol", rtol, _parse_tolerance),
+            stat=parse_named("--check-error-stat", stat, _parse_stat),
+            precision=precision,
+            nonfinite_equal=nonfinite_equal,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "atol": dict(self.atol),
+            "rtol": dict(self.rtol),
+            "stat": {name: stat.value for name, stat in self.stat.items()},
+            "precision": self.precision.value,
+            "nonfinite_equal": self.nonfinite_equal,
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> ToleranceOptions:
+        """What :meth:`to_json` wrote."""
+        stat = {name: ErrorStat(value) for name, value in plain["stat"].items()}
+        return cls(plain["atol"], plain["rtol"], stat, Precision(plain["precision"]), plain["nonfinite_equal"])
+
+    def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
+        """The tolerance, its automatic parts ``None``, and the statistic for one output."""
+        tolerance = Tolerance(self.atol.get(name, self.atol.get("")), self.rtol.get(name, self.rtol.get("")))
+        return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Make sure that every output that was named exists.
+
+        Args:
+            names: All that are going to be compared.
+
+        Raises:
+            UsageError: If an output was named that is not among them.
+        """
+        given: Iterable[str] = {**self.atol, **self.rtol, **self.stat}
+        unknown = [name for name in given if name and name not in names]
+        if unknown:
+            raise UsageError(
+                f"A tolerance or error statistic is given for {quoted(unknown)}, which is not compared; "
+                f"the outputs are {quoted(names)}"
+            )
+
+
+def _parse_tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise ValueError("a number from 0 up")
+    return value
+
+
+def _parse_stat(text: str) -> ErrorStat:
+    try:
+        return ErrorStat(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(stat.value for stat in ErrorStat)}") from None

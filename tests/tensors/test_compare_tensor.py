@@ -1,0 +1,287 @@
+"""The comparison: Polygraphy's verdicts, and what it says of the worst element."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
+from bisect_trt.tensors.tolerance import ErrorStat, Precision, Tolerance, ToleranceOptions
+
+TIGHT = Tolerance(1e-5, 1e-5)
+TOLERANCES = st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 0.5, 1.0, 3.0, 1e4, math.inf])
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)
+FLOATS = [np.float16, np.float32, np.float64]
+# Not so far apart that Polygraphy's signed difference wraps around.
+INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64]
+
+
+@pytest.fixture(scope="module")
+def quiet_polygraphy() -> Iterator[None]:
+    logger = pytest.importorskip("polygraphy.logger").G_LOGGER
+    with logger.verbosity(logger.CRITICAL):
+        yield
+
+
+def polygraphy_result(target: NDArray[Any], reference: NDArray[Any], **options: Any) -> Any:  # noqa: ANN401
+    from polygraphy.comparator import CompareFunc, IterationResult
+
+    # It writes into what it is given where that is 0.
+    results = [IterationResult({"x": values.copy()}, runner_name="") for values in (target, reference)]
+    return CompareFunc.simple(**options)(*results)["x"]
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Target and reference of one shape, often nearly equal, with NaN, Inf and 0 among them."""
+    shape = draw(SHAPES)
+    dtype = np.dtype(draw(st.sampled_from([*FLOATS, *INTEGERS, np.bool_])))
+    if dtype.kind == "b":
+        elements: st.SearchStrategy[Any] = st.booleans()
+    elif dtype.kind == "f":
+        width: Any = dtype.itemsize * 8
+        special = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0])
+        elements = st.one_of(st.floats(-4, 4, width=width), st.floats(width=width), special)
+    else:
+        limits: Any = np.iinfo(dtype)
+        elements = st.integers(max(limits.min, -(2**29)), min(limits.max, 2**29))
+    reference = draw(hnp.arrays(dtype, shape, elements=elements))
+    if draw(st.booleans()):
+        target = reference.copy()
+        for index in draw(st.lists(st.integers(0, max(reference.size - 1, 0)), max_size=3)):
+            target.reshape(-1)[index] = draw(elements)
+    else:
+        target = draw(hnp.arrays(dtype, shape, elements=elements))
+    if dtype.kind in "iu" and draw(st.booleans()):
+        target = target.astype(draw(st.sampled_from([np.float32, np.int64])))
+    if dtype.kind == "f" and draw(st.booleans()):
+        with np.errstate(all="ignore"):
+            target = target.astype(draw(st.sampled_from(FLOATS)))
+    return target, reference
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("quiet_polygraphy")
+@given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_agrees_with_polygraphy(
+    pair: tuple[NDArray[Any], NDArray[Any]], atol: float, rtol: float, stat: ErrorStat, infinities_equal: bool
+) -> None:
+    target, reference = pair
+    if infinities_equal:
+        # It compares in float64 then, and still fails where both are NaN.
+        target = np.where(np.isnan(target) & np.isnan(reference), 1, target)
+        if target.dtype.kind == "f":
+            target, reference = target.astype(np.float64), reference.astype(np.float64)
+    theirs = polygraphy_result(
+        target,
+        reference,
+        atol=atol,
+        rtol=rtol,
+        check_error_stat=stat.value,
+        infinities_compare_equal=infinities_equal,
+    )
+    ours = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=infinities_equal)
+    assert ours.passed == bool(theirs)
+    assert (ours.kind is ComparisonKind.MATCH) == ours.passed
+    numbers = {"max_abs": theirs.max_absdiff, "mean_abs": theirs.mean_absdiff, "median_abs": theirs.median_absdiff}
+    numbers["max_rel"] = theirs.max_reldiff
+    if stat in (ErrorStat.MEAN, ErrorStat.MEDIAN):
+        numbers[f"{stat.value}_rel"] = getattr(theirs, f"{stat.value}_reldiff")
+    for name, value in numbers.items():
+        assert str(getattr(ours, name)) == str(value), name
+
+
+@given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_what_it_says_is_consistent(
+    pair: tuple[NDArray[Any], NDArray[Any]], atol: float, rtol: float, stat: ErrorStat, nonfinite_equal: bool
+) -> None:
+    target, reference = pair
+    before = target.tobytes(), reference.tobytes()
+    result = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=nonfinite_equal)
+    assert before == (target.tobytes(), reference.tobytes())
+    assert result.worst is not None
+    assert str(target[result.worst.index].item()) == str(result.worst.target)
+    assert str(reference[result.worst.index].item()) == str(result.worst.reference)
+    assert result.total == reference.size
+    if stat is ErrorStat.ELEMWISE:
+        assert result.passed == (result.mismatching == 0)
+    if result.mismatching:
+        # The worst element is one of those that mismatch, and alone fails too.
+        one, other = (values[result.worst.index].reshape(1) for values in (reference, target))
+        again = compare_tensor("x", one, other, Tolerance(atol, rtol), nonfinite_equal=nonfinite_equal)
+        assert not again.passed
+        if not result.passed:
+            assert again.kind is result.kind
+    elif result.passed and not math.isnan(result.max_abs or 0):
+        assert result.worst.error == result.max_abs
+    new_nan = (np.isnan(target) & ~np.isnan(reference)).any()
+    new_inf = (np.isinf(target) & np.isfinite(reference)).any() and math.inf not in (atol, rtol)
+    if not result.passed:
+        wanted = ComparisonKind.NAN if new_nan else ComparisonKind.INF if new_inf else ComparisonKind.MISMATCH
+        assert result.kind is wanted
+    assert "\n" not in result.describe()
+    assert json.loads(json.dumps(result.to_json(), allow_nan=False))["kind"] == result.kind.value
+
+
+@given(pairs())
+@settings(max_examples=150, deadline=None)
+def test_the_required_tolerance_is_enough(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
+    target, reference = pair
+    required = compare_tensor("x", reference, target, TIGHT).required_atol
+    assert required is not None
+    if math.isfinite(required):
+        assert compare_tensor("x", reference, target, Tolerance(required, 0.0)).passed
+        if required > 0:
+            assert not compare_tensor("x", reference, target, Tolerance(required * 0.999, 0.0)).passed
+
+
+@given(st.sampled_from([*INTEGERS, np.uint64]), st.data())
+@settings(deadline=None)
+def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]], data: st.DataObject) -> None:
+    limits = np.iinfo(dtype)
+    numbers = st.integers(int(limits.min), int(limits.max)) | st.sampled_from([int(limits.min), int(limits.max)])
+    target, reference = data.draw(numbers), data.draw(numbers)
+    result = compare_tensor("x", np.array([reference], dtype), np.array([target], dtype), Tolerance(0.0, 0.0))
+    error = abs(target - reference)
+    assert result.max_abs == float(error)
+    assert result.passed == (error == 0)
+    if reference:
+        assert result.max_rel == pytest.approx(error / abs(reference))
+
+
+def test_an_overflow_reads_as_one() -> None:
+    reference = np.full((1, 197, 192), 0.5, np.float32)
+    reference[0, 17:, 3] = 810_000
+    target = reference.astype(np.float32)
+    target[0, 17:, 3] = np.inf
+    result = compare_tensor("sq", reference, target, Tolerance(0.01, 0.01))
+    assert result.kind is ComparisonKind.INF
+    assert result.describe() == (
+        "max error inf at (0, 17, 3): 810000 became inf (atol 0.01, rtol 0.01; 180 of 37824 elements)"
+    )
+    assert result.to_json()["max_abs"] == "inf"
+    assert result.to_json()["worst"]["target"] == "inf"
+
+
+def test_new_nan_comes_before_new_inf_before_the_rest() -> None:
+    reference = np.array([1, 1, 1, np.inf], np.float32)
+    for target, kind, index in (
+        ([9, np.inf, np.nan, np.inf], ComparisonKind.NAN, 2),
+        ([9, np.inf, 1, np.inf], ComparisonKind.INF, 1),
+        ([1, 9, 1, np.inf], ComparisonKind.MISMATCH, 1),
+        ([1, 1, 1, np.inf], ComparisonKind.MISMATCH, 3),
+    ):
+        result = compare_tensor("x", reference, np.array(target, np.float32), TIGHT)
+        assert (result.kind, result.worst and result.worst.index) == (kind, (index,))
+
+
+@given(SHAPES)
+def test_the_same_inf_and_nan_match_only_when_asked(shape: tuple[int, ...]) -> None:
+    for value in (math.inf, -math.inf, math.nan):
+        values: NDArray[Any] = np.full(shape, value)
+        assert not compare_tensor("x", values, values, TIGHT).passed
+        for stat in ErrorStat:
+            result = compare_tensor("x", values, values.copy(), TIGHT, stat, nonfinite_equal=True)
+            assert result.passed
+            assert result.max_abs == 0
+            assert not compare_tensor("x", values, -values + 1, TIGHT, stat).passed
+
+
+@pytest.mark.parametrize("stat", ErrorStat)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, object])
+def test_tensors_without_elements_match(stat: ErrorStat, dtype: type) -> None:
+    values: NDArray[Any] = np.zeros((0, 3), dtype)
+    result = compare_tensor("x", values, values, TIGHT, stat)
+    assert result.passed
+    assert result.describe() == "no elements"
+
+
+def test_what_cannot_be_compared_fails_with_its_reason() -> None:
+    numbers, strings = np.zeros((1, 3), np.float32), np.array([["a", "b", "c"]], object)
+    for target, kind, text in (
+        (None, ComparisonKind.MISSING, "the target has no such output"),
+        (numbers[0], ComparisonKind.SHAPE, "shape [3] where the reference has [1, 3]"),
+        (strings, ComparisonKind.DTYPE, "type object where the reference has float32"),
+    ):
+        result = compare_tensor("x", numbers, target, TIGHT)
+        assert not result.passed
+        assert result.kind is kind
+        assert result.describe() == text
+        json.dumps(result.to_json(), allow_nan=False)
+
+
+@given(hnp.arrays(object, SHAPES, elements=st.text(max_size=3)), st.data(), st.sampled_from(ErrorStat))
+@settings(deadline=None)
+def test_strings_match_when_equal(values: NDArray[Any], data: st.DataObject, stat: ErrorStat) -> None:
+    assert compare_tensor("x", values, values.copy(), TIGHT, stat).passed
+    changed = values.copy()
+    index = data.draw(st.integers(0, values.size - 1))
+    changed.reshape(-1)[index] += "!"
+    result = compare_tensor("x", values, changed, TIGHT, stat)
+    assert result.kind is ComparisonKind.MISMATCH
+    assert result.mismatching == 1
+    assert result.worst is not None
+    assert result.worst.index == np.unravel_index(index, values.shape)
+    assert "became" in result.describe()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_extension_types_are_compared_by_value(name: str) -> None:
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name)
+    reference = np.array([1, 2, 3], np.float32)
+    target = np.array([1, 2, 5]).astype(dtype)
+    result = compare_tensor("x", reference, target, TIGHT)
+    assert result.max_abs == 2
+    assert result.worst is not None
+    assert (result.worst.index, result.worst.target, result.target_dtype) == ((2,), 5, name)
+    assert compare_tensor("x", target, target, TIGHT).passed
+
+
+def test_fp16_rounding_passes_the_automatic_tolerance_at_any_scale() -> None:
+    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    for scale in (1e-3, 1.0, 1e3):
+        reference = values * np.float32(scale)
+        rounded = reference.astype(np.float16)
+        automatic = Tolerance()
+        assert compare_tensor("x", reference, rounded, automatic, precision=Precision.FP16).passed
+        if scale >= 1:
+            assert not compare_tensor("x", reference, rounded, automatic, precision=Precision.FP32).passed
+        wrong = reference * np.float32(1.5)
+        assert not compare_tensor("x", reference, wrong, automatic, precision=Precision.FP16).passed
+
+
+def test_compare_all_keeps_the_references_order() -> None:
+    reference = {name: np.zeros(3, np.float32) for name in ("c", "a", "b", "d")}
+    target = {"d": np.ones(3), "b": np.full(3, 0.5), "c": np.zeros(3), "other": np.zeros(1)}
+    options = ToleranceOptions.parse(atol=["1e-3", "b:1"], rtol=["0"])
+    results = compare_all(reference, target, options)
+    assert [(result.name, result.kind.value) for result in results] == [
+        ("c", "match"),
+        ("a", "missing"),
+        ("b", "match"),
+        ("d", "mismatch"),
+    ]
+    assert [result.name for result in compare_all(reference, target, options, fail_fast=True)] == ["c", "a"]
+
+
+def test_options_reach_the_comparison() -> None:
+    values = {"x": np.array([np.inf, 0, 1000], np.float32)}
+    target = {"x": np.array([np.inf, 0, 1001], np.float32)}
+    for options, passed in (
+        (ToleranceOptions(precision=Precision.FP16, nonfinite_equal=True), True),
+        (ToleranceOptions(precision=Precision.FP16), False),
+        (ToleranceOptions(nonfinite_equal=True), False),
+        (ToleranceOptions(stat={"x": ErrorStat.MEDIAN}, nonfinite_equal=True), True),
+    ):
+        assert compare_all(values, target, options)[0].passed is passed

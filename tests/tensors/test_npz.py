@@ -1,0 +1,191 @@
+"""The .npz files: every name and element type comes back, and plain NumPy reads them."""
+
+from __future__ import annotations
+
+import io
+import resource
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.npz import load_npz, save_npz
+
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["file", "/a/b", "a/b:0", "", " ", ".npy", "x", "x.npy", "../up", "allow_pickle", "args"]
+)
+PLAIN = hnp.arrays(
+    st.one_of(hnp.floating_dtypes(endianness="="), hnp.integer_dtypes(endianness="="), hnp.boolean_dtypes()),
+    hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4),
+)
+EXTENSION_TYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
+
+
+def assert_same(loaded: NDArray[Any], saved: NDArray[Any]) -> None:
+    assert loaded.dtype == saved.dtype
+    assert loaded.shape == saved.shape
+    # Bit for bit, which NaN is equal to itself in as well.
+    assert loaded.tobytes() == saved.tobytes()
+
+
+@given(st.dictionaries(NAMES, PLAIN, max_size=5))
+@settings(deadline=None)
+def test_any_name_and_array_comes_back_in_order(arrays: dict[str, NDArray[Any]]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.npz"
+        save_npz(path, arrays)
+        loaded = load_npz(path)
+        assert list(loaded) == list(arrays)
+        for name, values in arrays.items():
+            assert_same(loaded[name], values)
+        assert [file.name for file in Path(folder).iterdir()] == ["t.npz"]
+
+
+@given(st.dictionaries(NAMES.map(lambda name: name.removesuffix(".npy")), PLAIN, max_size=5))
+@settings(deadline=None, max_examples=30)
+def test_plain_numpy_reads_what_is_written(arrays: dict[str, NDArray[Any]]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.npz"
+        save_npz(path, arrays)
+        with np.load(path, allow_pickle=False) as loaded:
+            assert set(loaded.files) == set(arrays)
+            for name, values in arrays.items():
+                assert_same(loaded[name], values)
+
+
+@pytest.mark.parametrize("name", EXTENSION_TYPES)
+def test_extension_types_come_back_and_read_as_integers_elsewhere(name: str, tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+    arrays: dict[str, NDArray[Any]] = {
+        "matrix": values,
+        "scalar": values[1, 1:2].reshape(()),
+        "empty": values[:0],
+        "other": np.ones(1),
+    }
+    save_npz(tmp_path / "t.npz", arrays)
+    for key, loaded in load_npz(tmp_path / "t.npz").items():
+        assert_same(loaded, arrays[key])
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as plain:
+        assert plain["matrix"].dtype == f"u{values.itemsize}"
+        assert plain["matrix"].tobytes() == values.tobytes()
+
+
+@given(hnp.arrays(object, hnp.array_shapes(min_dims=0, min_side=0), elements=st.text().map(lambda s: s.rstrip("\0"))))
+@settings(deadline=None, max_examples=30)
+def test_strings_come_back_as_objects(values: NDArray[Any]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.npz"
+        for given_as in (values, values.astype(np.str_)):
+            save_npz(path, {"text": given_as})
+            loaded = load_npz(path)["text"]
+            assert loaded.dtype == object
+            assert loaded.shape == values.shape
+            assert loaded.tolist() == values.tolist()
+        with np.load(path, allow_pickle=False) as plain:
+            assert plain["text"].tolist() == values.tolist()
+
+
+def test_equal_arrays_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_npz(tmp_path / name, {"x": np.arange(5)})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_reads_what_numpy_writes(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "t.npz", x=np.eye(3), y=np.array(["a", "bc"]), z=np.array([b"a"]))
+    loaded = load_npz(tmp_path / "t.npz")
+    assert_same(loaded["x"], np.eye(3))
+    assert loaded["y"].tolist() == ["a", "bc"]
+    assert loaded["z"].tolist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("a\0b", np.zeros(1)),
+        ("\ud800", np.zeros(1)),
+        ("x" * 70_000, np.zeros(1)),
+        ("x", np.array(["a", None])),
+        ("x", np.array(["a\0"], object)),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_leaves_nothing(name: str, values: NDArray[Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Cannot write the tensor"):
+        save_npz(tmp_path / "t.npz", {name: values})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_keeps_the_file_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    save_npz(path, {"x": np.arange(3)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The nearest to a full disk that needs no disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UsageError, match=r"Cannot write .*t\.npz: File too large"):
+            save_npz(path, {"x": np.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_npz(path)["x"].tolist() == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unwritable_places_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "missing" / "t.npz", tmp_path / "file" / "t.npz"):
+        with pytest.raises(UsageError, match=f"Cannot write {path}"):
+            save_npz(path, {"x": np.zeros(1)})
+
+
+def _zip(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _pickled() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.array([{}], object))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", _zip({"readme.txt": b"hi"}), _zip({"x.npy": b""}), _zip({"x.npy": b"\x93NUMPY junk"}), _pickled()],
+    ids=["empty", "text", "other zip", "empty entry", "junk entry", "pickle"],
+)
+def test_what_is_no_npz_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"Cannot read {path}: "):
+        load_npz(path)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "t.npz"
+        save_npz(path, {"x": np.arange(20)})
+        content = bytearray(path.read_bytes())
+        cut = data.draw(st.integers(1, len(content)))
+        path.write_bytes(content[: len(content) - cut])
+        with pytest.raises(UsageError, match="Cannot read"):
+            load_npz(path)
+
+
+@pytest.mark.parametrize("name", ["missing.npz", "."])
+def test_missing_files_and_folders_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Cannot read"):
+        load_npz(tmp_path / name)

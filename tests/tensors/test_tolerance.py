@@ -1,0 +1,120 @@
+"""Tolerances: how they are read, and the automatic ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.tolerance import (
+    ErrorStat,
+    Precision,
+    Tolerance,
+    ToleranceOptions,
+    automatic_tolerance,
+)
+
+NAMES = st.text(min_size=1)
+TOLERANCES = st.floats(0, allow_nan=False)
+
+
+@given(st.dictionaries(NAMES | st.just(""), TOLERANCES), st.dictionaries(NAMES, st.sampled_from(ErrorStat)), NAMES)
+def test_named_values_come_back_and_the_rest_get_the_default(
+    atol: dict[str, float], stat: dict[str, ErrorStat], other: str
+) -> None:
+    options = ToleranceOptions.parse(
+        atol=[f"{name}:{value}" if name else str(value) for name, value in atol.items()],
+        stat=[f"{name}:{value.value}" for name, value in stat.items()],
+    )
+    assert options.atol == atol
+    assert options.stat == stat
+    for name in {*atol, *stat, other} - {""}:
+        assert options.for_output(name) == (
+            Tolerance(atol.get(name, atol.get("")), None),
+            stat.get(name, ErrorStat.ELEMWISE),
+        )
+
+
+def test_the_last_colon_divides() -> None:
+    options = ToleranceOptions.parse(rtol=["a:0:1e-2", "/b/c:1e-4"], stat=["mean", "a:0:max"])
+    assert options.for_output("a:0") == (Tolerance(None, 1e-2), ErrorStat.MAX)
+    assert options.for_output("/b/c") == (Tolerance(None, 1e-4), ErrorStat.MEAN)
+
+
+@pytest.mark.parametrize("text", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"])
+def test_junk_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--atol {text}: .* is not a number from 0 up"):
+        ToleranceOptions.parse(atol=[text])
+
+
+@pytest.mark.parametrize("values", [["1", "2"], ["x:1", "x:1"], ["1", ":2"]])
+def test_twice_is_refused(values: list[str]) -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        ToleranceOptions.parse(rtol=values)
+
+
+def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="'worst' is not one of elemwise, max, mean, median"):
+        ToleranceOptions.parse(stat=["out:worst"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ToleranceOptions(atol={"": 1, "y": 1}),
+        ToleranceOptions(rtol={"y": 1}),
+        ToleranceOptions(stat={"y": ErrorStat.MAX}),
+    ],
+)
+def test_unknown_outputs_are_named_with_the_known_ones(options: ToleranceOptions) -> None:
+    options.check_names(["y", "z"])
+    with pytest.raises(UsageError, match=r"'y', which is not compared; the outputs are 'x', 'z'"):
+        options.check_names(["x", "z"])
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from(Precision))
+def test_given_tolerances_are_kept(atol: float, rtol: float, precision: Precision) -> None:
+    reference = np.ones(3)
+    automatic = automatic_tolerance(reference, precision)
+    for tolerance in (Tolerance(atol, rtol), Tolerance(atol), Tolerance(None, rtol), Tolerance()):
+        resolved = tolerance.resolve(reference, precision)
+        assert resolved.atol == (automatic.atol if tolerance.atol is None else atol)
+        assert resolved.rtol == (automatic.rtol if tolerance.rtol is None else rtol)
+
+
+REFERENCES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e4, 1e4, width=32))
+
+
+@given(REFERENCES, st.integers(-6, 20))
+def test_half_precision_scales_with_the_tensor(reference: NDArray[np.float32], exponent: int) -> None:
+    once = automatic_tolerance(reference, Precision.FP16)
+    scaled = automatic_tolerance(reference * np.float32(2.0**exponent), Precision.FP16)
+    assert once.rtol == scaled.rtol == 1e-2
+    floor = 2.0**-24
+    assert once.atol >= floor
+    if min(once.atol, scaled.atol) > floor:
+        assert scaled.atol == pytest.approx(once.atol * 2.0**exponent, rel=1e-5)
+        assert once.atol == pytest.approx(1e-2 * math.sqrt(np.mean(np.square(reference, dtype=np.float64))), rel=1e-6)
+
+
+def test_non_finite_values_do_not_count() -> None:
+    reference = np.array([3, np.inf, -np.inf, np.nan, 4], np.float32)
+    assert automatic_tolerance(reference, Precision.FP16) == automatic_tolerance(reference[[0, 4]], Precision.FP16)
+    hopeless = automatic_tolerance(reference[1:4], Precision.FP16)
+    assert hopeless.atol == automatic_tolerance(np.zeros((0,)), Precision.FP16).atol == 2.0**-24
+
+
+def test_only_floating_point_in_low_precision_is_forgiven_more() -> None:
+    strict = automatic_tolerance(np.full(4, 1000.0), Precision.FP32)
+    assert (strict.atol, strict.rtol) == (1e-5, 1e-5)
+    for dtype in (np.int64, np.uint8, np.bool_):
+        assert automatic_tolerance(np.ones(4, dtype), Precision.FP16) == strict
+    half, brain = (automatic_tolerance(np.ones(4), precision) for precision in (Precision.FP16, Precision.BF16))
+    assert strict.rtol < half.rtol < brain.rtol
+    assert automatic_tolerance(np.ones(4, np.float16), Precision("fp16")) == half
