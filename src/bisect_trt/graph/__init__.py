@@ -1,0 +1,1 @@
+"""ONNX through graphsurgeon."""

@@ -1,0 +1,191 @@
+"""Weights that lie outside the model file.
+
+A search derives a hundred models from one. Where the weights are large they are stored once, in a file that every
+candidate names, instead of inside each candidate. ONNX and ONNX Runtime both insist that this file lies in the model's
+own folder and is no link, so such candidates share one folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx.external_data_helper import uses_external_data
+
+from bisect_trt.errors import UnavailableError, UsageError
+
+EMBED_LIMIT_BYTES = 64 << 20
+"""Weights up to this much in all stay inside each candidate; past it they are shared."""
+SHARED_TENSOR_BYTES = 1024
+"""A tensor smaller than this is never moved out: it may be a shape that parsers want to see."""
+WEIGHTS_FILE = "bisect_trt_weights.bin"
+_ALIGNMENT = 4096
+_FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
+"""The fields of a tensor that hold numbers one by one, with the type of these."""
+_ELEMENT_BYTES: dict[int, int] = {
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16), 2),
+    **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 4),
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64, TensorProto.COMPLEX64), 8),
+    TensorProto.COMPLEX128: 16,
+}
+"""All others of fixed size take a byte, or share one."""
+
+
+def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Every weight of a graph: initializers and the tensors in attributes, those of nested graphs too."""
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from graph_tensors(attribute.g)
+            for nested in attribute.graphs:
+                yield from graph_tensors(nested)
+
+
+def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every weight of a model, those in its functions too."""
+    yield from graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+
+
+def external_files(model: onnx.ModelProto) -> dict[str, int]:
+    """The files a model keeps weights in, each with the length in bytes that it needs to have.
+
+    Raises:
+        UnavailableError: A weight does not say which file, or not as numbers where in it.
+    """
+    files: dict[str, int] = {}
+    for tensor in model_tensors(model):
+        if uses_external_data(tensor):
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            try:
+                location = entries["location"]
+                place = [int(entries.get(key) or 0) for key in ("offset", "length")]
+            except (KeyError, ValueError) as error:
+                raise _misplaced(tensor) from error
+            if min(place) < 0:
+                raise _misplaced(tensor)
+            files[location] = max(files.get(location, 0), sum(place))
+    return files
+
+
+def _misplaced(tensor: TensorProto) -> UnavailableError:
+    return UnavailableError(
+        f"the weight '{tensor.name}' lies outside the model, which does not say where; export the model again."
+    )
+
+
+def has_external_data(model: onnx.ModelProto) -> bool:
+    """Whether any weight lies outside the model file."""
+    return any(uses_external_data(tensor) for tensor in model_tensors(model))
+
+
+def share_weights(model: onnx.ModelProto, source: Path, folder: Path) -> None:
+    """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
+
+    Models whose weights are small and inside are left as they are.
+
+    Args:
+        model: Changed in place.
+        source: Where it was read from; its external files lie beside it.
+        folder: Where candidates will lie.
+
+    Raises:
+        UsageError: The weights cannot be copied.
+    """
+    try:
+        taken = external_files(model)
+        for location in taken:
+            place = folder / location
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy_file(source.parent / location, place)
+        embedded = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
+        if sum(map(inner_bytes, embedded)) > EMBED_LIMIT_BYTES:
+            name = WEIGHTS_FILE
+            while name in taken:
+                name = f"_{name}"
+            _move_out(embedded, folder / name)
+    except OSError as error:
+        raise UsageError(
+            f"the weights of {source} cannot be copied to {folder}: {error.strerror}; make room, or run elsewhere."
+        ) from error
+
+
+def _move_out(tensors: Iterable[TensorProto], path: Path) -> None:
+    with path.open("wb") as file:
+        for tensor in tensors:
+            make_raw(tensor)
+            file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+            refer_to(tensor, path.name, file.tell(), len(tensor.raw_data))
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+
+
+def inner_bytes(tensor: TensorProto) -> int:
+    """How many bytes of numbers a tensor holds inside the model; 0 for strings, which can lie nowhere else."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    width = _ELEMENT_BYTES.get(tensor.data_type, 1)
+    for field, kind in _FIELDS.items():
+        if count := len(getattr(tensor, field)):
+            return int(count * min(width, np.dtype(kind).itemsize))
+    return 0
+
+
+def make_raw(tensor: TensorProto) -> None:
+    """Turn numbers that are stored one by one into bytes, which alone can lie outside; they mean the same.
+
+    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
+    """
+    if tensor.HasField("raw_data"):
+        return
+    width = _ELEMENT_BYTES.get(tensor.data_type, 1)
+    for field, kind in _FIELDS.items():
+        if numbers := getattr(tensor, field):
+            values = np.array(numbers, dtype=kind)
+            if kind[0] in "iu" and width < values.itemsize:
+                values = values.astype(f"u{width}")
+            tensor.raw_data = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            tensor.ClearField(field)
+
+
+def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a tensor's data live in ``location`` at ``offset``; ``length`` is in bytes."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, sharing its blocks where the file system can (a hard link would be refused by ONNX's loader)."""
+    if target.exists() and target.stat().st_size == source.stat().st_size:
+        return
+    size = source.stat().st_size
+    if not hasattr(os, "copy_file_range"):
+        shutil.copyfile(source, target)
+        return
+    with source.open("rb") as reader, target.open("wb") as writer:
+        try:
+            while size > 0:
+                copied = os.copy_file_range(reader.fileno(), writer.fileno(), size)
+                if copied == 0:
+                    break
+                size -= copied
+        except OSError:  # not every file system can; start over by reading and writing
+            reader.seek(0)
+            writer.seek(0)
+            shutil.copyfileobj(reader, writer, 16 << 20)

@@ -1,0 +1,88 @@
+"""The part of a model between two sets of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.cut import assemble
+from bisect_trt.graph.network import Network
+from bisect_trt.tensors.info import TensorInfo
+
+
+def extract(
+    network: Network, inputs: Sequence[str], outputs: Sequence[str], infos: Mapping[str, TensorInfo]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The model that computes some tensors from others.
+
+    Args:
+        network: The original.
+        inputs: Where to stop walking back. Graph inputs and weights end it too.
+        outputs: What to compute, in this order; without any, those of the graph's outputs that nodes compute.
+        infos: Types and shapes of the tensors, where known.
+
+    Returns:
+        The model, and its inputs: the given ones in their order, then the graph inputs that are needed besides.
+
+    Raises:
+        UsageError: A name is no tensor of the model, an output is an input as well, an input is not needed, or the node
+            that makes it has to stay.
+    """
+    inputs = tuple(dict.fromkeys(inputs))
+    outputs = tuple(dict.fromkeys(outputs)) or _computed_outputs(network, inputs)
+    _check_names(network, inputs, outputs)
+    chosen, reached = _walk_back(network, set(inputs), outputs)
+    _check_inputs(network, inputs, chosen, reached)
+    ends = [*inputs, *(name for name in network.inputs if name in reached and name not in inputs)]
+    nodes = sorted(chosen, key=network.rank.__getitem__)
+    read = dict.fromkeys(name for index in nodes for name in network.reads[index])
+    weights = dict.fromkeys(name for name in read if name in reached and name not in ends)
+    return assemble(network, nodes, ends, outputs, weights, infos), ends
+
+
+def _computed_outputs(network: Network, inputs: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in network.outputs if name in network.producer and name not in inputs)
+
+
+def _check_names(network: Network, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    known = network.producer.keys() | set(network.inputs)
+    known |= network.initializers.keys() | network.sparse_initializers.keys()
+    for option, names in (("--inputs", inputs), ("--outputs", outputs)):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{option}: the model has no tensor '{name}'; `bisect-trt layerwise` lists them all.")
+    for name in outputs:
+        if name in inputs or name not in network.producer:
+            raise UsageError(f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract.")
+    if not outputs:
+        raise UsageError("--outputs: no node computes an output of the model; name a tensor that one computes.")
+
+
+def _check_inputs(network: Network, inputs: Sequence[str], chosen: set[int], reached: set[str]) -> None:
+    for name in inputs:
+        maker = network.producer.get(name)
+        if maker in chosen:
+            raise UsageError(
+                f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for what else it makes; "
+                "name that too."
+            )
+        if name not in reached:
+            raise UsageError(f"--inputs: no output depends on '{name}'; leave it out.")
+
+
+def _walk_back(network: Network, stop: set[str], outputs: Sequence[str]) -> tuple[set[int], set[str]]:
+    """The nodes that the outputs need, and the tensors that the walk ended at."""
+    reached: set[str] = set()
+    chosen: set[int] = set()
+    pending = list(outputs)
+    while pending:
+        name = pending.pop()
+        maker = network.producer.get(name)
+        if name in stop or maker is None:
+            reached.add(name)
+        elif maker not in chosen:
+            chosen.add(maker)
+            pending += network.reads[maker]
+    return chosen, reached

@@ -1,0 +1,86 @@
+"""Read an ONNX file, or say in one sentence why it cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.externals import external_files
+
+_IR_WITH_OPSETS = 3
+"""Before IR version 3 models did not say which operator set they mean."""
+_REASON_LENGTH = 200
+
+
+def load_model(path: Path) -> onnx.ModelProto:
+    """Read a model without pulling its external weights into memory.
+
+    Args:
+        path: The ``.onnx`` file.
+
+    Returns:
+        The model; initializers stored outside stay references to their files.
+
+    Raises:
+        UnavailableError: The file is missing, empty, not an ONNX model, cut short, or names weights that are not there.
+    """
+    if not path.exists():
+        raise UnavailableError(f"{path}: no such file; give the path of an ONNX model.")
+    if path.is_dir():
+        raise UnavailableError(f"{path} is a folder; give the path of an ONNX model file.")
+    try:
+        if path.stat().st_size == 0:
+            raise UnavailableError(f"{path} is empty; export the model again.")
+        model = onnx.load(str(path), load_external_data=False)
+    except UnavailableError:
+        raise
+    except OSError as error:
+        raise UnavailableError(
+            f"{path} cannot be read: {error.strerror}; check the path and its permissions."
+        ) from error
+    except Exception as error:  # each of ONNX's formats (by the file's suffix: binary, JSON, text) raises its own
+        reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
+        raise UnavailableError(
+            f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or was cut short; "
+            "export or copy it again."
+        ) from error
+    # A text file can by chance parse as an empty message, and a cut file as one without a graph.
+    if not model.HasField("graph") or not model.ir_version:
+        raise UnavailableError(
+            f"{path} holds no ONNX graph: it is another kind of file or was cut short; export or copy it again."
+        )
+    if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
+        raise UnavailableError(
+            f"{path} names no operator set, which stands at the end of a model: it was cut short; copy it again."
+        )
+    if not model.graph.node:
+        raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
+    check_external_files(model, path)
+    return model
+
+
+def check_external_files(model: onnx.ModelProto, path: Path) -> None:
+    """Make sure that the files with the model's weights are there and long enough.
+
+    Raises:
+        UnavailableError: One is missing or too short, or a weight does not say which it is in.
+        UsageError: One lies outside the model's folder, which ONNX forbids.
+    """
+    try:
+        files = external_files(model)
+    except UnavailableError as error:
+        raise UnavailableError(f"{path}: {error}") from error
+    for location, needed in files.items():
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise UsageError(
+                f"{path} keeps weights in {location}, outside its own folder, which ONNX forbids; move them beside the model."
+            )
+        file = path.parent / location
+        if not file.is_file():
+            raise UnavailableError(f"{path} keeps weights in {file}, which does not exist; copy it beside the model.")
+        if file.stat().st_size < needed:
+            raise UnavailableError(
+                f"{path} keeps weights in {file}, which has {file.stat().st_size} bytes where {needed} are needed; copy it again."
+            )

@@ -1,0 +1,221 @@
+"""What both ways of lowering to fp16 share: element types, fresh names, Casts and rounded constants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from bisect_trt.errors import UsageError
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+CONSTANT_OPS = ("Constant", "ConstantOfShape")
+_FIRST_OPSET = 6  # Cast names its type by number, as below, since opset 6
+_FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer is listed as a graph input too
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """Yields the bodies of a control-flow node: those of ``If``, ``Loop``, ``Scan`` and their like."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def mentioned_names(graph: GraphProto) -> set[str]:
+    """Returns every tensor name in a graph and in the bodies within it."""
+    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        names.update(node.input, node.output)
+        for body in subgraphs(node):
+            names |= mentioned_names(body)
+    return names - {""}
+
+
+def captured_names(node: NodeProto) -> set[str]:
+    """Returns the names that a node's bodies may capture from outside; their own are among them."""
+    return {name for body in subgraphs(node) for name in mentioned_names(body)}
+
+
+def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Finds the element type of the main graph's tensors.
+
+    Types need no values, so shape inference sees the weights as inputs: it is then never given more than 2 GB.
+
+    Args:
+        model: The model; external data is not read.
+        known: Types that ONNX cannot infer, such as those behind a custom operator.
+
+    Returns:
+        ``TensorProto.DataType`` by tensor name. Sequences, optionals and what nobody knows are not in it.
+    """
+    graph = model.graph
+    skeleton = ModelProto(ir_version=max(model.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS))
+    skeleton.opset_import.extend(model.opset_import)
+    skeleton.functions.extend(model.functions)
+    bare = skeleton.graph
+    bare.name = graph.name
+    bare.node.extend(graph.node)
+    bare.output.extend(graph.output)
+    bare.value_info.extend(graph.value_info)
+    bare.input.extend(graph.input)
+    listed = {value.name for value in graph.input}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    weights.update({sparse.values.name: sparse.values for sparse in graph.sparse_initializer})
+    for name, tensor in weights.items():
+        if name not in listed:
+            bare.input.append(helper.make_tensor_value_info(name, tensor.data_type, None))
+    with contextlib.suppress(Exception):  # a model ONNX cannot infer (an opset newer than it, say) keeps what it states
+        bare = onnx.shape_inference.infer_shapes(skeleton).graph
+    dtypes = dict(known or {})
+    for value in (*bare.value_info, *bare.output, *bare.input):
+        if value.type.WhichOneof("value") == "tensor_type" and value.type.tensor_type.elem_type:
+            dtypes[value.name] = value.type.tensor_type.elem_type
+    return dtypes
+
+
+class Rewriter:
+    """A model while its nodes are written anew, one after the other, in topological order.
+
+    Attributes:
+        model: The copy that is being written. Its graph's nodes are those appended so far.
+        source_nodes: The original's nodes.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        opsets = {entry.domain: entry.version for entry in model.opset_import}
+        opset = opsets.get("", opsets.get("ai.onnx"))
+        if opset is not None and opset < _FIRST_OPSET:
+            raise UsageError(
+                f"The model has opset {opset}; fp16 lowering needs {_FIRST_OPSET} or later: convert it with "
+                "onnx.version_converter first."
+            )
+        self.source_nodes: list[NodeProto] = list(model.graph.node)
+        self.model = ModelProto()
+        self.model.CopyFrom(model)
+        if opset is None:  # custom operators only; the Casts need a version of their own
+            self.model.opset_import.append(helper.make_opsetid("", 9))
+        del self.model.graph.node[:]
+        self._names = mentioned_names(model.graph)
+        listed = {value.name for value in model.graph.input}
+        self._weights = {
+            tensor.name: tensor
+            for tensor in model.graph.initializer
+            # A weight that is an input too can be overridden; one in another file is better not read.
+            if tensor.name not in listed
+            and tensor.data_location != TensorProto.EXTERNAL
+            and model.ir_version >= _FIRST_IR_WITH_FREE_INITIALIZERS
+        }
+        self._constants = {
+            node.output[0]: node
+            for node in self.source_nodes
+            if node.op_type in CONSTANT_OPS and node.domain in DEFAULT_DOMAINS and _constant_value(node) is not None
+        }
+        self._replaced: set[str] = set()
+
+    def fresh(self, stem: str) -> str:
+        """Returns a tensor name that nothing has yet."""
+        name, number = stem, 1
+        while name in self._names:
+            number += 1
+            name = f"{stem}_{number}"
+        self._names.add(name)
+        return name
+
+    def append(self, node: NodeProto) -> None:
+        """Writes a node."""
+        self.model.graph.node.append(node)
+
+    def cast(self, source: str, target: str, to: int) -> None:
+        """Writes a Cast of one tensor into another; without a name, since a node of the model may be named like a tensor."""
+        self.append(helper.make_node("Cast", [source], [target], to=to))
+
+    def round_trip(self, source: str, target: str) -> None:
+        """Writes a Cast to fp16 and one back."""
+        half = self.fresh(f"{target}_fp16")
+        self.cast(source, half, TensorProto.FLOAT16)
+        self.cast(half, target, TensorProto.FLOAT)
+
+    def copy(self, name: str, *, back: bool) -> str:
+        """Writes the fp16 value of an fp32 tensor that no lowered node produces.
+
+        Weights and constants are rounded here and now where they can be; other tensors pass Casts.
+
+        Args:
+            name: The fp32 tensor. It keeps its value.
+            back: Whether the result is to be fp32 again (with fp16 values) or fp16.
+
+        Returns:
+            The new tensor's name.
+        """
+        target = self.fresh(f"{name}_rounded" if back else f"{name}_fp16")
+        if name in self._weights:
+            self.model.graph.initializer.append(_halved(self._weights[name], target, back=back))
+        elif name in self._constants:
+            node = self._constants[name]
+            value = _constant_value(node)
+            assert value is not None  # __init__ left those out
+            self.append(
+                helper.make_node(node.op_type, node.input, [target], value=_halved(value, value.name, back=back))
+            )
+        elif back:
+            self.round_trip(name, target)
+            return target
+        else:
+            self.cast(name, target, TensorProto.FLOAT16)
+            return target
+        self._replaced.add(name)
+        return target
+
+    def finish(self) -> ModelProto:
+        """Drops the weights and constants that only their copies' readers read, and returns the model."""
+        graph = self.model.graph
+        used = {value.name for value in graph.output}
+        for node in graph.node:
+            used.update(node.input)
+            used |= captured_names(node)
+        unused = self._replaced - used
+        _retain(graph.initializer, [item for item in graph.initializer if item.name not in unused])
+        _retain(graph.node, [node for node in graph.node if not unused.intersection(node.output)])
+        names = mentioned_names(graph)
+        _retain(graph.value_info, [value for value in graph.value_info if value.name in names])
+        return self.model
+
+
+def round_to_half(values: np.ndarray) -> np.ndarray:
+    """Rounds to fp16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity without a word."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def _halved(tensor: TensorProto, name: str, *, back: bool) -> TensorProto:
+    half = round_to_half(numpy_helper.to_array(tensor))
+    return numpy_helper.from_array(half.astype(np.float32) if back else half, name)
+
+
+def _constant_value(node: NodeProto) -> TensorProto | None:
+    """Returns the float32 value of a Constant, or the fill of a ConstantOfShape; None for any other type."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    value: TensorProto | None = None
+    if "value" in attributes:
+        value = attributes["value"].t
+    elif node.op_type == "ConstantOfShape":
+        value = numpy_helper.from_array(np.zeros(1, np.float32))
+    elif "value_float" in attributes:
+        value = numpy_helper.from_array(np.array(attributes["value_float"].f, np.float32))
+    elif "value_floats" in attributes:
+        value = numpy_helper.from_array(np.array(attributes["value_floats"].floats, np.float32))
+    return value if value is not None and value.data_type == TensorProto.FLOAT else None
+
+
+def _retain(field: object, items: Collection[object]) -> None:
+    """Keeps only ``items`` in a repeated protobuf field."""
+    if len(items) != len(field):  # type: ignore[arg-type]
+        kept = list(items)
+        del field[:]  # type: ignore[attr-defined]
+        field.extend(kept)  # type: ignore[attr-defined]

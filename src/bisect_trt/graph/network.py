@@ -1,0 +1,212 @@
+"""A model as the search sees it: nodes by number, who makes and who reads each tensor. Read once, never changed.
+
+Nodes are kept as the protobuf messages of the original and copied whole into candidates. graphsurgeon would rebuild each
+from Python values, and cannot rebuild all: it raises on an empty list attribute and on a string attribute that is not
+text (TensorRT plugins serialise their state into one), and drops doc strings. A tool that looks for what breaks in a
+model must not change it on the way; the tests hold the cuts against graphsurgeon's where it can make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import onnx
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.order import depth_first_order
+
+# They depend on no input but give something new each time, so they are no constants.
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+_INFER_LIMIT_BYTES = 1 << 30
+"""Shape inference makes a copy, and no message can be of more than twice this."""
+
+
+class Network:
+    """The graph of a model.
+
+    Attributes:
+        proto: The model; treat it as read-only.
+        nodes: Its nodes, by number, in the file's order.
+        order: Node numbers in topological order: depth first from the outputs, so that a branch stays together.
+        rank: The place of each node in ``order``.
+        reads: For each node the tensors it consumes, captured ones of nested graphs included; no empty names, no repeats.
+        producer: The node that makes a tensor, by the tensor's name.
+        consumers: The nodes that read a tensor, by the tensor's name.
+        inputs: Names of the graph's inputs that are not initializers.
+        outputs: Names of the graph's outputs, in order.
+        initializers: Weights by name.
+        constant: For each node whether it depends on no graph input (so it only makes a weight).
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """Read the structure.
+
+        Raises:
+            UnavailableError: The graph has a cycle, a tensor made twice, or one that nothing makes.
+        """
+        graph = proto.graph
+        self.proto = proto
+        self.nodes: list[onnx.NodeProto] = list(graph.node)
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.sparse_initializers = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
+        weights = self.initializers.keys() | self.sparse_initializers.keys()
+        self.inputs = [value.name for value in graph.input if value.name not in weights]
+        self.outputs = [value.name for value in graph.output]
+        self.reads = [tuple(dict.fromkeys(_reads(node))) for node in self.nodes]
+        self.producer: dict[str, int] = {}
+        self._find_producers(weights)
+        self.consumers: dict[str, list[int]] = {}
+        for index, names in enumerate(self.reads):
+            for name in names:
+                self.consumers.setdefault(name, []).append(index)
+        self._check_dangling(weights)
+        self.order = depth_first_order([self.parents(index) for index in range(len(self.nodes))])
+        if len(self.order) < len(self.nodes):
+            raise UnavailableError(
+                f"the graph has a cycle through {self.describe(self._on_cycle())}, so the model is not valid ONNX."
+            )
+        self.rank = [0] * len(self.nodes)
+        for place, index in enumerate(self.order):
+            self.rank[index] = place
+        self.constant = self._find_constants()
+
+    def _find_producers(self, weights: set[str]) -> None:
+        known = weights | set(self.inputs)
+        if len(self.inputs) > len(set(self.inputs)):
+            name = next(name for name in self.inputs if self.inputs.count(name) > 1)
+            raise UnavailableError(f"the graph has two inputs named '{name}', so the model is not valid ONNX.")
+        for index in range(len(self.nodes)):
+            for name in self.made(index):
+                if name in self.producer:
+                    raise UnavailableError(f"the tensor '{name}' is made by two nodes, so the model is not valid ONNX.")
+                if name in known:
+                    raise UnavailableError(
+                        f"{self.describe(index)} makes '{name}', which is an input or an initializer too, "
+                        "so the model is not valid ONNX."
+                    )
+                self.producer[name] = index
+
+    def _on_cycle(self) -> int:
+        """A node that depends on itself: walking back among the nodes that have no place in the order ends on one."""
+        left = set(range(len(self.nodes))).difference(self.order)
+        seen: set[int] = set()
+        node = min(left)
+        while node not in seen:
+            seen.add(node)
+            node = next(parent for parent in self.parents(node) if parent in left)
+        return node
+
+    def _check_dangling(self, weights: set[str]) -> None:
+        known = weights | set(self.inputs) | self.producer.keys()
+        for index, names in enumerate(self.reads):
+            for name in names:
+                if name not in known:
+                    raise UnavailableError(
+                        f"{self.describe(index)} reads '{name}', which no node, input or initializer makes, "
+                        "so the model is not valid ONNX."
+                    )
+        for name in self.outputs:
+            if name not in known:
+                raise UnavailableError(f"nothing makes the output '{name}', so the model is not valid ONNX.")
+
+    def _find_constants(self) -> list[bool]:
+        inputs = set(self.inputs)
+        functions = {(function.domain, function.name): function for function in self.proto.functions}
+        constant = [False] * len(self.nodes)
+        for index in self.order:
+            constant[index] = (
+                not any(name in inputs for name in self.reads[index])
+                and all(constant[parent] for parent in self.parents(index))
+                and not _is_random(self.nodes[index], functions)
+            )
+        if all(constant):
+            # A model without inputs: every node that computes is worth searching, only bare weights are not.
+            return (
+                [not self.reads[index] for index in range(len(self.nodes))]
+                if any(self.reads)
+                else [False] * len(constant)
+            )
+        return constant
+
+    def parents(self, index: int) -> list[int]:
+        """The nodes that make what a node reads."""
+        return [self.producer[name] for name in self.reads[index] if name in self.producer]
+
+    def made(self, index: int) -> list[str]:
+        """The tensors that a node makes."""
+        return [name for name in self.nodes[index].output if name]
+
+    @cached_property
+    def computed(self) -> list[str]:
+        """Every tensor made by a node that is not constant, in topological order."""
+        return [name for index in self.order if not self.constant[index] for name in self.made(index)]
+
+    @cached_property
+    def declared(self) -> dict[str, onnx.ValueInfoProto]:
+        """The types that the model itself declares, those of its weights too, by tensor name."""
+        graph = self.proto.graph
+        weights = [(tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer]
+        weights += [(t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer]
+        declared = {name: onnx.helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in weights}
+        values = (*graph.value_info, *graph.input, *graph.output)
+        return declared | {value.name: value for value in values if value.HasField("type")}
+
+    @cached_property
+    def inferred(self) -> dict[str, onnx.ValueInfoProto]:
+        """The types that ONNX's shape inference finds, together with the declared ones, of sequences too, by name."""
+        if self.proto.ByteSize() > _INFER_LIMIT_BYTES:
+            return {}
+        proto = self.proto
+        if any(parent > index for index in range(len(self.nodes)) for parent in self.parents(index)):
+            proto = onnx.ModelProto()
+            proto.CopyFrom(self.proto)
+            del proto.graph.node[:]  # inference wants them sorted
+            proto.graph.node.extend(self.nodes[index] for index in self.order)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(proto)
+        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+            return {}  # it gives up as a whole on what it does not understand
+        return {value.name: value for values in (inferred.graph.value_info, inferred.graph.output) for value in values}
+
+    def describe(self, index: int) -> str:
+        """A node in words, for messages: its operator, and its name or what it makes."""
+        node = self.nodes[index]
+        return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
+
+
+def _is_random(node: onnx.NodeProto, functions: dict[tuple[str, str], onnx.FunctionProto]) -> bool:
+    """Whether a node, or one in a body or function of it, draws random numbers."""
+    if node.op_type in RANDOM_OPERATORS:
+        return True
+    # A function is looked into once: without it below, one that calls itself (not valid ONNX) ends too.
+    rest = dict(functions)
+    function = rest.pop((node.domain, node.op_type), None)
+    inner = [function.node] if function is not None else [body.node for body in _bodies(node)]
+    return any(_is_random(each, rest) for nodes in inner for each in nodes)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from (name for name in node.input if name)
+    for body in _bodies(node):
+        yield from _captured(body)
+
+
+def _captured(graph: onnx.GraphProto) -> Iterator[str]:
+    """Tensors that a nested graph (the body of an If, Loop or Scan) takes from outside."""
+    local = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    local |= {tensor.values.name for tensor in graph.sparse_initializer}
+    local |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        yield from (name for name in _reads(node) if name not in local)
+    yield from (value.name for value in graph.output if value.name not in local)

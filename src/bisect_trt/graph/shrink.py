@@ -1,0 +1,159 @@
+"""Make a small model smaller still: fewer outputs, constants for inputs, shorter axes, plain weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.shapes import forget_shapes
+from bisect_trt.graph.values import element_type
+
+Arrays = Mapping[str, NDArray[Any]]
+_PLAIN_BYTES = 64
+"""A weight up to this size may be a shape, an axis or an epsilon: its value is left alone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A model and what to feed it.
+
+    Attributes:
+        proto: The model; treat it as read-only.
+        inputs: Values of its inputs, by name, in the graph's order.
+    """
+
+    proto: onnx.ModelProto
+    inputs: Arrays
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of its outputs."""
+        return [value.name for value in self.proto.graph.output]
+
+
+def _copy(piece: Piece) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(piece.proto)
+    return proto
+
+
+def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
+    """The same with only some of its outputs, and without the nodes and weights that only others needed."""
+    proto = _copy(piece)
+    kept = [value for value in proto.graph.output if value.name in names]
+    del proto.graph.output[:]
+    proto.graph.output.extend(kept)
+    network = Network(proto)
+    needed: set[str] = set(names)
+    nodes = []
+    for index in reversed(network.order):
+        if needed.intersection(network.made(index)):
+            nodes.append(index)
+            needed.update(network.reads[index])
+    protos = [network.nodes[index] for index in reversed(nodes)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(protos)
+    for field in (proto.graph.input, proto.graph.initializer):
+        used = [entry for entry in field if entry.name in needed]
+        del field[:]
+        field.extend(used)
+    return Piece(proto, {name: value for name, value in piece.inputs.items() if name in needed})
+
+
+def store_inputs(piece: Piece, names: Collection[str]) -> Piece:
+    """The same with some of its inputs stored as initializers."""
+    proto = _copy(piece)
+    rest = [value for value in proto.graph.input if value.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(rest)
+    for name in names:
+        tensor = numpy_helper.from_array(np.ascontiguousarray(piece.inputs[name]), name)
+        proto.graph.initializer.append(tensor)
+        if proto.ir_version < 4:
+            proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+    return Piece(proto, {name: value for name, value in piece.inputs.items() if name not in names})
+
+
+def axis_sizes(piece: Piece) -> list[int]:
+    """The different sizes over 1 of the axes of inputs and weights, the ones with most elements behind them first."""
+    volume: Counter[int] = Counter()
+    shapes = [value.shape for value in piece.inputs.values()]
+    shapes += [tuple(t.dims) for t in piece.proto.graph.initializer if t.data_type in _FLOATS]
+    for shape in shapes:
+        for size in set(shape):
+            volume[size] += int(np.prod(shape, dtype=np.int64))
+    return [size for size, _ in volume.most_common() if size > 1]
+
+
+def cut_axes(piece: Piece, size: int, start: int, stop: int) -> Piece:
+    """The same with every axis of one size, of inputs and of floating-point weights, cut to ``[start, stop)``.
+
+    Axes of one size usually belong together (a channel axis and the weights along it). Where they do not, the result is
+    no consistent model, which the reference run finds out.
+    """
+    proto = _copy(piece)
+    inputs = {name: _cut(value, size, start, stop) for name, value in piece.inputs.items()}
+    for tensor in proto.graph.initializer:
+        if tensor.data_type in _FLOATS and size in tensor.dims:
+            tensor.CopyFrom(
+                numpy_helper.from_array(_cut(numpy_helper.to_array(tensor), size, start, stop), tensor.name)
+            )
+    shapes = {name: value.shape for name, value in inputs.items()}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+    forget_shapes(proto.graph)
+    return Piece(proto, inputs)
+
+
+def _cut(value: NDArray[Any], size: int, start: int, stop: int) -> NDArray[Any]:
+    window = tuple(slice(start, stop) if axis == size else slice(None) for axis in value.shape)
+    return np.ascontiguousarray(value[window]).reshape([stop - start if axis == size else axis for axis in value.shape])
+
+
+def plain_weights(piece: Piece) -> list[str]:
+    """The weights whose values may not matter: floating-point ones that are not tiny nor already all zero."""
+    return [
+        tensor.name
+        for tensor in piece.proto.graph.initializer
+        if tensor.data_type in _FLOATS
+        and np.prod(tensor.dims, dtype=np.int64) * 4 > _PLAIN_BYTES
+        and numpy_helper.to_array(tensor).any()
+    ]
+
+
+def zero_weights(piece: Piece, names: Collection[str]) -> Piece:
+    """The same with some weights all zero."""
+    proto = _copy(piece)
+    for tensor in proto.graph.initializer:
+        if tensor.name in names:
+            zeros = np.zeros_like(numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
+    return Piece(proto, piece.inputs)
+
+
+def with_output_shapes(piece: Piece, golden: Arrays) -> onnx.ModelProto:
+    """The model with its outputs declared as they came out of a run."""
+    proto = _copy(piece)
+    for value in proto.graph.output:
+        if value.name in golden:
+            array = golden[value.name]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, element_type(array.dtype), array.shape))
+    return proto
+
+
+def input_order(piece: Piece) -> Sequence[str]:
+    """Names of its inputs, in the graph's order."""
+    return [value.name for value in piece.proto.graph.input if value.name in piece.inputs]
+
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
