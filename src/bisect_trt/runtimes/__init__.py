@@ -1,0 +1,1 @@
+"""What runs a model: ONNX Runtime, TensorRT."""

@@ -1,0 +1,132 @@
+"""What runs a model, behind one small protocol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+from bisect_trt.tensors.info import TensorInfo
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """Which runtime, and how it is set up.
+
+    Attributes:
+        runtime: Its name.
+        fp16: Whether the model is lowered to half precision.
+        providers: ONNX Runtime's execution providers, by long or short name (``cuda``); its CPU provider where empty.
+        optimize: Whether the runtime may optimise the graph.
+    """
+
+    runtime: Literal["onnxrt"] = "onnxrt"
+    fp16: bool = False
+    providers: tuple[str, ...] = ()
+    optimize: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "providers": list(self.providers)}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
+        """What :meth:`to_json` wrote."""
+        return cls(**{**plain, "providers": tuple(plain["providers"])})
+
+    def describe(self) -> str:
+        """In words."""
+        where = ", ".join(self.providers) or "CPU"
+        how = "all graph optimisations" if self.optimize else "graph optimisations off"
+        return f"ONNX Runtime ({where}, {how}{', fp16' if self.fp16 else ''})"
+
+
+class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours
+    """The runtime does not run the model.
+
+    Attributes:
+        message: Why, in the runtime's words, on one line.
+        signature: The same with numbers, addresses and paths masked, so that the same failure of another model is equal.
+    """
+
+    def __init__(self, message: str) -> None:
+        """``message`` as the runtime gave it."""
+        super().__init__(message)
+        self.message = clean_message(message)
+        self.signature = mask_message(self.message)
+
+
+class BuildError(RuntimeFailure):
+    """It refuses the model."""
+
+
+class RunError(RuntimeFailure):
+    """It takes the model and fails while running it."""
+
+
+class Session(Protocol):
+    """A model, ready to run."""
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """What it has to be fed."""
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+        """All its outputs that are tensors, by name.
+
+        Raises:
+            RunError: It fails.
+        """
+
+
+class Runtime(Protocol):
+    """Something that runs models."""
+
+    def load(self, model: Path) -> Session:
+        """Prepare a model.
+
+        Raises:
+            BuildError: It refuses the model.
+        """
+
+
+def make_runtime(settings: TargetSettings) -> Runtime:
+    """The runtime that is asked for; its package is imported only then.
+
+    Raises:
+        UnavailableError: It is not there, or has no such provider.
+    """
+    from bisect_trt.runtimes.onnxrt import OnnxRuntime  # noqa: PLC0415 - see above
+
+    return OnnxRuntime(settings)
+
+
+_ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# A file and line of its source, mostly followed by the C++ signature of the function there.
+_SOURCE_PLACE = re.compile(
+    r"\S+\.(?:h|cc|cpp|cu|cuh):\d+ "
+    r"(?:[^()\n]{0,200}?::[^()\s]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? )?"
+)
+_RUNNING = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:('[^']*') Status Message: ")
+# After it come all the kernels that do not fit.
+_CANDIDATES = re.compile(r"\.? Encountered following errors: .*", re.DOTALL)
+_PATH_OR_ADDRESS = re.compile(r"0x[0-9a-fA-F]+|(?<![\w>)])[\w.+-]*/[^\s\"',:;()]+")
+_NUMBERS = re.compile(r"\d+(?:\s*[,x]\s*-?\d+)*")
+
+
+def clean_message(message: str) -> str:
+    """A runtime's message on one line, without what says nothing to a user: codes, and places in its source."""
+    text = _CANDIDATES.sub("", _ORT_PREFIX.sub("", message.strip()))
+    text = _SOURCE_PLACE.sub("", _RUNNING.sub(r"\1 node \2: ", text))
+    return re.sub(r"\s+", " ", text).strip().rstrip(".")
+
+
+def mask_message(message: str) -> str:
+    """A message with addresses, paths and numbers masked; a list of numbers, such as a shape, counts as one."""
+    return _NUMBERS.sub("#", _PATH_OR_ADDRESS.sub("#", message))
