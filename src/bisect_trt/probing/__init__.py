@@ -1,0 +1,1 @@
+"""Candidates, checks, verdicts, the journal."""

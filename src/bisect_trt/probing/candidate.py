@@ -1,0 +1,67 @@
+"""A model to probe."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.search.oracle import Subset
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is remembered of a candidate when its model is gone.
+
+    Attributes:
+        key: Names it by its content: the same for the same model.
+        title: What it is, in a few words.
+        units: The units it is made of.
+    """
+
+    key: str
+    title: str
+    units: Subset
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model derived from the original, and what goes in and should come out.
+
+    Attributes:
+        proto: The model.
+        inputs: The tensors to feed; the reference's activations are their values.
+        outputs: The tensors to compare with the reference's.
+        title: What it is, in a few words.
+        units: The units it is made of, for a search over units.
+        values: Of its inputs and outputs, where they are not the reference's activations of the original.
+    """
+
+    proto: onnx.ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    title: str
+    units: Subset = frozenset()
+    values: Mapping[str, NDArray[Any]] | None = None
+
+    def content(self) -> bytes:
+        """The model as a file's bytes."""
+        return bytes(self.proto.SerializeToString(deterministic=True))
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What it is, without the model."""
+        digest = hashlib.sha256(self.content())
+        for name, value in (self.values or {}).items():
+            digest.update(name.encode() + value.tobytes())
+        return Identity(digest.hexdigest(), self.title, self.units)
+
+    @property
+    def key(self) -> str:
+        """Names the candidate by its content."""
+        return self.identity.key

@@ -1,0 +1,189 @@
+"""What a run knows: outcomes by candidate, and the decisions that the search took of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from threading import TIMEOUT_MAX
+from typing import Protocol
+
+from bisect_trt.errors import BisectError, ExitStatus
+from bisect_trt.probing.candidate import Identity
+from bisect_trt.probing.journal import Journal, Record
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.search.verdict import Verdict
+
+
+class Listener(Protocol):
+    """Who is told what happens, as it happens."""
+
+    def probed(self, record: Record) -> None:
+        """A probe has ended and been taken in."""
+
+
+class BudgetSpent(BisectError):  # noqa: N818 - an ending, not an error
+    """No more probes may be made."""
+
+    status = ExitStatus.UNPROVEN
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may do.
+
+    Attributes:
+        probes: How many candidates may be probed.
+        seconds: How long it may take.
+    """
+
+    probes: int | None = None
+    seconds: float | None = None
+
+
+class Ledger:
+    """Remembers outcomes and records decisions.
+
+    Attributes:
+        records: Every probe taken in, in the order asked.
+        passed: The candidates that passed.
+        best: The smallest candidate that was seen to fail.
+        cached: How many questions were answered from memory.
+        original: The signature of the original model's failure, once it has been probed.
+        replayed: How many outcomes came from an earlier session of the run.
+    """
+
+    def __init__(self, journal: Journal, listener: Listener, budget: Budget) -> None:
+        """``journal`` may hold what an earlier session learned."""
+        self.records: list[Record] = []
+        self.passed: list[Identity] = []
+        self.best: Identity | None = None
+        self.cached = 0
+        self.original: str | None = None
+        self.replayed = 0
+        self._journal = journal
+        self._listener = listener
+        self._budget = budget
+        self._deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
+        self._earlier: dict[str, Outcome] = dict(journal.outcomes)
+        self._outcomes: dict[str, Outcome] = {}
+        self._decided: dict[str, Record] = {}
+        self._repeats: Counter[str] = Counter()
+
+    def outcome(self, key: str) -> Outcome | None:
+        """What is known of a candidate."""
+        if key not in self._outcomes and key in self._earlier:
+            self._outcomes[key] = self._earlier.pop(key)
+            self.replayed += 1
+        return self._outcomes.get(key)
+
+    def start(self, candidate: Identity) -> None:
+        """A probe is about to run.
+
+        Raises:
+            BudgetSpent: It may not.
+        """
+        self.check_budget()
+        self._journal.started(candidate.key, candidate.title)
+
+    def check_budget(self) -> None:
+        """Whether another probe may start.
+
+        Raises:
+            BudgetSpent: It may not.
+        """
+        self._check_number()
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise BudgetSpent(f"the budget is spent (--max-time {self._budget.seconds:g}).")
+
+    def _check_number(self) -> None:
+        if self._budget.probes is not None and len(self.records) >= self._budget.probes:
+            raise BudgetSpent(f"the budget is spent (--max-probes {self._budget.probes}).")
+
+    def seconds_left(self) -> float | None:
+        """How long probes may go on; ``None`` without a limit."""
+        return None if self._deadline is None else min(max(self._deadline - time.monotonic(), 0), TIMEOUT_MAX)
+
+    def end(self, candidate: Identity, outcome: Outcome) -> None:
+        """A probe has ended."""
+        self._outcomes[candidate.key] = outcome
+        self._journal.ended(candidate.key, outcome)
+
+    def end_early(self, candidate: Identity) -> None:
+        """A probe was ended because nobody needed its answer any more."""
+        self._journal.ended_early(candidate.key)
+
+    def once_more(self, candidate: Identity) -> Identity:
+        """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""
+        self._repeats[candidate.key] += 1
+        return replace(candidate, key=f"{candidate.key}-again-{self._repeats[candidate.key]}")
+
+    def decide(self, candidate: Identity, outcome: Outcome) -> Record:
+        """Take an outcome in, as the answer to the search's next question.
+
+        Args:
+            candidate: What was asked about.
+            outcome: What is known of it.
+        """
+        record = self._decided.get(candidate.key)
+        if record is None:
+            self._check_number()  # what was learned in time counts, also when the time is up since
+        verdict = outcome.judge(self.original)
+        if self.original is None and verdict is Verdict.FAIL:
+            self.original = outcome.signature  # the first to fail is the original: without that there is no search
+        if verdict is Verdict.FAIL and (self.best is None or len(candidate.units) <= len(self.best.units)):
+            self.best = candidate
+        if verdict is Verdict.PASS:
+            self.passed.append(candidate)
+        # The listener is told last: a Ctrl-C while it prints must not lose the best.
+        if record is not None:
+            self.cached += 1
+            return record
+        return self._record(candidate, outcome, verdict)
+
+    def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
+        record = Record(
+            number=len(self.records) + 1,
+            key=candidate.key,
+            title=candidate.title,
+            size=len(candidate.units),
+            verdict=verdict,
+            signature=outcome.signature,
+            reason=outcome.reason,
+            tail=outcome.tail,
+            seconds=round(outcome.seconds, 4),
+            own_seconds=round(outcome.own_seconds, 4),
+            runs=outcome.runs,
+        )
+        self.records.append(record)
+        self._decided[candidate.key] = record
+        self._journal.decided(record)
+        self._listener.probed(record)
+        return record
+
+    def forget_last(self) -> Record | None:
+        """Take the last answer back."""
+        if not self.records:
+            return None
+        record = self.records[-1]
+        self._outcomes.pop(record.key, None)
+        self._journal.undone(record)
+        self.restart()
+        return record
+
+    def restart(self) -> None:
+        """Start the story over; what is known stays known."""
+        self._earlier = {**self._earlier, **self._outcomes}
+        self._outcomes, self._decided, self.records, self.passed = {}, {}, [], []
+        self.best, self.original, self.cached = None, None, 0
+        self._repeats.clear()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def counts(self) -> Mapping[str, int]:
+        """Probes run and cached, and how they ended."""
+        ended = {v.value.lower(): sum(record.verdict is v for record in self.records) for v in Verdict}
+        return {"run": len(self.records), "cached": self.cached, **ended}

@@ -1,0 +1,95 @@
+"""How a probe ended, and what that means for the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.tensors.comparison import TensorComparison
+
+
+class Ending(str, Enum):
+    """How the check ended, before anybody judges it."""
+
+    FAILED = "failed"
+    """The check said bad."""
+    MISMATCHED = "mismatched"
+    """The built-in check found an output that is off."""
+    PASSED = "passed"
+    """The check said good."""
+    SKIPPED = "skipped"
+    """The check said that this candidate cannot be judged."""
+    OTHER = "other"
+    """It broke in another way than the one asked for."""
+    BROKEN = "broken"
+    """It was killed, ran out of time, or the runtime refused the model: a failure if the original's is of this kind."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check reports of one candidate.
+
+    Attributes:
+        ending: How it ended.
+        signature: The kind of failure, the same for the same failure on another model: ``mismatch``, ``exit 1``,
+            ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
+        reason: A sentence for people.
+        seconds: How long the check took, all runs of it.
+        tail: The last lines of what the check printed, where it broke in another way.
+        comparisons: What the built-in check saw of each output.
+        own_seconds: How long the driver took to make and write the candidate.
+        runs: How often the check ran.
+        failures: How many of the runs failed; only measured of the original.
+    """
+
+    ending: Ending
+    signature: str
+    reason: str
+    seconds: float = 0.0
+    tail: str = ""
+    comparisons: tuple[TensorComparison, ...] = ()
+    own_seconds: float = 0.0
+    runs: int = 1
+    failures: int = 1
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the check was ended because nobody needed its answer any more."""
+        return self.signature == CANCELLED
+
+    def judge(self, original: str | None) -> Verdict:
+        """The verdict, given the signature of the original model's own failure.
+
+        Args:
+            original: That signature, or ``None`` if this is the original.
+        """
+        if self.ending is Ending.FAILED:
+            return Verdict.FAIL
+        if self.ending is Ending.MISMATCHED:
+            # A search for a crash or a refused build is not answered by a wrong number.
+            return Verdict.FAIL if original is None or not original.startswith(BROKEN_PREFIXES) else Verdict.UNRESOLVED
+        if self.ending is Ending.PASSED:
+            return Verdict.PASS
+        if self.ending is Ending.BROKEN and original in (None, self.signature):
+            return Verdict.FAIL
+        return Verdict.UNRESOLVED
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        comparisons = [comparison.to_json() for comparison in self.comparisons]
+        return {**vars(self), "ending": self.ending.value, "comparisons": comparisons}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
+        """What :meth:`to_json` wrote."""
+        comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
+        return cls(**{**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons})
+
+
+CANCELLED = "cancelled"
+"""The signature of a check that was ended because nobody needed its answer any more."""
+BROKEN_PREFIXES = ("signal ", "time-out", "build: ", "run: ")
+"""How the signatures of ``Ending.BROKEN`` begin."""

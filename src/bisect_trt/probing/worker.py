@@ -1,0 +1,195 @@
+"""The driver's side of a worker process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
+from bisect_trt.probing.guard import guard
+from bisect_trt.probing.process import Cancel, ProcessEnd, kill_group
+
+_LAST_WORDS_SECONDS = 60.0
+
+
+class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
+    """The worker ended, or was ended, before it answered."""
+
+    def __init__(self, end: ProcessEnd) -> None:
+        """``end`` says how."""
+        super().__init__()
+        self.end = end
+
+
+class WorkerProcess:
+    """One worker; start it by asking.
+
+    Attributes:
+        served: How many requests it has answered.
+    """
+
+    def __init__(self) -> None:
+        """It is started at once, and imports what it needs while the driver does other things."""
+        request_read, self._request_write = os.pipe()
+        self._reply_read, reply_write = os.pipe()
+        self.served = 0
+        self._buffer = b""
+        self._process = guard.start(
+            [sys.executable, "-m", "bisect_trt.probing.worker_main", str(request_read), str(reply_write)],
+            # The user's folder may hold an onnx.py.
+            {**os.environ, "PYTHONSAFEPATH": "1"},
+            output=subprocess.DEVNULL,  # each request says where its output goes
+            pass_fds=(request_read, reply_write),
+        )
+        os.close(request_read)
+        os.close(reply_write)
+
+    def ask(
+        self, request: dict[str, Any], timeout: float | None = None, cancel: Cancel | None = None
+    ) -> dict[str, Any]:
+        """Send a request and wait for the answer.
+
+        Raises:
+            WorkerDied: It crashed, took too long or was cancelled; it is gone then.
+            UsageError: The request named something that is wrong.
+            UnavailableError: Something it needs is not there.
+        """
+        began = time.monotonic()
+        try:
+            os.write(self._request_write, json.dumps(request).encode() + b"\n")
+            line = self._read_line(timeout, cancel)
+        except BrokenPipeError:
+            line = b""
+        if line is None or not line:
+            raise WorkerDied(self._bury(line is None, cancel, began))
+        self.served += 1
+        reply: dict[str, Any] = json.loads(line)
+        if reply.get("error") == "user":
+            raise _user_error(reply)
+        return reply
+
+    def _read_line(self, timeout: float | None, cancel: Cancel | None) -> bytes | None:
+        """A line; empty at the end of the pipe, ``None`` if it did not come in time."""
+        watched = [self._reply_read] if cancel is None else [self._reply_read, cancel.read_fd]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            ready, _, _ = select.select(watched, [], [], left)
+            if self._reply_read not in ready:
+                return None
+            chunk = os.read(self._reply_read, 1 << 16)
+            if not chunk:
+                return b""
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _bury(self, ended_by_us: bool, cancel: Cancel | None, began: float) -> ProcessEnd:
+        cancelled = ended_by_us and cancel is not None and cancel.is_set
+        if not ended_by_us:  # it crashes: its exit status is the finding, so let it finish, core dump and all
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_WORDS_SECONDS)
+        self.close()
+        return ProcessEnd(self._process.returncode, ended_by_us and not cancelled, cancelled, time.monotonic() - began)
+
+    def close(self) -> None:
+        """End it at once: it has nothing to lose."""
+        if self._request_write < 0:
+            return
+        os.close(self._request_write)
+        os.close(self._reply_read)
+        self._request_write = -1
+        kill_group(self._process.pid)
+        self._process.wait()
+        guard.release(self._process.pid)
+
+
+_spare: list[WorkerProcess] = []
+
+
+def start_spare() -> None:
+    """Start the first worker before anything else, so that it is ready when the driver is."""
+    _spare.append(WorkerProcess())
+    atexit.register(end_spare)
+
+
+def end_spare() -> None:
+    """End it, if nobody has taken it."""
+    while _spare:
+        _spare.pop().close()
+
+
+class WorkerPool:
+    """Workers that are kept for the next request."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` gets the log of what their runtimes print."""
+        self._log = folder / "workers.log"
+        self._idle: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ask(
+        self, request: dict[str, Any], timeout: float | None = None, cancel: Cancel | None = None
+    ) -> dict[str, Any]:
+        """Have an idle or a new worker answer; see :meth:`WorkerProcess.ask`.
+
+        A worker that had served others and dies is given the benefit of the doubt: the request is repeated in a fresh
+        one before its death counts, because an earlier request may have poisoned it.
+        """
+        request = {"log": str(self._log), **request}
+        worker = self._take()
+        used = worker.served > 0
+        try:
+            reply = worker.ask(request, timeout, cancel)
+        except WorkerDied as death:
+            if not used or death.end.cancelled or death.end.timed_out:
+                raise
+            worker = self._take(fresh=True)
+            reply = worker.ask(request, timeout, cancel)
+        except BisectError:
+            self._give_back(worker)
+            raise
+        self._give_back(worker)
+        return reply
+
+    def _take(self, *, fresh: bool = False) -> WorkerProcess:
+        with self._lock:
+            if self._idle and not fresh:
+                return self._idle.pop()
+            if _spare:
+                return _spare.pop()
+        return WorkerProcess()
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """End all that idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.close()
+
+
+def _user_error(reply: dict[str, Any]) -> BisectError:
+    kinds: dict[int, type[BisectError]] = {ExitStatus.USAGE: UsageError, ExitStatus.UNAVAILABLE: UnavailableError}
+    return kinds.get(reply["status"], BisectError)(reply["message"])

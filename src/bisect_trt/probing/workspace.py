@@ -1,0 +1,184 @@
+"""A run's folder, and the files of each candidate in it."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.tensors.npz import save_npz
+
+RUNS_FOLDER = ".bisect-trt"
+FIXED_PATH = Path("bisect_trt_debug.onnx")
+_SCRATCH = "scratch-"
+KEY_LENGTH = 12
+"""Digits of a candidate's key that name its folder."""
+_MARK = "bisect-trt.candidate"
+"""Metadata key of a file at the fixed path, so that nobody else's file is ever written over."""
+
+
+@dataclass(frozen=True)
+class CandidateFiles:
+    """Where one candidate lies.
+
+    Attributes:
+        folder: Its own folder.
+        model: The model.
+        inputs: Its inputs, ``.npz``.
+        golden: The reference's values of its outputs, ``.npz``.
+        log: What the check printed.
+        kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
+    """
+
+    folder: Path
+    model: Path
+    inputs: Path
+    golden: Path
+    log: Path
+    kept: Path | None = None
+
+    def placeholders(self) -> dict[str, str]:
+        """What stands for ``{model}``, ``{inputs}``, ``{golden}`` and ``{dir}``: absolute paths."""
+        paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
+        return {name: str(path.absolute()) for name, path in paths.items()}
+
+    def environment(self) -> dict[str, str]:
+        """The same as environment variables, ``BISECT_TRT_MODEL`` and so on."""
+        return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()}
+
+
+class Workspace:
+    """The folder of one run.
+
+    A candidate's folder is named by its content. Candidates that share one file of weights have to lie in one folder
+    with it (see ``graph.externals``): then the model of candidate 1f0c is ``candidates/1f0c.onnx``, else
+    ``candidates/1f0c/model.onnx``.
+    """
+
+    def __init__(self, folder: Path, fixed_path: Path | None = None) -> None:
+        """Make the folder.
+
+        Args:
+            folder: The run's folder.
+            fixed_path: Where every candidate goes, if the check reads a fixed path.
+
+        Raises:
+            UsageError: The folder cannot be made, or the fixed path holds somebody else's file.
+        """
+        self.folder = folder
+        self.candidates = folder / "candidates"
+        self.fixed_path = fixed_path
+        self._copied: list[Path] = []
+        self._beside: set[Path] = set()
+        try:
+            self.candidates.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to."
+            ) from error
+        if fixed_path is not None:
+            _refuse_foreign(fixed_path)
+
+    @classmethod
+    def new_folder(cls, command: str, model: Path) -> Path:
+        """A fresh path for a run, under ``.bisect-trt`` in the current directory."""
+        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{model.stem}"
+        return next(
+            path for n in range(10_000) if not (path := folder.with_name(folder.name + (f"-{n}" if n else ""))).exists()
+        )
+
+    def scratch(self, name: str) -> Path:
+        """Where something goes that only this session needs; beside the candidates, where the shared weights lie."""
+        return self.candidates / f"{_SCRATCH}{name}"
+
+    def files(self, key: str, *, shared_weights: bool = False) -> CandidateFiles:
+        """Where the files of the candidate with this key lie."""
+        folder = self.candidates / key[:KEY_LENGTH]
+        model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
+        return CandidateFiles(folder, model, folder / "inputs.npz", folder / "golden.npz", folder / "output.log")
+
+    def write(
+        self,
+        candidate: Candidate,
+        inputs: Mapping[str, NDArray[np.generic]],
+        golden: Mapping[str, NDArray[np.generic]],
+    ) -> CandidateFiles:
+        """Write a candidate.
+
+        Raises:
+            UsageError: The disk is full or the folder is gone.
+        """
+        files = self.files(candidate.key, shared_weights=has_external_data(candidate.proto))
+        try:
+            files.folder.mkdir(parents=True, exist_ok=True)
+            files.model.write_bytes(candidate.content())
+            save_npz(files.inputs, inputs)
+            save_npz(files.golden, golden)
+            if self.fixed_path is not None:
+                self._write_fixed(candidate.proto)
+                files = replace(files, model=self.fixed_path, kept=files.model)
+        except OSError as error:
+            raise UsageError(
+                f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
+            ) from error
+        return files
+
+    def _write_fixed(self, proto: onnx.ModelProto) -> None:
+        assert self.fixed_path is not None
+        marked = onnx.ModelProto()
+        marked.CopyFrom(proto)
+        marked.metadata_props.add(key=_MARK, value="rewritten for each probe")
+        for location in external_files(proto):  # the shared weights, once
+            source, target = self.candidates / location, self.fixed_path.parent / location
+            if target in self._beside:
+                continue
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(source, target)
+                self._copied.append(target)
+            elif not filecmp.cmp(source, target, shallow=False):
+                raise UsageError(
+                    f"{target} exists and holds other weights than the model's, which have to lie there for candidates at "
+                    f"{self.fixed_path}; move it away, or put {{model}} into the check command."
+                )
+            self._beside.add(target)
+        temporary = self.fixed_path.with_name(self.fixed_path.name + ".new")
+        temporary.write_bytes(marked.SerializeToString())
+        temporary.replace(self.fixed_path)
+
+    def close(self) -> None:
+        """Take away what only this session needed, the file at the fixed path and the weights beside it too."""
+        if self.fixed_path is not None:
+            self.fixed_path.unlink(missing_ok=True)
+        for file in self._copied:
+            file.unlink(missing_ok=True)
+        for path in self.candidates.glob(f"{_SCRATCH}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        ours = any(entry.key == _MARK for entry in onnx.load(str(path), load_external_data=False).metadata_props)
+    except Exception:
+        ours = False
+    if not ours:
+        raise UsageError(
+            f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
+            "move it away, name another with --candidate, or put {model} into the check command."
+        )

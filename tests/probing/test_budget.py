@@ -1,0 +1,93 @@
+"""A budget ends a search with the best so far, and status 3."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CommandLine
+from support import chain, gone, has, node_names, read_json, script
+
+REQUIRED = ("<11>", "<30>")
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return chain(here / "model.onnx", 40)
+
+
+def reduced(cli: CommandLine, model: Path, check: str, *options: str) -> tuple[int, dict[str, Any], list[str] | None]:
+    """Status, result, and the nodes of the model that was written, if one was."""
+    output = Path("out.onnx")
+    output.unlink(missing_ok=True)
+    ran = cli(
+        "reduce",
+        model,
+        "-o",
+        output,
+        "--json",
+        "r.json",
+        "--no-shrink",
+        "--overwrite",
+        *options,
+        "--check",
+        check,
+        "{model}",
+    )
+    assert "Traceback" not in ran.err
+    return ran.status, read_json(Path("r.json")), node_names(output) if output.exists() else None
+
+
+def decided(result: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result that no clock has a say in."""
+    kept = ("status", "culprits", "minimality", "why")
+    return {**{name: result[name] for name in kept}, "probes": {**result["probes"], "wasted": None}}
+
+
+def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
+    """For each budget and number of workers the best so far is the same, and it is never worse than with less."""
+    check = "./" + script(Path("check"), f"{has(*REQUIRED)} && exit 1; exit 0")
+    status, whole, nodes = reduced(cli, model, check, "--workers", "1")
+    assert (status, nodes) == (0, list(REQUIRED))
+    sizes = []
+    for budget in (1, 2, 5, 9, whole["probes"]["run"] - 1):
+        status, result, best = reduced(cli, model, check, "--workers", "1", "--max-probes", str(budget))
+        assert status == 3
+        assert (result["status"], result["minimality"]) == ("inconclusive", "unproven")
+        assert result["why"] == f"the budget is spent (--max-probes {budget})."
+        assert result["probes"]["run"] == budget
+        assert [node["name"] for node in result["culprits"]] == (best or [])
+        assert result["artifacts"]["reduced"] == (None if best is None else "out.onnx")
+        assert best is None or set(best) >= set(REQUIRED)
+        sizes.append(len(best) if best else 40)
+        for workers in ("2", "5"):
+            again = reduced(cli, model, check, "--workers", workers, "--max-probes", str(budget))
+            assert (again[0], decided(again[1]), again[2]) == (status, decided(result), best)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 40  # nothing but the original was probed, which is no result
+    assert sizes[-1] == 2
+    # With enough for all, a budget has no say.
+    status, result, nodes = reduced(cli, model, check, "--workers", "2", "--max-probes", str(whole["probes"]["run"]))
+    assert (status, decided(result), nodes) == (0, decided(whole), list(REQUIRED))
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_the_time(cli: CommandLine, model: Path, workers: str) -> None:
+    """Small candidates hang: they are ended when the time is up, with all that they started."""
+    large = "test $(grep -aoE '<[0-9]+>' \"$1\" | sort -u | wc -l) -gt 25"
+    body = f"{has(*REQUIRED)} && if {large}; then exit 1; fi; sleep 600 & echo $$ $! >> pids; sleep 600"
+    check = "./" + script(Path("check"), body)
+    began = time.monotonic()
+    status, result, best = reduced(cli, model, check, "--workers", workers, "--max-time", "2", "--mode", "linear")
+    assert time.monotonic() - began < 30
+    assert status == 3
+    assert result["why"] == "the budget is spent (--max-time 2)."
+    assert best is None or set(best) >= set(REQUIRED)
+    started = [int(pid) for pid in Path("pids").read_text().split()]
+    assert started
+    deadline = time.monotonic() + 5
+    while not all(map(gone, started)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
