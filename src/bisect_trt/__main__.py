@@ -1,0 +1,47 @@
+"""``python -m bisect_trt``, and what the installed command runs.
+
+Imports little at first: the worker process takes as long to start as the driver, so it is started before the driver has
+imported what it needs itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+from bisect_trt.probing.worker import end_spare, start_spare
+
+_NEEDS_WORKER = {"diagnose", "reduce", "layerwise", "run", "resume"}
+
+
+def main() -> NoReturn:
+    """Run the command line."""
+    words = set(sys.argv[1:])
+    if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
+        start_spare()
+    from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
+
+    try:
+        command_line()
+    except SystemExit as ending:
+        # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
+        _end(ending.code if isinstance(ending.code, int) else 1)
+    except OSError as error:  # a full disk or a closed pipe behind stdout; files of a run have their own messages
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")
+        _end(3)
+    raise AssertionError("Typer ends the process")
+
+
+def _end(status: int) -> NoReturn:
+    end_spare()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

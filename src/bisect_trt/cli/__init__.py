@@ -1,0 +1,1 @@
+"""The command line: flags to settings, results to exit codes."""

@@ -1,0 +1,55 @@
+"""``bisect-trt diagnose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bisect_trt.cli.app import command, finish
+from bisect_trt.cli.options import Compare, Data, General, Model, Search, Target, seconds
+from bisect_trt.cli.runs import invocation, open_run
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
+from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.subject import Subject
+
+
+@command
+def diagnose_command(
+    model: Model,
+    target: Target,
+    compare: Compare,
+    data: Data,
+    search: Search,
+    general: General,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time one candidate may take.", callback=seconds)
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a reproducer that exists.")] = False,
+) -> None:
+    """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
+
+    def work(console: Console, result: Result) -> Result:
+        runtime = target.required()
+        checks = CheckSettings(target=runtime, tolerance=compare.settings(runtime), timeout=timeout)
+        settings = DiagnoseSettings(checks, search.settings(), output or Path(f"{model.stem}-reproducer"))
+        workspace = open_run("diagnose", model, data.files())
+        with Subject(data.settings(model), workspace, console) as subject:
+            check_folder(settings.output, overwrite=overwrite or invocation.resumed is not None)
+            prober = make_prober(checks, search.settings(), subject, console)
+            try:
+                return diagnose(subject, prober, settings, console, result)
+            finally:
+                subject.record(result, prober)
+                prober.ledger.close()
+
+    finish(work, "diagnose", general)

@@ -1,0 +1,235 @@
+"""Groups of options that commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bisect_trt.errors import UsageError
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.ledger import Budget
+from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.tensors.inputs import DataOptions, parse_shapes, parse_val_ranges
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
+
+
+def between(low: float, high: float) -> Callable[[float | None], float | None]:
+    """A callback for an option that takes a number of a range; NaN is in none, which Typer's own ranges forget."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not low <= value <= high:
+            raise typer.BadParameter(f"{value} is not between {low:g} and {high:g}.")
+        return value
+
+    return check
+
+
+seconds = between(0.001, 1e8)
+"""A time. The longest is three years; what waits cannot wait for infinity."""
+
+Model = Annotated[Path, typer.Argument(help="The ONNX model.", show_default=False)]
+
+
+@dataclass
+class General:
+    """What every command takes."""
+
+    json: Annotated[Path | None, typer.Option(help="Write the result as JSON.", metavar="FILE")] = None
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")
+    ] = 0
+    quiet: Annotated[int, typer.Option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
+
+    @property
+    def verbosity(self) -> int:
+        """``-v`` less ``-q``."""
+        return self.verbose - self.quiet
+
+
+@dataclass
+class Data:
+    """What to feed the model."""
+
+    input_shapes: Annotated[
+        list[str],
+        typer.Option(
+            "--input-shapes",
+            "--model-input-shapes",
+            metavar="NAME:[D,...]",
+            help="Shapes of inputs with free dimensions.",
+        ),
+    ] = field(default_factory=list)
+    val_range: Annotated[
+        list[str], typer.Option(metavar="[NAME:][LO,HI]", help="Range of random values; default [0,1].")
+    ] = field(default_factory=list)
+    seed: Annotated[int, typer.Option(help="Seed of random values.")] = 1
+    load_inputs: Annotated[list[Path], typer.Option(metavar="FILE", help="Input values, .npz by tensor name.")] = field(
+        default_factory=list
+    )
+    data_loader_script: Annotated[
+        str | None,
+        typer.Option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays."),
+    ] = None
+
+    def files(self) -> list[Path]:
+        """The files that the values come from."""
+        script = [] if self.data_loader_script is None else [Path(self.data_loader_script.split(":")[0])]
+        return [*self.load_inputs, *script]
+
+    def settings(self, model: Path) -> ModelSettings:
+        """As plain data."""
+        data = DataOptions(
+            self.seed, parse_val_ranges(self.val_range), tuple(self.load_inputs), self.data_loader_script
+        )
+        return ModelSettings(model, parse_shapes(self.input_shapes), data)
+
+
+@dataclass
+class Target:
+    """The runtime under suspicion."""
+
+    onnxrt: Annotated[bool, typer.Option("--onnxrt", help="ONNX Runtime, all graph optimisations on.")] = False
+    fp16: Annotated[bool, typer.Option("--fp16", help="In half precision.")] = False
+    providers: Annotated[
+        list[str], typer.Option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+    ] = field(default_factory=list)
+
+    def settings(self) -> TargetSettings | None:
+        """As plain data; ``None`` if no target was asked for.
+
+        Raises:
+            UsageError: An option of a target without the target.
+        """
+        if not self.onnxrt:
+            for flag, given in (("--fp16", self.fp16), ("--providers", bool(self.providers))):
+                if given:
+                    raise UsageError(f"{flag} is an option of a target, and none is named; add --onnxrt.")
+            return None
+        return TargetSettings(runtime="onnxrt", fp16=self.fp16, providers=tuple(self.providers))
+
+    def required(self) -> TargetSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: No target was asked for.
+        """
+        settings = self.settings()
+        if settings is None:
+            raise UsageError("no target is named, so there is nothing to compare with the reference; add --onnxrt.")
+        return settings
+
+
+@dataclass
+class Compare:
+    """How far the target may be off."""
+
+    atol: Annotated[
+        list[str],
+        typer.Option(metavar="[OUT:]TOL", help="Absolute tolerance; default 1e-5, with --fp16 1% of each RMS."),
+    ] = field(default_factory=list)
+    rtol: Annotated[
+        list[str], typer.Option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.")
+    ] = field(default_factory=list)
+    check_error_stat: Annotated[
+        list[str], typer.Option(metavar="[OUT:]STAT", help="elemwise, max, mean or median; default elemwise.")
+    ] = field(default_factory=list)
+
+    def settings(self, target: TargetSettings | None, *, nonfinite_equal: bool = True) -> ToleranceOptions:
+        """As plain data."""
+        precision = Precision.FP16 if target is not None and target.fp16 else Precision.FP32
+        return ToleranceOptions.parse(
+            self.atol, self.rtol, self.check_error_stat, precision=precision, nonfinite_equal=nonfinite_equal
+        )
+
+
+@dataclass
+class Check:
+    """What says good or bad."""
+
+    check: Annotated[
+        list[str],
+        typer.Option(
+            metavar="CMD...",
+            help="Command that says good (0) or bad; takes all that follows, so it comes last. {model}, {inputs}, {golden} "
+            "and {dir} become the candidate's paths.",
+        ),
+    ] = field(default_factory=list)
+    fail_regex: Annotated[
+        list[str], typer.Option(metavar="REGEX", help="Only output that matches one of these is the failure.")
+    ] = field(default_factory=list)
+    fail_code: Annotated[list[int], typer.Option(metavar="N", help="Only these exit statuses are the failure.")] = (
+        field(default_factory=list)
+    )
+    ignore_fail_code: Annotated[list[int], typer.Option(metavar="N", help="These exit statuses are a pass.")] = field(
+        default_factory=list
+    )
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time one candidate may take.", callback=seconds)
+    ] = None
+    candidate: Annotated[Path | None, typer.Option(metavar="PATH", help="Write each candidate to this fixed path.")] = (
+        None
+    )
+    artifacts: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="Files a check leaves, sorted into good/ and bad/.")
+    ] = field(default_factory=list)
+    artifacts_dir: Annotated[
+        Path, typer.Option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
+    ] = Path("artifacts")
+
+    def files(self) -> list[Path]:
+        """The files that the check's words name, its program too if that is given by its path."""
+        words = CommandCheck.parse(self.check) if self.check else ()
+        return [Path(word) for word in words if Path(word).is_file()]
+
+    def settings(self, target: TargetSettings | None, compare: Compare) -> CheckSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: The check's program does not exist.
+        """
+        return CheckSettings(
+            argv=CommandCheck.parse(self.check) if self.check else (),
+            fail_codes=tuple(self.fail_code),
+            ignore_fail_codes=tuple(self.ignore_fail_code),
+            fail_regexes=tuple(self.fail_regex),
+            timeout=self.timeout,
+            candidate=self.candidate,
+            target=target,
+            tolerance=compare.settings(target),
+            artifacts=tuple(self.artifacts),
+            artifacts_dir=self.artifacts_dir,
+        )
+
+
+@dataclass
+class Search:
+    """How the search is run."""
+
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
+    ] = None
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
+    ] = 1
+    confidence: Annotated[
+        float,
+        typer.Option(metavar="P", callback=between(0.5, 0.999999), help="How sure to be, if it fails only sometimes."),
+    ] = 0.99
+    shrink: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Also make the tensors of the minimal case smaller.")
+    ] = True
+    max_probes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N probes.")] = None
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", callback=seconds, help="Stop after this time.")
+    ] = None
+
+    def settings(self) -> SearchSettings:
+        """As plain data."""
+        return SearchSettings(
+            self.workers, self.repeat, self.confidence, self.shrink, Budget(self.max_probes, self.max_time)
+        )

@@ -1,0 +1,47 @@
+"""Open the folder of a new run, or of one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.workflows.binding import Binding
+
+
+@dataclass
+class Invocation:
+    """What was typed.
+
+    Attributes:
+        argv: The words after the program's name.
+        resumed: The folder of the run that goes on, if one does.
+    """
+
+    argv: tuple[str, ...] = ()
+    resumed: Path | None = None
+
+
+invocation = Invocation()
+
+
+def open_run(command: str, model: Path, files: Iterable[Path], fixed_path: Path | None = None) -> Workspace:
+    """The folder of this run, bound to what was typed and to the files that it names.
+
+    Args:
+        command: Names the folder.
+        model: The same; the run depends on it and on the files of its weights.
+        files: What else it depends on.
+        fixed_path: Where every candidate goes, if the check reads a fixed path.
+
+    Raises:
+        UsageError: The folder cannot be made, or the run that is to go on was about something else.
+    """
+    binding = Binding.of(invocation.argv, model, files)
+    if invocation.resumed is not None:
+        Binding.read(invocation.resumed).check(binding, invocation.resumed)
+        return Workspace(invocation.resumed, fixed_path)
+    workspace = Workspace(Workspace.new_folder(command, model), fixed_path)
+    binding.write(workspace.folder)
+    return workspace

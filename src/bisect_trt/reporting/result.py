@@ -1,0 +1,70 @@
+"""The result of a run, as ``--json`` writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import ExitStatus
+from bisect_trt.tensors.npz import replacing
+
+SCHEMA = 1
+_PROBES = ("run", "cached", "fail", "pass", "unresolved")
+_ARTIFACTS = ("reduced", "min_good", "report", "run")
+
+
+@dataclass
+class Result:
+    """What a command found; the keys are a promise to scripts (README, "JSON").
+
+    Attributes:
+        command: Which command.
+        status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
+        model: Path, sha256, number of nodes and units; empty if it could not be read.
+        probes: How many ran, were answered from memory, and ended how.
+        wall_s: Seconds from start to end.
+        culprits: The nodes of the answer: name, op, outputs.
+        minimality: ``1-minimal`` or ``unproven``.
+        why: What stands in the way of the proof, or what is to be said of it.
+        artifacts: The files that were left; ``None`` for those that were not.
+        extra: What only this command has.
+    """
+
+    command: str
+    status: str = "error"
+    model: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
+    wall_s: float = 0.0
+    culprits: list[dict[str, Any]] = field(default_factory=list)
+    minimality: str = "unproven"
+    why: str | None = None
+    artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, schema first."""
+        plain = asdict(self)
+        extra = plain.pop("extra")
+        return {"schema": SCHEMA, **plain, **extra}
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        with replacing(path) as file:
+            file.write(json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n")
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The process exit status that goes with it."""
+        if self.status == "found":
+            return ExitStatus.OK if self.minimality == "1-minimal" else ExitStatus.UNPROVEN
+        return {
+            "not_reproduced": ExitStatus.NOT_REPRODUCED,
+            "inconclusive": ExitStatus.UNPROVEN,
+            "interrupted": ExitStatus.INTERRUPTED,
+        }.get(self.status, ExitStatus.UNPROVEN)

@@ -1,0 +1,103 @@
+"""What a run is bound to, so that it is only ever continued with the same model, check and options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bisect_trt import __version__
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.externals import external_files
+from bisect_trt.tensors.npz import replacing
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A command line, where it was typed, and the content of the files that it names.
+
+    Attributes:
+        argv: The words after the program's name.
+        cwd: The directory it was typed in.
+        files: SHA-256 of each file, by its path as typed.
+        version: Of bisect-trt, because another one may search in another order.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    files: dict[str, str]
+    version: str = __version__
+
+    @classmethod
+    def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path]) -> Binding:
+        """Bind to a command line, a model and other files; names that are no file are left out."""
+        digests = {str(path): _sha256(path) for path in (model, *files) if path.is_file()}
+        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model)})
+
+    def write(self, folder: Path) -> None:
+        """Put it into a run's folder.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        with replacing(folder / RUN_FILE) as file:
+            file.write(json.dumps(vars(self), indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Binding:
+        """What a run's folder is bound to.
+
+        Raises:
+            UnavailableError: It is no run's folder.
+        """
+        try:
+            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
+            return cls(tuple(plain["argv"]), plain["cwd"], plain["files"], plain["version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UnavailableError(
+                f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
+                "runs lie under .bisect-trt where they were started."
+            ) from error
+
+    def check(self, now: Binding, folder: Path) -> None:
+        """Make sure that nothing has changed since.
+
+        Raises:
+            UsageError: Something has; it is named.
+        """
+        changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
+        changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
+        if self.argv != now.argv:
+            changed.append("the options")
+        if self.version != now.version:
+            changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
+        if changed:
+            raise UsageError(
+                f"{folder} cannot be continued, because its verdicts were about something else: {', '.join(changed)} "
+                "changed since; start a new run."
+            )
+
+
+def _weights(model: Path) -> dict[str, str]:
+    """Size and time of change of the files with a model's weights: they may be too large to read for this."""
+    try:
+        locations = external_files(onnx.load(str(model), load_external_data=False))
+    except Exception:  # whoever reads the model next says what is wrong with it
+        return {}
+    paths = [path for location in locations if (path := model.parent / location).is_file()]
+    return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

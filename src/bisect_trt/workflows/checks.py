@@ -1,0 +1,123 @@
+"""Choose the check."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.artifacts import ArtifactSorter
+from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.journal import Journal, Record
+from bisect_trt.probing.ledger import Ledger, Listener
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.prompt import PromptCheck
+from bisect_trt.probing.runner import Check, Runner
+from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.reporting.console import Console, is_interactive
+from bisect_trt.workflows.settings import CheckSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+
+
+def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
+    """The user's command, else the built-in comparison, else the user.
+
+    Raises:
+        UsageError: There is none of the three, or an option does not fit the one there is.
+    """
+    if settings.argv:
+        return CommandCheck(
+            settings.argv,
+            settings.fail_codes,
+            settings.ignore_fail_codes,
+            tuple(_compile(text) for text in settings.fail_regexes),
+            settings.timeout,
+        )
+    conditions = {
+        "--fail-regex": settings.fail_regexes,
+        "--fail-code": settings.fail_codes,
+        "--ignore-fail-code": settings.ignore_fail_codes,
+    }
+    for option, value in conditions.items():
+        if value:
+            raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
+    if settings.target is not None:
+        return BuiltinCheck(workers, settings.target, settings.tolerance, settings.timeout)
+    if not is_interactive():
+        raise UsageError(
+            "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "
+            "without either you are asked, which needs a terminal."
+        )
+    return PromptCheck()
+
+
+def check_settings(settings: CheckSettings) -> None:
+    """Find mistakes in the check before anything else is done; see :func:`make_check`."""
+    for text in settings.fail_regexes:
+        _compile(text)
+    if settings.argv:
+        CommandCheck.parse(settings.argv)
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
+
+
+class Listeners:
+    """Tells several."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        """``listeners`` are told in this order."""
+        self._listeners = listeners
+
+    def probed(self, record: Record) -> None:
+        """A probe has ended."""
+        for listener in self._listeners:
+            listener.probed(record)
+
+
+def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subject, console: Console) -> Prober:
+    """A prober with the check that was asked for."""
+    listeners: list[Listener] = [console]
+    if settings.artifacts:
+        listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
+    check = make_check(settings, subject.workers)
+    if isinstance(check, BuiltinCheck):
+        require_reference(subject)
+    journal = Journal(subject.workspace.folder)
+    for title in journal.unfinished.values():
+        console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
+    ledger = Ledger(journal, Listeners(listeners), search.budget)
+    workers = default_workers() if search.workers is None else search.workers
+    if settings.fixed_path is not None or settings.artifacts:
+        workers = 1  # what lies at a fixed path is there for one at a time
+    return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)
+
+
+def require_reference(subject: Subject) -> None:
+    """Make sure that there is something to compare the target with.
+
+    Raises:
+        UnavailableError: ONNX Runtime cannot run a node of the model, and it is the target as well.
+    """
+    for index, why in subject.reference.missing.items():
+        raise UnavailableError(
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
+            "`bisect-trt reduce` with a --check command of your own goes on all the same."
+        )
+
+
+def default_workers() -> int:
+    """As many as there are GPUs that may be used, or else cores."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip():
+        return len(visible.split(","))
+    gpus = sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia*"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return gpus or cores or 1

@@ -1,0 +1,206 @@
+"""The accuracy-debugging flow chart, walked from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import DoesNotReproduce, Prober
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.reproducer import MODEL
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.minimality import make_minimal
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.strategy import minimise
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.layerwise import Layerwise, compare_layers, tell, to_json
+from bisect_trt.workflows.reproduce import conclude, probe_original
+from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folder
+from bisect_trt.workflows.settings import CheckSettings, SearchSettings
+from bisect_trt.workflows.shrink import shrink
+from bisect_trt.workflows.subject import Subject
+
+GROWTH_STEPS = 3
+"""How many times a layer that passes alone is grown by what it reads, before the whole model is reduced."""
+ORIGINS_TRIED = 3
+
+NEXT_STEPS = (
+    "What to try next: real input data (--load-inputs or --data-loader-script) instead of random values, another --seed, "
+    "a tighter --atol and --rtol, or the options of the failing deployment."
+)
+
+
+@dataclass(frozen=True)
+class DiagnoseSettings:
+    """How to diagnose.
+
+    Attributes:
+        check: The target, its tolerances and the time a candidate may take.
+        search: How the search is run.
+        output: The folder for the reproducer.
+    """
+
+    check: CheckSettings
+    search: SearchSettings
+    output: Path
+
+
+def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> Result:
+    """Find why the target differs from the reference, and leave the proof.
+
+    Raises:
+        DoesNotReproduce: It does not differ.
+    """
+    confirm(subject, prober, settings.search, console, result)
+    layers = look_at_layers(subject, settings.check, console, result)
+    try:
+        minimum = isolate(subject, prober, layers, console) if layers else None
+        if minimum is None:
+            minimum = reduce_all(subject, prober, console)
+        return deliver(subject, prober, settings, minimum, console, result)
+    except (BudgetSpent, KeyboardInterrupt):
+        leave_best(subject, prober, settings, console, result)
+        raise
+
+
+def deliver(
+    subject: Subject, prober: Prober, settings: DiagnoseSettings, minimum: Minimum, console: Console, result: Result
+) -> Result:
+    """Step 5: leave a folder that shows the failure, and see that it does."""
+    candidate = subject.cut(minimum.units)
+    smaller = "shrink its tensors, and " if settings.search.shrink else ""
+    console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
+    if settings.search.shrink:
+        candidate = shrink(subject, prober, candidate, console)
+    sentence = describe_answer(subject, candidate)
+    answer = Answer(candidate, minimum, sentence, describe_search(subject, prober, minimum))
+    minimum, files = leave_reproducer(subject, prober, settings.check, answer, settings.output)
+    conclude(prober, minimum, result)
+    result.culprits = subject.describe_searched(candidate.units)
+    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(files[0])}
+    console.answer(f"{sentence} ({result.minimality}).")
+    console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
+    return result
+
+
+def leave_best(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:
+    """Write the smallest candidate that was seen to fail so far."""
+    best = prober.ledger.best
+    if best is None or best.key == subject.original.key:
+        return
+    make_folder(settings.output)
+    path = settings.output / MODEL
+    save_model(subject.cut(best.units).proto, subject.workspace.candidates, path)
+    result.artifacts["reduced"] = str(path)
+    result.culprits = subject.describe_searched(best.units)
+    console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")
+
+
+def describe_search(subject: Subject, prober: Prober, minimum: Minimum) -> str:
+    """How the answer was found, in words."""
+    proof = "1-minimal: without any one of its units the rest does not fail" if minimum.proven else "unproven"
+    return (
+        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
+        f"of the search, in {len(prober.ledger.records)} probes. The answer is {proof}."
+    )
+
+
+def confirm(subject: Subject, prober: Prober, search: SearchSettings, console: Console, result: Result) -> None:
+    """Step 1: does the target differ from the reference at all?"""
+    console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
+    try:
+        record = probe_original(subject, prober, search, console, result)
+    except DoesNotReproduce as error:
+        raise DoesNotReproduce(f"{error} {NEXT_STEPS}") from error
+    console.say(f"  yes: {record.reason}")
+
+
+def look_at_layers(subject: Subject, check: CheckSettings, console: Console, result: Result) -> Layerwise | None:
+    """Step 2: which tensor goes wrong first? ``None`` if looking does not show it."""
+    assert check.target is not None
+    console.step("2. Mark every tensor as an output: which goes wrong first?")
+    layers = compare_layers(subject, check.target, check.tolerance, check.timeout)
+    if layers.refused:
+        console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
+        console.say("  so go on to reduce the whole model")
+        return None
+    result.extra |= to_json(subject, layers)
+    tell(subject, layers, console)
+    if not layers.outputs_fail:
+        console.say("  marking hides it: with every tensor an output, the model's own outputs match")
+    if not (layers.outputs_fail and layers.origins):
+        console.say("  so go on to reduce the whole model")
+        return None
+    return layers
+
+
+def isolate(subject: Subject, prober: Prober, layers: Layerwise, console: Console) -> Minimum | None:
+    """Step 3: does that layer fail alone, on the reference's own activations? If not, with what it reads?"""
+    for index in layers.origins[:ORIGINS_TRIED]:
+        console.step(
+            f"3. Extract {subject.network.describe(index)}, feed it the reference's activations: does it fail alone?"
+        )
+        units = frozenset({subject.network.rank[index]})
+        for step in range(GROWTH_STEPS + 1):
+            failing = _first_failing(subject, prober, units)
+            if failing is not None:
+                console.say(
+                    "  yes: this is a minimal case" if step == 0 else f"  yes, with {len(units)} units: minimise them"
+                )
+                return minimise_case(subject, prober, failing)
+            if step < GROWTH_STEPS:
+                console.say("  no: it needs more of what it reads; add its producers")
+                units = _with_producers(subject, units)
+    console.say("  no layer fails alone, nor with its neighbours: go on to reduce the whole model")
+    return None
+
+
+def minimise_case(subject: Subject, prober: Prober, failing: Subset) -> Minimum:
+    """Leave out what a small failing set does not need."""
+    return prober.search(lambda ask: make_minimal(failing, ask, subject.units.bare), subject.cut)
+
+
+def _first_failing(subject: Subject, prober: Prober, units: Subset) -> Subset | None:
+    """Probe some units with stored weights, then with the nodes that make their weights."""
+    for chosen in dict.fromkeys((units, subject.units.with_weights(units))):
+        if prober.probe(subject.cut(chosen)).verdict is Verdict.FAIL:
+            return subject.cut(chosen).units
+    return None
+
+
+def _with_producers(subject: Subject, units: Subset) -> Subset:
+    network = subject.network
+    parents = {parent for unit in units for parent in network.parents(network.order[unit])}
+    return units | {network.rank[parent] for parent in parents if not network.constant[parent]}
+
+
+def reduce_all(subject: Subject, prober: Prober, console: Console) -> Minimum:
+    """Step 4: reduce the whole model, step by step, to the smallest that still fails."""
+    units = subject.units
+    console.step(f"4. Reduce the whole model: which of its {len(units)} units are needed to fail?")
+    minimum = prober.search(
+        lambda ask: minimise(
+            units.searched,
+            ask,
+            weights=units.with_weights,
+            inseparable=units.bare,
+            pattern=subject.patterns.around,
+        ),
+        subject.cut,
+    )
+    for step in minimum.steps:
+        console.say(f"  {step}")
+    return minimum
+
+
+def describe_answer(subject: Subject, answer: Candidate) -> str:
+    """The answer in a sentence."""
+    network = subject.network
+    nodes = [network.order[u] for u in sorted(answer.units) if not network.constant[network.order[u]]]
+    if len(nodes) == 1:
+        return f"{network.describe(nodes[0])} fails alone"
+    names = ", ".join(network.describe(index) for index in nodes[:6])
+    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > 6 else ''}"

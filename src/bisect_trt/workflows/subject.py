@@ -1,0 +1,195 @@
+"""The model under investigation, with everything a workflow needs to take it apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.cut import cut
+from bisect_trt.graph.externals import share_weights
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.patterns import Patterns
+from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos, input_infos
+from bisect_trt.graph.units import Units
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.constants import Constants
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Subset
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.workflows.settings import ModelSettings
+
+
+class Subject:
+    """A model, its reference activations, and the candidates that can be cut from it.
+
+    Attributes:
+        settings: What the user said of it.
+        network: Its graph, with fixed input shapes.
+        workspace: The run's folder.
+        workers: Processes that run models.
+        samples: The values fed to it, one or more sets.
+        console: Who is told what is noticed on the way.
+    """
+
+    def __init__(self, settings: ModelSettings, workspace: Workspace, console: Console) -> None:
+        """Read the model and make its inputs.
+
+        Raises:
+            UnavailableError: The model cannot be read.
+            UsageError: Inputs or shapes do not fit it.
+        """
+        self.settings = settings
+        self.workspace = workspace
+        self.console = console
+        self.workers = WorkerPool(workspace.folder)
+        proto = load_model(settings.path)
+        share_weights(proto, settings.path, workspace.candidates)
+        try:
+            self.network = Network(proto)
+        except UnavailableError as error:
+            raise UnavailableError(f"{settings.path}: {error}") from error
+        self.samples = self._fix_shapes()
+        self.sample = 0
+
+    def _fix_shapes(self) -> list[Sample]:
+        """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
+        shapes, data = {name: tuple(shape) for name, shape in self.settings.input_shapes.items()}, self.settings.data
+        samples = None
+        if data.load_inputs or data.data_loader_script is not None:
+            infos = input_infos(self.network)
+            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
+            shapes = {name: value.shape for name, value in samples[0].items()} | shapes
+        proto = self.network.proto
+        for name, shape in fix_input_shapes(proto, shapes).items():
+            self.console.warn(
+                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
+            )
+        self.network = Network(proto)
+        infos = input_infos(self.network)
+        if samples is None:
+            return make_inputs(infos, data)
+        # Shapes are fixed for a whole run, so all samples have to have those of the first.
+        return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
+        self.workers.close()
+        self.workspace.close()
+
+    @property
+    def inputs(self) -> Sample:
+        """The values that the searches feed the model."""
+        return self.samples[self.sample]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the model's file."""
+        with self.settings.path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What every tensor should be; computed when first asked for."""
+        reference = Reference(self.network, self.inputs, self.workspace, self.workers)
+        if reference.refused is not None:
+            self.console.warn(
+                f"ONNX Runtime cannot run this model: {reference.refused}. No tensor has reference values, so only what "
+                "starts at the graph's inputs is cut."
+            )
+        for index, why in reference.missing.items():
+            self.console.warn(
+                f"ONNX Runtime cannot run {self.network.describe(index)}: {why}. Tensors that depend on it have no "
+                "reference values, so nothing that would need them is cut."
+            )
+        return reference
+
+    @cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """Type and shape of tensors: as they ran, else as shape inference says."""
+        return {**inferred_infos(self.network), **self.reference.infos}
+
+    @cached_property
+    def units(self) -> Units:
+        """What searches keep or drop."""
+        return Units(self.network, self.reference.infos, self.infos, self.reference.lost)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What belongs together."""
+        return Patterns(self.network, self.units.searched)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Values of weights that nodes make."""
+        return Constants(self.network, self.units, self.workspace, self.workers)
+
+    @cached_property
+    def original(self) -> Candidate:
+        """The model itself."""
+        network = self.network
+        return Candidate(
+            network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
+        )
+
+    def cut(self, units: Subset) -> Candidate:
+        """The candidate made of some units."""
+        bare = self.units.bare(units)
+        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value)
+        title = f"{self.units.count(bare)} of {len(self.units)} units"
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare)
+
+    def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        """The values of some of a candidate's inputs or outputs, where known."""
+        if candidate.values is not None:
+            return {name: candidate.values[name] for name in names if name in candidate.values}
+        return self.reference.select(names)
+
+    def marked(self, names: Iterable[str]) -> onnx.ModelProto:
+        """The model with these tensors as its outputs."""
+        return mark_outputs(self.network, list(names), self.infos)
+
+    def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
+        """The nodes of some units for the result, without those that only make weights: name, operator, outputs."""
+        network = self.network
+        order = (network.order[unit] for unit in sorted(units))
+        nodes = (network.nodes[index] for index in order if not network.constant[index])
+        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in nodes]
+
+    def record(self, result: Result, prober: Prober | None = None) -> None:
+        """Put what is known of the model and of the probes into a result."""
+        result.model = {
+            "path": str(self.settings.path),
+            "sha256": self.sha256,
+            "nodes": len(self.network.nodes),
+            "units": self.network.constant.count(False),
+        }
+        result.artifacts["run"] = str(self.workspace.folder)
+        if prober is not None:
+            result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

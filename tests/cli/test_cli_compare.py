@@ -1,0 +1,225 @@
+"""``run``, ``layerwise`` and ``extract`` from the outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import CommandLine
+from onnx import helper, numpy_helper
+from support import SHAPE, arrays, chain, node_names, overflowing, read_json, save
+
+FP16 = ["--onnxrt", "--fp16"]
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return overflowing(here / "model.onnx")
+
+
+@pytest.fixture
+def fan(here: Path) -> Path:
+    """x -> three outputs: fine, off by much, off by much."""
+    nodes = [
+        helper.make_node("Add", ["x", "one"], ["fine"], name="fine"),
+        helper.make_node("Mul", ["x", "big"], ["bad"], name="bad"),
+        helper.make_node("Mul", ["fine", "big"], ["worse"], name="worse"),
+    ]
+    weights = {"one": 1.0, "big": 1e6}
+    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
+    return save(here / "fan.onnx", nodes, tensors, outputs=["fine", "bad", "worse"])
+
+
+def matches(ran_json: str = "r.json") -> dict[str, bool]:
+    """What ``run`` says of each output."""
+    return {entry["name"]: entry["passed"] for entry in read_json(Path(ran_json))["comparisons"]}
+
+
+# run
+
+
+def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
+    ran = cli("run", fan, *FP16, "--json", "r.json")
+    assert ran.status == 1
+    assert matches() == {"fine": True, "bad": False, "worse": False}
+    assert "2 of 3 do not match" in ran.out
+    ran = cli("run", fan, "--onnxrt", "--json", "r.json")
+    assert ran.status == 0
+    assert matches() == {"fine": True, "bad": True, "worse": True}
+
+
+def test_fail_fast(cli: CommandLine, fan: Path) -> None:
+    assert cli("run", fan, *FP16, "--fail-fast", "--json", "r.json").status == 1
+    assert matches() == {"fine": True, "bad": False}
+
+
+def test_tolerances_by_output(cli: CommandLine, fan: Path) -> None:
+    # Every element is Inf instead of 1e6, so only an infinite tolerance takes it.
+    assert cli("run", fan, *FP16, "--json", "r.json", "--atol", "bad:inf", "worse:1").status == 1
+    assert not matches()["worse"]
+    np.savez("outputs.npz", fine=np.full(SHAPE, 3.0, np.float32))
+    common = ["run", fan, "--onnxrt", "--onnx-outputs", "fine", "--load-outputs", "outputs.npz"]
+    np.savez("x.npz", x=np.full(SHAPE, 1.5, np.float32))  # makes 2.5 where 3 is expected
+    common += ["--load-inputs", "x.npz"]
+    assert cli(*common).status == 1
+    assert cli(*common, "--atol", "0.5").status == 0
+    assert cli(*common, "--atol", "0.49").status == 1
+    assert cli(*common, "--atol", "0.1", "--atol", "fine:0.51").status == 0
+    assert cli(*common, "--rtol", "0.2").status == 0
+    assert cli(*common, "--rtol", "fine:0.1", "--atol", "0").status == 1
+
+
+@pytest.mark.parametrize(
+    ("stat", "atol", "status"),
+    [
+        ("elemwise", 0.9, 1),
+        ("elemwise", 1.0, 0),
+        ("max", 0.9, 1),
+        ("max", 1.0, 0),
+        ("mean", 0.5, 0),
+        ("median", 0.0, 0),
+    ],
+)
+def test_error_statistics(cli: CommandLine, fan: Path, stat: str, atol: float, status: int) -> None:
+    x = np.zeros(SHAPE, np.float32)
+    np.savez("x.npz", x=x)
+    expected = x + 1
+    expected[0, :2] += 1  # two of six elements are off by 1: the mean error is 1/3, the median 0
+    np.savez("outputs.npz", fine=expected)
+    options = ["--onnx-outputs", "fine", "--load-inputs", "x.npz", "--load-outputs", "outputs.npz", "--rtol", "0"]
+    assert cli("run", fan, "--onnxrt", *options, "--atol", str(atol), "--check-error-stat", stat).status == status
+
+
+def test_saved_values_can_be_loaded(cli: CommandLine, fan: Path) -> None:
+    save_all = ["--save-inputs", "x.npz", "--save-outputs", "y.npz"]
+    assert cli("run", fan, "--onnxrt", "--seed", "7", "--val-range", "[-3,-2]", *save_all).status == 0
+    x, y = arrays("x.npz"), arrays("y.npz")
+    assert list(x) == ["x"]
+    assert -3 <= x["x"].min() <= x["x"].max() <= -2
+    session = onnxruntime.InferenceSession(str(fan), providers=["CPUExecutionProvider"])
+    for name, value in zip(("fine", "bad", "worse"), session.run(None, {"x": x["x"]}), strict=True):
+        np.testing.assert_array_equal(y[name], value)
+    again = ["--load-inputs", "x.npz", "--load-outputs", "y.npz"]
+    assert cli("run", fan, "--onnxrt", *again, "--atol", "0", "--rtol", "0").status == 0
+    assert cli("run", fan, "--onnxrt", "--seed", "8", "--load-outputs", "y.npz").status == 1
+
+
+def test_the_same_seed_gives_the_same_inputs(cli: CommandLine, fan: Path) -> None:
+    values = []
+    for seed in ("1", "1", "2"):
+        assert cli("run", fan, "--onnxrt", "--seed", seed, "--save-inputs", "x.npz").status == 0
+        values.append(Path("x.npz").read_bytes())
+    assert values[0] == values[1] != values[2]
+
+
+def test_mark_all_and_names(cli: CommandLine, model: Path) -> None:
+    assert cli("run", model, *FP16, "--onnx-outputs", "mark", "all", "--json", "r.json").status == 1
+    marked = matches()
+    assert list(marked) == [name for node in onnx.load(str(model)).graph.node for name in node.output]
+    assert [name for name, passed in marked.items() if passed] == ["a0_out", "a1_out", "a2_out"]
+    assert cli("run", model, *FP16, "--onnx-outputs", "a2_out", "a0_out", "--json", "r.json").status == 0
+    assert matches() == {"a2_out": True, "a0_out": True}
+
+
+def test_several_samples(cli: CommandLine, model: Path) -> None:
+    Path("data.py").write_text(
+        "import numpy\n"
+        "def load_data():\n"
+        "    for value in (-2.5, 1.0):\n"  # makes 15000, which fp16 has, and 120000
+        "        yield {'x': numpy.full((2, 3), value, numpy.float32)}\n"
+    )
+    options = ["--onnx-outputs", "big_out", "--data-loader-script", "data.py", "--json", "r.json"]
+    ran = cli("run", model, *FP16, *options, "--save-outputs", "y.npz")
+    assert ran.status == 1
+    assert [entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]] == [True, False]
+    assert "sample 2: MISMATCH" in ran.out
+    np.testing.assert_array_equal(arrays("y-1.npz")["big_out"], np.full(SHAPE, 15000, np.float32))
+    assert np.isinf(arrays("y-2.npz")["big_out"]).all()
+
+
+def test_input_shapes(cli: CommandLine, fan: Path) -> None:
+    proto = onnx.load(str(fan))
+    for value in (proto.graph.input[0], *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(proto, "free.onnx")
+    for options, batch in (([], 1), (["--input-shapes", "x:[4,3]"], 4)):
+        ran = cli("run", "free.onnx", "--onnxrt", *options, "--save-inputs", "x.npz")
+        assert ran.status == 0
+        assert ("'x'" in ran.err) == (not options)
+        assert arrays("x.npz")["x"].shape == (batch, 3)
+
+
+# layerwise
+
+
+def test_layerwise(cli: CommandLine, model: Path) -> None:
+    ran = cli("layerwise", model, *FP16, "--json", "r.json")
+    assert ran.status == 0
+    result = read_json(Path("r.json"))
+    first = result["first_mismatch"]
+    assert first["tensor"] == "big_out"
+    assert first["node"] == {"name": "big", "op": "Mul", "outputs": ["big_out"]}
+    assert first["inputs"] == ["a2_out", "big"]
+    tensors = {entry["name"]: entry["passed"] for entry in result["tensors"]}
+    assert list(tensors) == [name for node in onnx.load(str(model)).graph.node for name in node.output]
+    assert [name for name, passed in tensors.items() if passed] == ["a0_out", "a1_out", "a2_out"]
+    for word in ("Mul 'big'", "'big_out'", "reads 'a2_out'"):
+        assert word in ran.out
+
+
+def test_layerwise_names_every_origin(cli: CommandLine, fan: Path) -> None:
+    assert cli("layerwise", fan, *FP16, "--json", "r.json").status == 0
+    result = read_json(Path("r.json"))
+    assert sorted(origin["tensor"] for origin in result["origins"]) == ["bad", "worse"]
+    assert result["first_mismatch"] == result["origins"][0]
+
+
+def test_layerwise_where_all_is_right(cli: CommandLine, model: Path) -> None:
+    ran = cli("layerwise", model, "--onnxrt", "--json", "r.json")
+    assert ran.status == 1
+    assert read_json(Path("r.json"))["first_mismatch"] is None
+
+
+# extract
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "nodes"),
+    [
+        (["t1"], ["t3"], ["<2>", "<3>"]),
+        ([], ["t1"], ["<0>", "<1>"]),
+        (["t5"], [], ["<6>", "<7>"]),
+        ([], [], [f"<{place}>" for place in range(8)]),
+        (["t1"], ["t2", "t4"], ["<2>", "<3>", "<4>"]),
+    ],
+)
+def test_extract(cli: CommandLine, inputs: list[str], outputs: list[str], nodes: list[str]) -> None:
+    model = chain(Path("model.onnx"), 8)
+    value = np.arange(6, dtype=np.float32).reshape(SHAPE)
+    np.savez("x.npz", x=value)
+    options = [*(["--inputs", *inputs] if inputs else []), *(["--outputs", *outputs] if outputs else [])]
+    ran = cli("extract", model, *options, "-o", "sub.onnx", "--load-inputs", "x.npz", "--json", "r.json")
+    assert ran.status == 0
+    assert node_names(Path("sub.onnx")) == nodes
+    onnx.checker.check_model("sub.onnx", full_check=True)
+    # The values beside it are those of a reference run, and they make the piece give what the whole gives.
+    values = arrays("sub.inputs.npz")
+    start = inputs or ["x"]
+    assert list(values) == start
+    for name in start:
+        np.testing.assert_array_equal(values[name], value + (0 if name == "x" else int(name[1:]) + 1))
+    session = onnxruntime.InferenceSession("sub.onnx", providers=["CPUExecutionProvider"])
+    ends = outputs or ["t7"]
+    assert [output.name for output in session.get_outputs()] == ends
+    for name, given in zip(ends, session.run(None, values), strict=True):
+        np.testing.assert_array_equal(given, value + int(name[1:]) + 1)
+    assert read_json(Path("r.json"))["artifacts"]["extracted"] == "sub.onnx"
+
+
+def test_extract_without_values_writes_the_model_alone(cli: CommandLine) -> None:
+    ran = cli("extract", chain(Path("model.onnx")), "--inputs", "t0", "--outputs", "t2", "-o", "sub.onnx")
+    assert ran.status == 0
+    assert not Path("sub.inputs.npz").exists()

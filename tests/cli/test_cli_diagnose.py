@@ -1,0 +1,143 @@
+"""``diagnose`` from the outside: the examples answer as their READMEs promise, and the reproducer stands alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import Ran, arrays, bisect_trt, chain, node_names, overflowing, read_json
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class Example:
+    """What an example's README says: the first tensor that mismatches, who makes it, how many origins there are."""
+
+    name: str
+    tensor: str
+    op: str
+    origins: int
+    options: tuple[str, ...] = ()
+
+
+PROMISES = (
+    Example("vit_overflow", "/blocks.6/norm1/Pow_output_0", "Pow", 13),
+    Example("masked_attention", "/Where_output_0", "Where", 1, ("--load-inputs", "inputs.npz")),
+    Example("instance_norm", "/in1/ReduceSum_output_0", "ReduceSum", 1),
+)
+
+
+def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script from a bare copy of its folder, out of reach of what lies beside it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    command = [sys.executable, "-I", str(copy / "reproduce.py")]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda example: example.name)
+def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: Path) -> None:
+    folder = tmp_path / "example"
+    script = EXAMPLES / promise.name / "make_model.py"
+    subprocess.run([sys.executable, str(script), "-o", str(folder)], check=True, capture_output=True)
+    options = ["--onnxrt", "--fp16", *promise.options, "--json", "r.json"]
+    ran = bisect_trt("diagnose", "model.onnx", *options, cwd=folder)
+    assert ran.status == 0, ran.err
+    result = read_json(folder / "r.json")
+    check_answer(promise, ran, result)
+    reproducer = folder / result["artifacts"]["reproducer"]
+    check_model(promise, reproducer)
+    check_reproducer(promise, reproducer, tmp_path)
+    again = bisect_trt("run", "model.onnx", "--onnxrt", "--fp16", "--load-inputs", "inputs.npz", cwd=reproducer)
+    assert again.status == 1
+
+
+def sqrt_of_infinity_is_infinite() -> bool:
+    """ONNX Runtime 1.18 makes NaN of it, which spreads further than the README's Inf does."""
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Sqrt", ["x"], ["y"])], "sqrt", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (root,) = session.run(None, {"x": np.full(64, np.inf, np.float32)})
+    return bool(np.isposinf(root).all())
+
+
+def check_answer(promise: Example, ran: Ran, result: dict[str, Any]) -> None:
+    assert (result["status"], result["minimality"]) == ("found", "1-minimal")
+    assert result["first_mismatch"]["tensor"] == promise.tensor
+    assert result["first_mismatch"]["node"]["op"] == promise.op
+    if sqrt_of_infinity_is_infinite():
+        assert len(result["origins"]) == promise.origins
+    assert [(culprit["op"], culprit["outputs"]) for culprit in result["culprits"]] == [(promise.op, [promise.tensor])]
+    for word in (promise.tensor, f"{promise.op} '", "reproduce.py"):
+        assert word in ran.out
+
+
+def check_reproducer(promise: Example, folder: Path, tmp_path: Path) -> None:
+    expected = {"model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "README.md"}
+    assert expected <= {path.name for path in folder.iterdir()}
+    done = reproduce(folder, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert f"MISMATCH {promise.tensor}" in done.stdout
+    assert done.stderr == ""
+    source = (folder / "reproduce.py").read_text()
+    assert set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) <= {
+        "numpy",
+        "onnxruntime",
+        *sys.stdlib_module_names,
+    }
+    readme = (folder / "README.md").read_text()
+    assert promise.tensor in readme
+    assert onnx.__version__ in readme
+
+
+def check_model(promise: Example, folder: Path) -> None:
+    model = onnx.load(str(folder / "model.onnx"))
+    onnx.checker.check_model(model, full_check=True)
+    assert [node.op_type for node in model.graph.node] == [promise.op]
+    inputs, golden = arrays(folder / "inputs.npz"), arrays(folder / "golden.npz")
+    assert set(inputs) == {value.name for value in model.graph.input}
+    assert list(golden) == [promise.tensor]
+
+
+def test_no_failure_no_reproducer(cli: CommandLine) -> None:
+    ran = cli("diagnose", chain(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
+    assert ran.status == 1
+    for word in ("does not reproduce", "--load-inputs", "--seed", "--atol"):
+        assert word in ran.out
+    assert read_json(Path("r.json"))["status"] == "not_reproduced"
+    assert not Path("out").exists()
+
+
+def test_a_reproducer_whose_failure_is_mended_exits_0(cli: CommandLine, tmp_path: Path) -> None:
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
+    assert node_names(Path("out/model.onnx")) == ["big"]
+    # With a golden value that fp16 does have, nothing is off any more.
+    golden = arrays("out/golden.npz")["big_out"]
+    np.savez("out/golden.npz", big_out=np.full_like(golden, np.inf))
+    done = reproduce(Path("out"), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_default_folder(cli: CommandLine) -> None:
+    assert cli("diagnose", overflowing(Path("a.model.onnx")), "--onnxrt", "--fp16").status == 0
+    assert Path("a.model-reproducer/reproduce.py").exists()
+
+
+def test_a_sum_that_only_fails_together_is_grown(cli: CommandLine) -> None:
+    # Each node is off by less than the tolerance; what they add up to is not. No single layer fails alone.
+    ran = cli("diagnose", overflowing(Path("model.onnx"), before=6), "--onnxrt", "--fp16", "--atol", "1e9", "-o", "out")
+    assert ran.status == 0
+    assert "3. Extract" in ran.out

@@ -1,0 +1,148 @@
+"""What every command has: help, a version, a JSON result with the same keys; and how the words are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
+
+import bisect_trt as package
+from bisect_trt.cli.app import flags
+from bisect_trt.cli.arguments import rewrite
+
+KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
+OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
+
+
+def check_schema(result: dict[str, Any], command: str) -> None:
+    assert set(result) >= KEYS | OWN_KEYS.get(command, set())
+    assert result["schema"] == 1
+    assert result["command"] == command
+    assert result["status"] in {"found", "not_reproduced", "inconclusive", "interrupted", "error"}
+    assert set(result["probes"]) >= {"run", "cached", "fail", "pass", "unresolved"}
+    assert result["probes"]["run"] == sum(result["probes"][verdict] for verdict in ("fail", "pass", "unresolved"))
+    assert result["minimality"] in {"1-minimal", "unproven"}
+    assert result["wall_s"] > 0
+    assert set(result["artifacts"]) >= {"reduced", "min_good", "report", "run"}
+    for culprit in result["culprits"]:
+        assert set(culprit) == {"name", "op", "outputs"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json(cli: CommandLine, command: str) -> None:
+    model = overflowing(Path("model.onnx"))
+    ran = cli(*command_lines(model)[command], "--json", "r.json")
+    assert ran.status == (1 if command == "run" else 0)
+    result = read_json(Path("r.json"))
+    check_schema(result, command)
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    assert result["model"] == {"path": "model.onnx", "sha256": digest, "nodes": 8, "units": 8}
+    assert Path(result["artifacts"]["run"]).is_dir()
+    if command in ("diagnose", "reduce", "layerwise"):
+        assert result["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
+    if result["artifacts"]["reduced"]:
+        assert Path(result["artifacts"]["reduced"]).is_file()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_quiet_says_only_the_answer(cli: CommandLine, command: str) -> None:
+    line = command_lines(overflowing(Path("model.onnx")))[command]
+    quiet, normal = cli(*line, "-q"), cli(*line, *([] if command in ("layerwise", "run") else ["--overwrite"]))
+    assert quiet.status == normal.status
+    assert quiet.out
+    assert len(quiet.out.splitlines()) <= len(normal.out.splitlines())
+    assert "probe" not in quiet.out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, None])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help(cli: CommandLine, command: str | None, option: str) -> None:
+    ran = cli(*([command] if command else []), option)
+    assert (ran.status, ran.err) == (0, "")
+    wanted = COMMANDS if command is None else ["--json", "--verbose"]
+    for word in wanted:
+        assert word in re.sub(r"\x1b\[[0-9;]*m", "", ran.out)
+
+
+def test_without_words_it_shows_its_help(cli: CommandLine) -> None:
+    ran = cli()
+    assert "diagnose" in ran.out + ran.err
+
+
+def test_version(cli: CommandLine, here: Path) -> None:
+    assert cli("--version").out == f"bisect-trt {package.__version__}\n"
+    ran = bisect_trt("--version", cwd=here)
+    assert (ran.status, ran.out, ran.err) == (0, f"bisect-trt {package.__version__}\n", "")
+
+
+def test_the_installed_program_is_the_module(here: Path) -> None:
+    (script,) = (entry for entry in entry_points(group="console_scripts") if entry.name == "bisect-trt")
+    # The module runs the same function: `python -m bisect_trt`, seen above.
+    program = Path(sys.executable).with_name("bisect-trt")
+    if not program.exists():
+        pytest.skip("not installed beside this Python")
+    done = subprocess.run([program, "--version"], cwd=here, capture_output=True, text=True, check=True)
+    assert done.stdout == f"bisect-trt {package.__version__}\n"
+    assert script.value.startswith("bisect_trt.")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(here: Path, shell: str) -> None:
+    environment = {**os.environ, "_BISECT_TRT_COMPLETE": f"source_{shell}"}
+    command = [sys.executable, "-m", "bisect_trt"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
+    assert "bisect-trt" in done.stdout
+
+
+# Several values after one flag, and everything after --check.
+
+WORD = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1).filter(lambda word: word[0] != "-")
+
+
+@given(st.lists(WORD, min_size=1), st.lists(WORD, min_size=1))
+def test_values_after_one_flag_are_as_repeated_flags(first: list[str], second: list[str]) -> None:
+    together = rewrite(["run", "m.onnx", "--atol", *first, "--onnxrt", "--atol", *second], flags)
+    apart = [f"--atol={word}" for word in first], [f"--atol={word}" for word in second]
+    assert together == ["run", "m.onnx", *apart[0], "--onnxrt", *apart[1]]
+
+
+@given(st.lists(st.text(min_size=1)))
+def test_words_after_check_are_the_checks(words: list[str]) -> None:
+    rewritten = rewrite(["reduce", "m.onnx", "-o", "out", "--check", *words], flags)
+    assert rewritten[:4] == ["reduce", "m.onnx", "-o", "out"]
+    assert rewritten[4:] == ([f"--check={word}" for word in words] or ["--check="])
+
+
+@given(st.lists(WORD))
+def test_flags_that_take_one_value_are_left_alone(words: list[str]) -> None:
+    line = ["run", "m.onnx", "--seed", "3", "--onnxrt", *words]
+    assert rewrite(line, flags) == line
+
+
+def test_negative_numbers_are_values() -> None:
+    assert rewrite(["reduce", "m", "--fail-code", "-11", "3"], flags) == [
+        "reduce",
+        "m",
+        "--fail-code=-11",
+        "--fail-code=3",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "bisect_trt", "--help"]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "error: the output cannot be written: No space left on device.\n"

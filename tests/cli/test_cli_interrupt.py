@@ -1,0 +1,78 @@
+"""Ctrl-C: the best so far is saved, nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support import chain, gone, has, node_names, read_json, script
+
+SECONDS = 60
+
+
+def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
+    """A reduction in a process group of its own, as a shell starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "bisect_trt", "reduce", "model.onnx", "-o", "out.onnx", *argv],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes that checks have started."""
+    file = folder / "pids"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def interrupt(process: subprocess.Popen[str], folder: Path, running: int) -> str:
+    """Once so many checks hang, do what a terminal does: a signal to the whole foreground group."""
+    deadline = time.monotonic() + SECONDS
+    while len(pids(folder)) < running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    assert all(map(gone, pids(folder)))
+    return err
+
+
+def test_the_best_so_far_is_saved(here: Path) -> None:
+    chain(here / "model.onnx", 64)
+    # Answers twice, then hangs in a child of its own.
+    count = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n"
+    body = f"{count}; test $n -ge 2 && {{ sleep 300 & echo $! >> pids; wait; }}"
+    check = script(here / "check", f"{body}; {has('<9>')} && exit 1; exit 0")
+    process = start(here, "--json", "r.json", "--workers", "1", "--check", check, "{model}")
+    interrupt(process, here, running=1)
+    nodes = node_names(here / "out.onnx")
+    assert "<9>" in nodes
+    assert len(nodes) < 64
+    result = read_json(here / "r.json")
+    assert result["status"] == "interrupted"
+    assert result["artifacts"]["reduced"] == "out.onnx"
+
+
+def test_every_parallel_probe_ends(here: Path) -> None:
+    chain(here / "model.onnx", 64)
+    whole = has(*(f"<{place}>" for place in range(64)))
+    check = script(here / "check", f"{whole} && exit 1; echo $$ >> pids; sleep 300 & echo $! >> pids; wait")
+    process = start(here, "--workers", "3", "--check", check, "{model}")
+    interrupt(process, here, running=6)
+    assert not (here / "out.onnx").exists()
+
+
+def test_before_anything_is_known_no_model_is_written(here: Path) -> None:
+    chain(here / "model.onnx", 4)
+    check = script(here / "check", "echo $$ >> pids; exec sleep 300")
+    interrupt(start(here, "--check", check), here, running=1)
+    assert not (here / "out.onnx").exists()
+    assert not (here / "bisect_trt_debug.onnx").exists()

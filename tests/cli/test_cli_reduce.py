@@ -1,0 +1,257 @@
+"""``reduce`` from the outside: what it finds, and what it writes."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import CommandLine
+from onnx import helper
+from support import Light, arrays, chain, has, node_names, overflowing, read_json, save, script
+
+TENSOR = helper.make_tensor_value_info
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return chain(here / "model.onnx", 12)
+
+
+def failing_with(*tags: str) -> list[str]:
+    """A check that fails while the model has all of the nodes."""
+    return ["--check", "./" + script(Path("check"), f"{has(*tags)} && exit 1; exit 0"), "{model}"]
+
+
+def test_one_node_of_a_real_network(light: Light, cli: CommandLine) -> None:
+    (required,) = light.choose(1, seed=0)
+    ran = cli("reduce", light.path, "-o", "out.onnx", "--no-shrink", "--json", "r.json", *failing_with(required))
+    assert ran.status == 0
+    assert light.left(Path("out.onnx")) == [required]
+    result = read_json(Path("r.json"))
+    original = next(node for node in onnx.load(str(light.path)).graph.node if node.name == required)
+    assert result["culprits"] == [{"name": required, "op": original.op_type, "outputs": list(original.output)}]
+    assert result["minimality"] == "1-minimal"
+    assert result["model"]["units"] == len(light.computing)
+    # Bisection, the proof and the re-check; not one probe a node.
+    assert result["probes"]["run"] <= np.log2(len(light.computing)) + 6
+
+
+@pytest.mark.parametrize("option", ["--no-shrink", "--shrink"])
+def test_the_result_runs_on_the_values_beside_it(cli: CommandLine, model: Path, option: str) -> None:
+    ran = cli("reduce", model, "-o", "out.onnx", option, "--json", "r.json", *failing_with("<3>", "<4>"))
+    assert ran.status == 0
+    onnx.checker.check_model("out.onnx", full_check=True)
+    session = onnxruntime.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
+    artifacts = read_json(Path("r.json"))["artifacts"]
+    inputs, golden = arrays(artifacts["inputs"]), arrays(artifacts["golden"])
+    (given,) = session.run(None, inputs)
+    np.testing.assert_array_equal(given, golden["t4"])
+    np.testing.assert_array_equal(given, inputs["t2"] + 2)
+    assert given.shape == ((2, 3) if option == "--no-shrink" else (1, 1))
+
+
+def test_any_number_of_workers_finds_the_same(cli: CommandLine, model: Path) -> None:
+    found = []
+    for workers in ("1", "2", "5"):
+        options = ["-o", f"{workers}.onnx", "--json", "r.json", "--workers", workers]
+        assert cli("reduce", model, *options, *failing_with("<2>", "<7>", "<8>")).status == 0
+        result = read_json(Path("r.json"))
+        result["probes"].pop("wasted")
+        log = cli("log", result["artifacts"]["run"]).out.splitlines()
+        decisions = [re.sub(" +[0-9.]+ s ", " ", line) for line in log if re.search("FAIL|PASS|UNRESOLVED", line)]
+        assert len(decisions) == result["probes"]["run"]
+        found.append((Path(f"{workers}.onnx").read_bytes(), result["culprits"], result["probes"], decisions))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("mode", ["auto", "bisect", "linear", "ddmin"])
+def test_every_mode_ends_the_same(cli: CommandLine, model: Path, mode: str) -> None:
+    assert cli("reduce", model, "-o", "out.onnx", "--mode", mode, *failing_with("<2>", "<9>")).status == 0
+    assert node_names(Path("out.onnx")) == ["<2>", "<9>"]
+
+
+def test_it_keeps_to_the_failure_asked_for(cli: CommandLine, model: Path) -> None:
+    body = f"{has('<9>')} && echo 'first reason 12'; {has('<4>')} && echo 'second reason 7' >&2; exit 1"
+    check = "./" + script(Path("check"), body)
+    for regex, node in (("^first reason \\d+$", "<9>"), ("second r.ason", "<4>")):
+        options = ["-o", f"{node}.onnx", "--fail-regex", regex]
+        # ^ and $ are the output's ends unless (?m) says otherwise, so say so.
+        options[-1] = f"(?m){regex}"
+        assert cli("reduce", model, *options, "--check", check, "{model}").status == 0
+        assert node_names(Path(f"{node}.onnx")) == [node]
+
+
+def test_a_check_that_never_fails(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, "-o", "out.onnx", "--min-good", "good.onnx", "--json", "r.json", *failing_with("<none>"))
+    assert ran.status == 1
+    assert "does not reproduce" in ran.out
+    assert ran.err == ""
+    assert not Path("out.onnx").exists()
+    assert not Path("good.onnx").exists()
+    result = read_json(Path("r.json"))
+    assert (result["status"], result["probes"]["run"], result["culprits"]) == ("not_reproduced", 1, [])
+
+
+@pytest.mark.parametrize("program", ["no-such-program", "./no/such/program", "./model.onnx"])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_a_missing_program_is_noticed_before_any_search(
+    cli: CommandLine, model: Path, program: str, quoted: bool
+) -> None:
+    words = [f"{program} {{model}}"] if quoted else [program, "{model}"]
+    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--check", *words)
+    assert ran.status == 2
+    assert program in ran.error
+    assert read_json(Path("r.json"))["status"] == "error"
+    assert "probe" not in ran.out
+
+
+def test_a_program_that_cannot_be_run(cli: CommandLine, model: Path) -> None:
+    Path("check").write_bytes(b"\x7fnonsense")
+    Path("check").chmod(0o755)
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", "./check", "{model}")
+    assert ran.status == 2
+    assert "./check" in ran.error
+
+
+def test_min_good_is_the_largest_that_passes_beside_the_result(cli: CommandLine, model: Path) -> None:
+    seen = "grep -aoE '<[0-9]+>' \"$1\" | sort -u | tr '\\n' ' ' >> passed; echo >> passed; exit 0"
+    check = "./" + script(Path("check"), f"{has('<5>')} && exit 1; {seen}")
+    options = ["--min-good", "good.onnx", "--json", "r.json", "--workers", "1"]
+    ran = cli("reduce", model, "-o", "out.onnx", *options, "--check", check, "{model}")
+    assert ran.status == 0
+    assert read_json(Path("r.json"))["artifacts"]["min_good"] == "good.onnx"
+    passed = [line.split() for line in Path("passed").read_text().splitlines()]
+    good = node_names(Path("good.onnx"))
+    assert sorted(good) in passed
+    # In or next to the node that fails: it ends before it or starts behind it, and none of those is larger.
+    beside = [nodes for nodes in passed if {"<4>", "<6>"} & set(nodes)]
+    assert len(good) == max(map(len, beside))
+    assert {"<4>", "<6>"} & set(good)
+
+
+def test_without_a_passing_neighbour_there_is_no_min_good(cli: CommandLine, model: Path) -> None:
+    check = "./" + script(Path("check"), "exit 1")
+    ran = cli(
+        "reduce", model, "-o", "out.onnx", "--min-good", "good.onnx", "--json", "r.json", "--check", check, "{model}"
+    )
+    assert ran.status == 0
+    assert len(node_names(Path("out.onnx"))) == 1
+    assert read_json(Path("r.json"))["artifacts"]["min_good"] is None
+    assert not Path("good.onnx").exists()
+
+
+@pytest.mark.parametrize("place", [0, 1, 5, 10, 11])
+def test_ends_that_may_not_move(cli: CommandLine, model: Path, place: int) -> None:
+    check = failing_with(f"<{place}>")
+    assert cli("reduce", model, "-o", "end.onnx", "--no-reduce-inputs", *check).status == 0
+    assert node_names(Path("end.onnx")) == [f"<{node}>" for node in range(place + 1)]
+    assert [value.name for value in onnx.load("end.onnx").graph.input] == ["x"]
+    assert cli("reduce", model, "-o", "start.onnx", "--no-reduce-outputs", *check).status == 0
+    assert node_names(Path("start.onnx")) == [f"<{node}>" for node in range(place, 12)]
+    assert [value.name for value in onnx.load("start.onnx").graph.output] == ["t11"]
+
+
+def test_artifacts_are_sorted(cli: CommandLine, model: Path) -> None:
+    body = f"echo log > a.log; echo $# > b.txt; {has('<7>')} && exit 1; {has('<2>')} && exit 125; exit 0"
+    check = ["--check", "./" + script(Path("check"), body), "{model}"]
+    options = ["--artifacts", "a.log", "b.txt", "never.txt", "--artifacts-dir", "kept", "--json", "r.json"]
+    assert cli("reduce", model, "-o", "out.onnx", *options, *check).status == 0
+    probes = read_json(Path("r.json"))["probes"]
+    for verdict, folder in (("fail", "bad"), ("pass", "good")):
+        for name in ("a.log", "b.txt"):
+            assert len(list(Path("kept", folder).glob(f"*{name}"))) == probes[verdict]
+    assert not Path("a.log").exists()
+    assert not list(Path("kept").rglob("*never*"))
+
+
+def test_built_in_check(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--onnxrt", "--fp16")
+    assert ran.status == 0
+    assert node_names(Path("out.onnx")) == ["big"]
+    assert read_json(Path("r.json"))["culprits"] == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
+    ran = cli("reduce", model, "-o", "same.onnx", "--onnxrt")
+    assert ran.status == 1
+    assert not Path("same.onnx").exists()
+    # A tolerance that takes Inf for nothing wrong hides it.
+    assert cli("reduce", model, "-o", "loose.onnx", "--onnxrt", "--fp16", "--atol", "inf").status == 1
+
+
+def test_a_node_that_onnx_runtime_has_no_kernel_for(cli: CommandLine) -> None:
+    # t0 -> Plugin -> t2 -> t3, and t0 -> t4: what comes after the plugin has no reference value and is not cut from it.
+    nodes = [
+        helper.make_node("Relu", ["x"], ["t0"], name="<0>"),
+        helper.make_node("Plugin", ["t0"], ["t1"], name="<1>", domain="my.plugins"),
+        helper.make_node("Relu", ["t1"], ["t2"], name="<2>"),
+        helper.make_node("Neg", ["t2"], ["t3"], name="<3>"),
+        helper.make_node("Neg", ["t0"], ["t4"], name="<4>"),
+    ]
+    model = save(Path("model.onnx"), nodes, outputs=["t3", "t4"])
+    proto = onnx.load(str(model))
+    proto.opset_import.append(helper.make_opsetid("my.plugins", 1))
+    onnx.save(proto, str(model))
+    for tag, left in (("<3>", ["<1>", "<2>", "<3>"]), ("<1>", ["<1>"]), ("<4>", ["<4>"]), ("<0>", ["<0>"])):
+        ran = cli("reduce", model, "-o", f"{tag}.onnx", *failing_with(tag))
+        assert ran.status == 0
+        assert "Plugin '<1>'" in ran.err
+        assert sorted(node_names(Path(f"{tag}.onnx"))) == left
+
+
+def test_free_dimensions_become_1_with_a_warning(cli: CommandLine, model: Path) -> None:
+    proto = onnx.load(str(model))
+    proto.graph.input[0].CopyFrom(TENSOR("x", 1, ["batch", 3]))
+    proto.graph.output[0].CopyFrom(TENSOR("t11", 1, ["batch", 3]))
+    onnx.save(proto, str(model))
+    ran = cli("reduce", model, "-o", "one.onnx", "--no-shrink", *failing_with("<3>"))
+    assert ran.status == 0
+    assert "'x'" in ran.err
+    assert "[1, 3]" in ran.err
+    ran = cli(
+        "reduce", model, "-o", "five.onnx", "--no-shrink", "--model-input-shapes", "x:[5,3]", *failing_with("<3>")
+    )
+    assert (ran.status, ran.err) == (0, "")
+    for name, batch in (("one", 1), ("five", 5)):
+        (value,) = onnx.load(f"{name}.onnx").graph.input
+        assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [batch, 3]
+
+
+def test_inputs_from_files_and_scripts(cli: CommandLine, model: Path) -> None:
+    value = np.full((2, 3), 7, np.float32)
+    np.savez("x.npz", x=value)
+    Path("data.py").write_text(
+        "import numpy\ndef load_data():\n    yield {'x': numpy.full((2, 3), 7, numpy.float32)}\n"
+    )
+    check = script(Path("check"), f'cp "$2" seen.npz; {has("<3>")} && exit 1; exit 0')
+    for number, options in enumerate((["--load-inputs", "x.npz"], ["--data-loader-script", "data.py"])):
+        options += ["-o", f"{number}.onnx", "--no-shrink"]
+        assert cli("reduce", model, *options, "--check", f"./{check}", "{model}", "{inputs}").status == 0
+        np.testing.assert_array_equal(arrays("seen.npz")["t2"], value + 3)
+
+
+def test_a_check_that_changes_its_mind_ends_without_proof(cli: CommandLine, model: Path) -> None:
+    # Fails on every candidate with <3> in it, but no more once the answer has been seen alone.
+    body = f"{has('<3>')} || exit 0; {has('<0>')} && exit 1; {has('<2>')} && exit 1; {has('<4>')} && exit 1"
+    check = "./" + script(Path("check"), f"{body}; test -f once && exit 0; touch once; exit 1")
+    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--workers", "1", "--check", check, "{model}")
+    assert ran.status == 3
+    result = read_json(Path("r.json"))
+    assert result["minimality"] == "unproven"
+    assert "re-check" in result["why"]
+    assert Path("out.onnx").exists()
+
+
+def test_several_runs_may_share_a_folder(cli: CommandLine, model: Path) -> None:
+    folders = set()
+    for number in range(3):
+        tag = f"<{random.Random(number).randrange(12)}>"
+        options = ["-o", f"{number}.onnx", "--json", "r.json"]
+        assert cli("reduce", model, *options, *failing_with(tag)).status == 0
+        assert node_names(Path(f"{number}.onnx")) == [tag]
+        folders.add(read_json(Path("r.json"))["artifacts"]["run"])
+    assert len(folders) == 3
+    assert all(Path(folder).is_dir() for folder in folders)

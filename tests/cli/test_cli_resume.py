@@ -1,0 +1,242 @@
+"""``resume`` and ``log`` from the outside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from support import chain, has, node_names, read_json, script
+
+from bisect_trt.cli.runs import invocation
+
+REQUIRED = ("<3>", "<8>")
+LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"
+
+
+@pytest.fixture(autouse=True)
+def _each_as_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invocation, "resumed", None)
+
+
+@pytest.fixture
+def begun(cli: CommandLine, here: Path) -> Path:
+    """The folder of a run over a chain of 12 whose journal ends in the middle of its seventh line."""
+    chain(here / "model.onnx", 12)
+    np.savez(here / "values.npz", x=np.ones((2, 3), np.float32))
+    Path("tensors.txt").write_text("anything")
+    body = f'echo "looked at $(basename $1)"; echo $1 >> seen; {has(*REQUIRED)} && exit 1; exit 0'
+    check = "./" + script(Path("check"), body)
+    options = ["--load-inputs", "values.npz", "--json", "r.json", "--workers", "1"]
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", *options, "--check", check, "{model}", "tensors.txt")
+    assert ran.status == 0
+    (run,) = Path(".bisect-trt").iterdir()
+    journal = run / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:6]) + lines[6][:30])
+    Path("seen").unlink()
+    return run
+
+
+def entries(run: Path, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "journal.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]
+
+
+def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
+    before = read_json(Path("r.json"))
+    ran = cli("resume", begun)
+    assert ran.status == 0, ran.err
+    assert node_names(Path("out.onnx")) == list(REQUIRED)
+    after = read_json(Path("r.json"))
+    timeless = ("probes", "culprits", "minimality", "status", "model")
+    assert [after[key] for key in timeless] == [before[key] for key in timeless]
+    # Six lines are two probes; all others were run.
+    assert len(Path("seen").read_text().splitlines()) == after["probes"]["run"] - 2
+
+
+def test_it_goes_on_from_anywhere(
+    cli: CommandLine, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun.absolute()
+    monkeypatch.chdir(tmp_path)
+    assert cli("resume", run).status == 0
+    assert node_names(run.parent.parent / "out.onnx") == list(REQUIRED)
+
+
+def test_a_finished_run_gives_its_answer_again(cli: CommandLine, begun: Path) -> None:
+    assert cli("resume", begun).status == 0
+    Path("seen").unlink()
+    Path("out.onnx").unlink()
+    assert cli("resume", begun).status == 0
+    assert node_names(Path("out.onnx")) == list(REQUIRED)
+    assert not Path("seen").exists()
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "check", "values.npz", "tensors.txt"])
+def test_it_is_refused_when_a_file_changed(cli: CommandLine, begun: Path, name: str) -> None:
+    journal = (begun / "journal.jsonl").read_bytes()
+    if name == "model.onnx":
+        chain(Path(name), 13)
+    elif name == "values.npz":
+        np.savez(name, x=np.zeros((2, 3), np.float32))
+    else:
+        with Path(name).open("a") as file:
+            file.write("\n")
+    ran = cli("resume", begun)
+    assert ran.status == 2
+    assert f"the content of {name} changed" in ran.error
+    assert str(begun.name) in ran.error
+    assert (begun / "journal.jsonl").read_bytes() == journal
+    assert not Path("seen").exists()
+
+
+def test_it_is_refused_when_the_data_loader_changed(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx", 4)
+    Path("loader.py").write_text(LOADER)
+    check = "./" + script(Path("check"), f"{has('<2>')} && exit 1; exit 0")
+    options = ["--data-loader-script", "loader.py", "--max-probes", "2"]
+    assert cli("reduce", "model.onnx", "-o", "out.onnx", *options, "--check", check, "{model}").status == 3
+    (run,) = Path(".bisect-trt").iterdir()
+    Path("loader.py").write_text(LOADER.replace("ones", "zeros"))
+    ran = cli("resume", run)
+    assert ran.status == 2
+    assert "the content of loader.py changed" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("version", "0.0.1", "the version of bisect-trt (0.0.1, now "),
+        ("files", {}, "the file model.onnx, which is new"),
+    ],
+)
+def test_it_is_refused_by_what_the_run_was_bound_to(
+    cli: CommandLine, begun: Path, field: str, value: object, said: str
+) -> None:
+    bound = read_json(begun / "run.json")
+    (begun / "run.json").write_text(json.dumps({**bound, field: value}))
+    ran = cli("resume", begun)
+    assert ran.status == 2
+    assert said in ran.error
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[1]", b'{"argv": ["reduce"]', b'{"argv": 1}', b"\x00\xff"])
+@pytest.mark.parametrize("command", ["resume", "log"])
+def test_what_is_no_run(cli: CommandLine, command: str, content: bytes | None) -> None:
+    if content is not None:
+        Path("run").mkdir()
+        Path("run", "run.json").write_bytes(content)
+    ran = cli(command, "run")
+    assert ran.status == 4
+    assert "run is not the folder of a bisect-trt run" in ran.error
+
+
+@pytest.mark.parametrize("command", ["resume", "log"])
+def test_a_damaged_journal(cli: CommandLine, begun: Path, command: str) -> None:
+    journal = begun / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'{"event": "outcome"', b"\xfe{outcome", 1))
+    ran = cli(command, begun)
+    assert ran.status == 4
+    assert f"{journal.name} is damaged in line 2" in ran.error
+
+
+def test_a_run_whose_place_is_gone(
+    cli: CommandLine, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    shutil.move(begun, kept)
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(tmp_path / "here")
+    ran = cli("resume", kept)
+    assert ran.status == 4
+    assert "which is gone" in ran.error
+
+
+def test_the_log_lists_every_probe(cli: CommandLine, begun: Path) -> None:
+    assert cli("resume", begun).status == 0
+    ran = cli("log", begun)
+    assert ran.status == 0
+    assert "reduce model.onnx -o out.onnx" in ran.out
+    numbers = {entry["number"]: entry for entry in entries(begun, "verdict")}
+    lines = [line.split() for line in ran.out.splitlines()[2:]]
+    assert [int(line[0]) for line in lines] == sorted(numbers) == list(range(1, len(numbers) + 1))
+    for line in lines:
+        entry = numbers[int(line[0])]
+        assert line[1] == entry["verdict"]
+        assert " ".join(line).endswith(f"{entry['title']}: {entry['reason']}")
+
+
+def test_the_log_of_a_run_that_was_cut_off(cli: CommandLine, begun: Path) -> None:
+    journal = begun / "journal.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'\n{"event": "started", "key": "abc", "title": "the one that hung"}\n')
+    content = journal.read_bytes().replace(journal.read_bytes().splitlines(keepends=True)[6], b"")
+    journal.write_bytes(content + b'{"event": "verd')
+    ran = cli("log", begun)
+    assert ran.status == 0
+    assert len(ran.out.splitlines()) == 2 + 2 + 1
+    assert "the one that hung: was running when the run ended" in ran.out.splitlines()[-1]
+
+
+def test_a_probe_can_be_run_by_hand(cli: CommandLine, begun: Path) -> None:
+    assert cli("resume", begun).status == 0
+    for entry in entries(begun, "verdict"):
+        ran = cli("log", begun, str(entry["number"]))
+        assert ran.status == 0
+        shown = dict(line.split(": ", 1) for line in ran.out.splitlines() if ": " in line)
+        assert shown[f"probe {entry['number']}"].startswith(entry["verdict"])
+        candidate = Path(shown["candidate"].rsplit(" (", 1)[0])
+        by_hand = subprocess.run(shown["again by hand"], shell=True, check=False, capture_output=True, text=True)
+        assert by_hand.returncode == (1 if entry["verdict"] == "FAIL" else 0)
+        assert by_hand.stdout.strip() == f"looked at {candidate.name}" == ran.out.splitlines()[-1]
+        assert candidate.exists()
+        assert Path(shown["inputs"]).exists()
+        assert Path(shown["golden"]).exists()
+
+
+@pytest.mark.parametrize("number", ["0", "99"])
+def test_a_probe_that_the_run_has_not(cli: CommandLine, begun: Path, number: str) -> None:
+    ran = cli("log", begun, number)
+    assert ran.status == 2
+    assert f"no probe {number}; it has 2" in ran.error
+
+
+def test_it_is_refused_when_the_weights_changed(cli: CommandLine) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "weight")
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Add", ["x", "weight"], ["y"])]
+    ends = [value("x", onnx.TensorProto.FLOAT, [2, 3])], [value("y", onnx.TensorProto.FLOAT, [2, 3])]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "graph", *ends, [weight]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(model, "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    check = "./" + script(Path("check"), "exit 1")
+    assert cli("reduce", "m.onnx", "-o", "r.onnx", "--json", "r.json", "--check", check, "{model}").status == 0
+    run = read_json(Path("r.json"))["artifacts"]["run"]
+    Path("weights.bin").write_bytes(b"\0" * 24)
+    resumed = cli("resume", run)
+    assert resumed.status == 2
+    assert "weights.bin" in resumed.error
+
+
+def test_a_probe_at_a_fixed_path_can_be_run_by_hand(cli: CommandLine) -> None:
+    """The file at the fixed path is gone by then, so the command puts the candidate back there first."""
+    model = chain(Path("m.onnx"), 4)
+    check = "./" + script(Path("check"), f"{has('<1>', model='bisect_trt_debug.onnx')} && exit 1; exit 0")
+    assert cli("reduce", model, "-o", "r.onnx", "--json", "r.json", "--check", check).status == 0
+    run = read_json(Path("r.json"))["artifacts"]["run"]
+    for number, status in ((1, 1), (len(entries(Path(run), "verdict")), 1)):
+        line = next(line for line in cli("log", run, str(number)).out.splitlines() if "by hand" in line)
+        assert not Path("bisect_trt_debug.onnx").exists()
+        command = line.split("by hand: ")[1]
+        assert subprocess.run(command, shell=True, check=False).returncode == status
+        Path("bisect_trt_debug.onnx").unlink()

@@ -1,0 +1,136 @@
+"""Each row of the check command's table: what a check may do, and what is made of it.
+
+A chain of two nodes is reduced. The check does one thing on the whole, so that the search starts, and another on
+a part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import chain, has, node_names, read_json, script
+
+FAIL, PASS, UNRESOLVED = "fail", "pass", "unresolved"
+ABORT, KILL, HANG = "ulimit -c 0; kill -ABRT $$", "kill -KILL $$", "exec sleep 60"
+BOOM = "echo 'boom 17' >&2"
+
+
+def probe_parts(cli: CommandLine, options: str, whole: str, part: str) -> tuple[int, dict[str, int]]:
+    """The exit status, and how many parts of the model got which verdict."""
+    model = chain(Path("model.onnx"), 2)
+    check = script(Path("check"), f"if {has('<0>', '<1>')}; then {whole}; else {part}; fi")
+    ran = cli(
+        "reduce", model, "-o", "out.onnx", "--json", "r.json", *options.split(), "--check", f"./{check}", "{model}"
+    )
+    assert "Traceback" not in ran.err
+    result = read_json(Path("r.json"))
+    return ran.status, {verdict: result["probes"][verdict] for verdict in (FAIL, PASS, UNRESOLVED)}
+
+
+@pytest.mark.parametrize(
+    ("options", "whole", "part", "verdict"),
+    [
+        # --ignore-fail-code comes before everything else.
+        ("--ignore-fail-code 7", "exit 1", "exit 7", PASS),
+        ("--ignore-fail-code 7 --fail-code 7 1", "exit 1", "exit 7", PASS),
+        ("--ignore-fail-code 6 7", "exit 1", "exit 6", PASS),
+        ("--ignore-fail-code 125", "exit 1", "exit 125", PASS),
+        ("--ignore-fail-code 7 --fail-regex boom", f"{BOOM}; exit 1", f"{BOOM}; exit 7", PASS),
+        # 125
+        ("", "exit 1", "exit 125", UNRESOLVED),
+        ("--fail-regex boom", f"{BOOM}; exit 1", f"{BOOM}; exit 125", UNRESOLVED),
+        ("--fail-code 125", "exit 125", "exit 125", FAIL),
+        # Signals and time-outs count where the original ends the same way.
+        ("", "exit 1", ABORT, UNRESOLVED),
+        ("", ABORT, ABORT, FAIL),
+        ("", ABORT, KILL, UNRESOLVED),
+        ("", ABORT, "exit 0", PASS),
+        ("--timeout 0.5", "exit 1", HANG, UNRESOLVED),
+        ("--timeout 0.5", HANG, HANG, FAIL),
+        ("--timeout 0.5", HANG, KILL, UNRESOLVED),
+        ("--timeout 0.5", HANG, "exit 0", PASS),
+        ("--fail-regex boom", f"{BOOM}; exit 1", f"{BOOM}; {ABORT}", UNRESOLVED),
+        # Conditions: every kind that is given must be met, one of each is enough.
+        ("--fail-regex boom", f"{BOOM}; exit 1", f"{BOOM}; exit 0", FAIL),
+        ("--fail-regex b[o]+m.17", f"{BOOM}; exit 1", "echo 'boom 17'; exit 3", FAIL),
+        ("--fail-regex bang boom", f"{BOOM}; exit 1", "echo bang; exit 1", FAIL),
+        ("--fail-regex bang --fail-regex boom", f"{BOOM}; exit 1", "echo bang; exit 1", FAIL),
+        ("--fail-code 3 4", "exit 3", "exit 4", FAIL),
+        ("--fail-code 3 --fail-code 4", "exit 3", "exit 4", FAIL),
+        ("--fail-code 3 --fail-regex boom", f"{BOOM}; exit 3", f"{BOOM}; exit 3", FAIL),
+        ("--fail-code 0", "exit 0", "exit 0", FAIL),
+        # Conditions that are not met.
+        ("--fail-regex boom", f"{BOOM}; exit 1", "exit 0", PASS),
+        ("--fail-regex boom", f"{BOOM}; exit 1", "echo bang; exit 1", UNRESOLVED),
+        ("--fail-code 3", "exit 3", "exit 1", UNRESOLVED),
+        ("--fail-code 3", "exit 3", "exit 0", PASS),
+        ("--fail-code 3 --fail-regex boom", f"{BOOM}; exit 3", "exit 3", UNRESOLVED),
+        ("--fail-code 3 --fail-regex boom", f"{BOOM}; exit 3", f"{BOOM}; exit 4", UNRESOLVED),
+        ("--fail-code 3 --fail-regex boom", f"{BOOM}; exit 3", f"{BOOM}; exit 0", PASS),
+        # No conditions.
+        ("", "exit 1", "exit 0", PASS),
+        ("", "exit 1", "exit 9", FAIL),
+        ("", "exit 1", "exit 126", FAIL),
+    ],
+)
+def test_verdict(cli: CommandLine, options: str, whole: str, part: str, verdict: str) -> None:
+    status, seen = probe_parts(cli, options, whole, part)
+    assert status == 0
+    # The whole fails: at first and, if no part does, once more as the result that was read back.
+    assert seen.pop(FAIL) >= 2
+    left = len(node_names(Path("out.onnx")))
+    if verdict == FAIL:
+        assert seen == {PASS: 0, UNRESOLVED: 0}
+        assert left == 1
+    else:
+        assert seen.pop(verdict) >= 1
+        assert set(seen.values()) == {0}
+        assert left == 2
+
+
+def test_after_a_crash_an_ordinary_failure_is_one_too(cli: CommandLine) -> None:
+    # The table's last row does not ask how the original ended.
+    status, seen = probe_parts(cli, "", ABORT, "exit 1")
+    assert (status, seen[UNRESOLVED]) == (0, 0)
+    assert len(node_names(Path("out.onnx"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ("", "exit 0"),
+        ("", "exit 125"),
+        ("--ignore-fail-code 1", "exit 1"),
+        ("--fail-code 3", "exit 1"),
+        ("--fail-regex boom", "echo bang; exit 1"),
+        ("--fail-regex ^$x", "exit 1"),
+    ],
+)
+def test_an_original_that_does_not_fail_so_ends_the_run(cli: CommandLine, options: str, whole: str) -> None:
+    status, seen = probe_parts(cli, options, whole, "exit 1")
+    assert status == 1
+    assert seen[FAIL] == 0
+    assert not Path("out.onnx").exists()
+    result = read_json(Path("r.json"))
+    assert (result["status"], result["probes"]["run"]) == ("not_reproduced", 1)
+
+
+def test_another_way_to_break_is_shown_once(cli: CommandLine) -> None:
+    model = chain(Path("model.onnx"), 8)
+    body = f"if {has('<1>', '<6>')}; then echo boom; else echo 'the other thing'; fi; exit 1"
+    ran = cli(
+        "reduce",
+        model,
+        "-o",
+        "out.onnx",
+        "--fail-regex",
+        "boom",
+        "--check",
+        f"./{script(Path('check'), body)}",
+        "{model}",
+    )
+    assert ran.status == 0
+    assert ran.out.count("UNRESOLVED") > 1
+    assert ran.out.count("the other thing") == 1
