@@ -1,0 +1,1 @@
+"""Example: InstanceNorm whose sum of squares overflows in fp16."""

@@ -1,0 +1,1 @@
+"""Example: masked attention that is NaN in fp16."""

@@ -1,0 +1,1 @@
+"""Example: a ViT whose decomposed LayerNorms overflow in fp16."""
