@@ -16,9 +16,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from support import save
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.runtimes.base import BuildError, RunError, Session, TargetSettings, make_runtime, mask_message
+from bisect_trt.runtimes.base import BuildError, RunError, Session, make_runtime, mask_message
 from bisect_trt.runtimes.onnxrt import OnnxRuntimeSession, provider_names, target_model
 from bisect_trt.runtimes.reference import reference_settings
+from bisect_trt.runtimes.settings import TargetSettings
 
 FP16 = TargetSettings(fp16=True)
 TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
@@ -323,7 +324,8 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
     code = (
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
-        "from bisect_trt.runtimes.base import TargetSettings, make_runtime\n"
+        "from bisect_trt.runtimes.base import make_runtime\n"
+        "from bisect_trt.runtimes.settings import TargetSettings\n"
         "try:\n"
         "    make_runtime(TargetSettings(providers=(sys.argv[2],))).load(pathlib.Path(sys.argv[1]))\n"
         "except UnavailableError as error:\n"
@@ -340,5 +342,5 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
 
 
 def test_onnxruntime_is_imported_only_when_asked_for() -> None:
-    code = "import sys, bisect_trt.runtimes.base as base; base.TargetSettings(); sys.exit('onnxruntime' in sys.modules)"
+    code = "import sys, bisect_trt.runtimes.base; sys.exit('onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,7 @@ import typer
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
-from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions, parse_shapes, parse_val_ranges
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings

@@ -12,7 +12,7 @@ from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
 from bisect_trt.probing.process import Cancel, ProcessEnd
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 

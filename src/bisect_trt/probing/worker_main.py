@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.runtimes.base import BuildError, RunError, Runtime, TargetSettings, make_runtime
+from bisect_trt.runtimes.base import BuildError, RunError, Runtime, make_runtime
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter

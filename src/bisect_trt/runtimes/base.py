@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class TargetSettings:
-    """Which runtime, and how it is set up.
-
-    Attributes:
-        runtime: Its name.
-        fp16: Whether the model is lowered to half precision.
-        providers: ONNX Runtime's execution providers, by long or short name (``cuda``); its CPU provider where empty.
-        optimize: Whether the runtime may optimise the graph.
-    """
-
-    runtime: Literal["onnxrt"] = "onnxrt"
-    fp16: bool = False
-    providers: tuple[str, ...] = ()
-    optimize: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "providers": list(self.providers)}
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
-        """What :meth:`to_json` wrote."""
-        return cls(**{**plain, "providers": tuple(plain["providers"])})
-
-    def describe(self) -> str:
-        """In words."""
-        where = ", ".join(self.providers) or "CPU"
-        how = "all graph optimisations" if self.optimize else "graph optimisations off"
-        return f"ONNX Runtime ({where}, {how}{', fp16' if self.fp16 else ''})"
 
 
 class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours

@@ -15,7 +15,8 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.graph.values import element_dtype
-from bisect_trt.runtimes.base import Arrays, BuildError, RunError, TargetSettings
+from bisect_trt.runtimes.base import Arrays, BuildError, RunError
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.info import TensorInfo
 
@@ -68,7 +69,7 @@ def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None
     except Exception as error:  # each of ONNX's formats raises its own
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
     lower = lower_roundtrip if provider_names(settings.providers) == [CPU] else lower_fp16
-    return lower(model, dtypes=_types_onnx_cannot_infer(model, path))
+    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path))
 
 
 def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path) -> dict[str, int]:

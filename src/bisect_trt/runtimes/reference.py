@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings
 
 
 def reference_settings() -> TargetSettings:

@@ -13,8 +13,8 @@ from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.probing.worker import WorkerDied
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.runtimes.base import TargetSettings
 from bisect_trt.runtimes.reference import reference_settings
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions

@@ -12,7 +12,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.probing.worker import WorkerDied
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.subject import Subject

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.workspace import FIXED_PATH
-from bisect_trt.runtimes.base import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.strategy import Mode
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import ToleranceOptions
