@@ -13,8 +13,12 @@ from bisect_trt.errors import UsageError
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.tensors.compare_script import check_script
 from bisect_trt.tensors.inputs import DataOptions, parse_shapes, parse_val_ranges
+from bisect_trt.tensors.method import Algorithm, Method
+from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.tensors.user_script import split_script
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 
@@ -33,6 +37,12 @@ seconds = between(0.001, 1e8)
 """A time. The longest is three years; what waits cannot wait for infinity."""
 
 Model = Annotated[Path, typer.Argument(help="The ONNX model.", show_default=False)]
+Annotation = Annotated[
+    Path | None,
+    typer.Option(
+        "--annotate", metavar="FILE", help="Write the model with each node's verdict in its metadata, for Netron."
+    ),
+]
 
 
 @dataclass
@@ -40,6 +50,9 @@ class General:
     """What every command takes."""
 
     json: Annotated[Path | None, typer.Option(help="Write the result as JSON.", metavar="FILE")] = None
+    report: Annotated[
+        Path | None, typer.Option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
+    ] = None
     verbose: Annotated[
         int, typer.Option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")
     ] = 0
@@ -68,60 +81,59 @@ class Data:
         list[str], typer.Option(metavar="[NAME:][LO,HI]", help="Range of random values; default [0,1].")
     ] = field(default_factory=list)
     seed: Annotated[int, typer.Option(help="Seed of random values.")] = 1
-    load_inputs: Annotated[list[Path], typer.Option(metavar="FILE", help="Input values, .npz by tensor name.")] = field(
-        default_factory=list
-    )
+    iterations: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Samples of random values, or of the script at most.")
+    ] = None
+    load_inputs: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
+    ] = field(default_factory=list)
     data_loader_script: Annotated[
         str | None,
         typer.Option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays."),
     ] = None
 
+    data_loader_func_name: Annotated[
+        str | None, typer.Option(metavar="FUNC", help="The script's function; default load_data.")
+    ] = None
+
+    array_swap_mb: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB",
+            min=0,
+            help="Past so much of weights and tensors, compute every tensor slice by slice, on the disk in between; "
+            "default an eighth of the free memory, at most 1024.",
+        ),
+    ] = None
+
     def files(self) -> list[Path]:
         """The files that the values come from."""
-        script = [] if self.data_loader_script is None else [Path(self.data_loader_script.split(":")[0])]
-        return [*self.load_inputs, *script]
+        script = (
+            [] if self.data_loader_script is None else [split_script(self.data_loader_script, "", "data-loader")[0]]
+        )
+        return [*(file for path in self.load_inputs for file in files_of(path)), *script]
+
+    def script(self) -> str | None:
+        """The data-loader script with its function, as ``FILE:FUNCTION`` if one is named.
+
+        Raises:
+            UsageError: There is a function and no script, or there are two functions.
+        """
+        if self.data_loader_func_name is None:
+            return self.data_loader_script
+        if self.data_loader_script is None:
+            raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
+        if not Path(self.data_loader_script).is_file():
+            split_script(self.data_loader_script, "", "data-loader")
+            raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
+        return f"{self.data_loader_script}:{self.data_loader_func_name}"
 
     def settings(self, model: Path) -> ModelSettings:
         """As plain data."""
         data = DataOptions(
-            self.seed, parse_val_ranges(self.val_range), tuple(self.load_inputs), self.data_loader_script
+            self.seed, parse_val_ranges(self.val_range), tuple(self.load_inputs), self.script(), self.iterations
         )
-        return ModelSettings(model, parse_shapes(self.input_shapes), data)
-
-
-@dataclass
-class Target:
-    """The runtime under suspicion."""
-
-    onnxrt: Annotated[bool, typer.Option("--onnxrt", help="ONNX Runtime, all graph optimisations on.")] = False
-    fp16: Annotated[bool, typer.Option("--fp16", help="In half precision.")] = False
-    providers: Annotated[
-        list[str], typer.Option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
-    ] = field(default_factory=list)
-
-    def settings(self) -> TargetSettings | None:
-        """As plain data; ``None`` if no target was asked for.
-
-        Raises:
-            UsageError: An option of a target without the target.
-        """
-        if not self.onnxrt:
-            for flag, given in (("--fp16", self.fp16), ("--providers", bool(self.providers))):
-                if given:
-                    raise UsageError(f"{flag} is an option of a target, and none is named; add --onnxrt.")
-            return None
-        return TargetSettings(runtime="onnxrt", fp16=self.fp16, providers=tuple(self.providers))
-
-    def required(self) -> TargetSettings:
-        """As plain data.
-
-        Raises:
-            UsageError: No target was asked for.
-        """
-        settings = self.settings()
-        if settings is None:
-            raise UsageError("no target is named, so there is nothing to compare with the reference; add --onnxrt.")
-        return settings
+        return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb)
 
 
 @dataclass
@@ -136,14 +148,95 @@ class Compare:
         list[str], typer.Option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.")
     ] = field(default_factory=list)
     check_error_stat: Annotated[
-        list[str], typer.Option(metavar="[OUT:]STAT", help="elemwise, max, mean or median; default elemwise.")
+        list[str], typer.Option(metavar="[OUT:]STAT", help="elemwise, max, mean, median or quantile; default elemwise.")
     ] = field(default_factory=list)
+    error_quantile: Annotated[
+        list[str], typer.Option(metavar="[OUT:]Q", help="Which quantile of the errors to check; default 0.99.")
+    ] = field(default_factory=list)
+    infinities_compare_equal: Annotated[
+        bool, typer.Option("--infinities-compare-equal", help="The same Inf on both sides is no error.")
+    ] = False
+    validate: Annotated[bool, typer.Option("--validate", help="Any NaN or Inf, on either side, is a failure.")] = False
+    compare_as: Annotated[
+        Algorithm, typer.Option("--compare", "--compare-func", help="As numbers, or as lists of indices.")
+    ] = Algorithm.SIMPLE
+    index_tolerance: Annotated[
+        list[str], typer.Option(metavar="[OUT:]N", help="For --compare indices: how many places one may be away.")
+    ] = field(default_factory=list)
+    postprocess: Annotated[
+        list[str],
+        typer.Option(
+            "--postprocess",
+            "--postprocess-func",
+            metavar="[OUT:]top-K[,axis=N]",
+            help="Compare the indices of the K largest values instead.",
+        ),
+    ] = field(default_factory=list)
+    no_shape_check: Annotated[
+        bool, typer.Option("--no-shape-check", help="Permute or reshape where shapes differ.")
+    ] = False
+    compare_func_script: Annotated[
+        str | None,
+        typer.Option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict."),
+    ] = None
+
+    def files(self) -> list[Path]:
+        """The files that the comparison depends on."""
+        return [] if self.compare_func_script is None else [check_script(self.compare_func_script)]
+
+    def require_numbers(self) -> None:
+        """Make sure that outputs are compared as they are, number by number.
+
+        Raises:
+            UsageError: They are not.
+        """
+        given = {
+            "--compare indices": self.compare_as is Algorithm.INDICES,
+            "--postprocess": bool(self.postprocess),
+            "--no-shape-check": self.no_shape_check,
+            "--compare-func-script": self.compare_func_script is not None,
+        }
+        for option, wanted in given.items():
+            if wanted:
+                raise UsageError(
+                    f"{option} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
+                )
+
+    def method(self) -> Method:
+        """What is compared and how, as plain data.
+
+        Raises:
+            UsageError: A value is malformed, or an option does not fit the others.
+        """
+        if self.index_tolerance and self.compare_as is not Algorithm.INDICES:
+            raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+        if self.compare_func_script is not None:
+            check_script(self.compare_func_script)
+        return Method.parse(
+            self.compare_as,
+            self.index_tolerance,
+            self.postprocess,
+            shape_check=not self.no_shape_check,
+            validate=self.validate,
+            script=self.compare_func_script,
+        )
 
     def settings(self, target: TargetSettings | None, *, nonfinite_equal: bool = True) -> ToleranceOptions:
-        """As plain data."""
+        """As plain data.
+
+        Raises:
+            UsageError: A value is malformed, or an option does not fit the others.
+        """
         precision = Precision.FP16 if target is not None and target.fp16 else Precision.FP32
         return ToleranceOptions.parse(
-            self.atol, self.rtol, self.check_error_stat, precision=precision, nonfinite_equal=nonfinite_equal
+            self.atol,
+            self.rtol,
+            self.check_error_stat,
+            self.error_quantile,
+            precision=precision,
+            nonfinite_equal=nonfinite_equal,
+            infinities_equal=self.infinities_compare_equal,
+            method=self.method(),
         )
 
 

@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Check, Compare, Data, General, Model, Search, Target
+from bisect_trt.cli.options import Annotation, Check, Compare, Data, General, Model, Search
 from bisect_trt.cli.runs import invocation, open_run
+from bisect_trt.cli.target import Target
 from bisect_trt.errors import UsageError
+from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.strategy import Mode
 from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.reduce import check_outputs, reduce_model
 from bisect_trt.workflows.settings import ReduceSettings
 from bisect_trt.workflows.subject import Subject
@@ -43,11 +46,14 @@ def reduce_command(
         bool, typer.Option("--reduce-outputs/--no-reduce-outputs", help="Whether the end of the graph may move.")
     ] = True,
     mode: Annotated[Mode, typer.Option(help="How to search.")] = Mode.AUTO,
+    annotation: Annotation = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over files that exist.")] = False,
 ) -> None:
     """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
 
     def work(console: Console, result: Result) -> Result:
+        if annotation is not None:
+            check_annotated(annotation, model)
         if not (reduce_inputs or reduce_outputs):
             raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to reduce; drop one.")
         settings = ReduceSettings(output, min_good, reduce_inputs, reduce_outputs, mode, overwrite)
@@ -56,14 +62,15 @@ def reduce_command(
         checks = check.settings(target.settings(), compare)
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        files = [*data.files(), *check.files()]
+        files = [*data.files(), *compare.files(), *check.files()]
         workspace = open_run("reduce", model, files, checks.fixed_path)
         with Subject(data.settings(model), workspace, console) as subject:
             prober = make_prober(checks, search.settings(), subject, console)
+            known = recorded(subject, result, console, prober=prober, target=checks.target, annotation=annotation)
             try:
-                return reduce_model(subject, prober, settings, search.settings(), console, result)
+                with known:
+                    return reduce_model(subject, prober, settings, search.settings(), console, result)
             finally:
-                subject.record(result, prober)
                 prober.ledger.close()
 
     finish(work, "reduce", general)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
@@ -26,6 +25,7 @@ class BuiltinCheck:
         target: The runtime under suspicion.
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
+        timed: Whether to measure how long a candidate runs.
     """
 
     workers: WorkerPool
@@ -33,6 +33,7 @@ class BuiltinCheck:
     tolerance: ToleranceOptions
     timeout: float | None = None
     parallel: bool = True
+    timed: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -41,13 +42,13 @@ class BuiltinCheck:
             UsageError: A tolerance names no output.
             UnavailableError: The target's runtime is not installed.
         """
-        request: dict[str, Any] = {
-            "op": "compare",
-            "model": str(files.model),
-            "inputs": str(files.inputs),
-            "golden": str(files.golden),
-        }
-        request |= {"log": str(files.log), "target": self.target.to_json(), "tolerance": self.tolerance.to_json()}
+        request: dict[str, Any] = {"op": "compare", "model": str(files.model), "log": str(files.log)}
+        request |= {"inputs": str(files.inputs), "golden": str(files.golden)}
+        request |= {"target": self._target(files).to_json(), "tolerance": self.tolerance.to_json(), "timed": self.timed}
+        given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
+        if files.more:
+            # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
+            request |= {"more": [[str(inputs), str(golden)] for inputs, golden in files.more], "every": not given}
         began = time.monotonic()
         try:
             reply = self.workers.ask(request, self.timeout, cancel)
@@ -55,25 +56,20 @@ class BuiltinCheck:
             outcome = outcome_of_death(death.end)
         else:
             outcome = outcome_of_reply(reply, time.monotonic() - began)
+            if not given:
+                outcome = replace(outcome, severity=max((c.severity for c in outcome.comparisons), default=None))
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")
         return outcome
 
+    def _target(self, files: CandidateFiles) -> TargetSettings:
+        return self.target if files.keep is None else replace(self.target, keep=files.keep)
+
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
-        tolerance = self.tolerance
-        words = ["bisect-trt", "run", str(files.model), "--onnxrt"]
-        words += ["--fp16"] if self.target.fp16 else []
-        words += [word for name in self.target.providers for word in ("--providers", name)]
-        words += [*_flags("--atol", tolerance.atol), *_flags("--rtol", tolerance.rtol)]
-        words += _flags("--check-error-stat", {name: stat.value for name, stat in tolerance.stat.items()})
+        words = ["bisect-trt", "run", str(files.model), *self._target(files).flags(), *self.tolerance.words()]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
-
-
-def _flags(option: str, values: Mapping[str, object]) -> list[str]:
-    """``--option out:value`` for each output, and ``--option value`` for all others."""
-    return [word for name, value in values.items() for word in (option, f"{name}:{value}" if name else str(value))]
 
 
 def outcome_of_death(end: ProcessEnd) -> Outcome:
@@ -91,13 +87,34 @@ def outcome_of_reply(reply: dict[str, Any], seconds: float) -> Outcome:
     if "error" in reply:
         doing = "the target refuses the model" if reply["error"] == "build" else "the target fails while running"
         return Outcome(Ending.BROKEN, reply["signature"], f"{doing}: {reply['message']}", seconds)
-    comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
+    latency = reply.get("latency_ms")
+    comparisons = _worst_sample([TensorComparison.from_json(entry) for entry in reply["comparisons"]])
+    sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
-        return Outcome(
-            Ending.PASSED, "match", f"{len(comparisons)} outputs match", seconds, comparisons=tuple(comparisons)
-        )
-    worst = failed[0]
+        said = f"{len(comparisons)} outputs match"
+        return Outcome(Ending.PASSED, "match", said, seconds, comparisons=tuple(comparisons), latency_ms=latency)
+    worst = max(failed, key=lambda comparison: comparison.severity)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    reason = f"'{worst.name}': {worst.describe()}{more}"
-    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, seconds, comparisons=tuple(comparisons))
+    where = "" if sample is None else f"sample {sample}: "
+    reason = f"{where}'{worst.name}': {worst.describe()}{more}"
+    return Outcome(
+        Ending.MISMATCHED,
+        worst.kind.value,
+        reason,
+        seconds,
+        comparisons=tuple(comparisons),
+        sample=sample,
+        latency_ms=latency,
+    )
+
+
+def _worst_sample(comparisons: list[TensorComparison]) -> list[TensorComparison]:
+    """The comparisons of the input sample that fails most severely; of the last if none does."""
+    samples: dict[int | None, list[TensorComparison]] = {}
+    for comparison in comparisons:
+        samples.setdefault(comparison.sample, []).append(comparison)
+    failing = [seen for seen in samples.values() if not all(comparison.passed for comparison in seen)]
+    if not failing:
+        return list(samples.values())[-1] if samples else []
+    return max(failing, key=lambda seen: max(comparison.severity for comparison in seen))

@@ -40,6 +40,8 @@ class Candidate:
         title: What it is, in a few words.
         units: The units it is made of, for a search over units.
         values: Of its inputs and outputs, where they are not the reference's activations of the original.
+        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
+            the target's to do.
     """
 
     proto: onnx.ModelProto
@@ -48,6 +50,7 @@ class Candidate:
     title: str
     units: Subset = frozenset()
     values: Mapping[str, NDArray[Any]] | None = None
+    keep: tuple[str, ...] | None = None
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -59,6 +62,8 @@ class Candidate:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             digest.update(name.encode() + value.tobytes())
+        if self.keep is not None:
+            digest.update("\0".join(("keep", *self.keep)).encode())
         return Identity(digest.hexdigest(), self.title, self.units)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome, of_samples
 from bisect_trt.probing.process import Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workspace import CandidateFiles
 
@@ -18,7 +18,7 @@ _TAIL_LINES = 5
 _TAIL_BYTES = 4096
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
-_PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir)\}")
+_PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine)\}")
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,17 @@ class CommandCheck:
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
         paths = files.placeholders()
-        return [_PLACEHOLDER.sub(lambda match: paths[match[1]], word) for word in self.argv]
+        return [_PLACEHOLDER.sub(lambda match: paths.get(match[1], match[0]), word) for word in self.argv]
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        """Run it on a candidate.
+        """Run it on a candidate, with one input sample after the other until it fails.
 
         Raises:
             UsageError: The program has gone.
         """
+        return of_samples((each.sample, self._run_sample(each, cancel)) for each in files.samples())
+
+    def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
         (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n")

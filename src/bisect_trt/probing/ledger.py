@@ -12,7 +12,7 @@ from typing import Protocol
 from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.probing.candidate import Identity
 from bisect_trt.probing.journal import Journal, Record
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import BROKEN_PREFIXES, Outcome
 from bisect_trt.search.verdict import Verdict
 
 
@@ -51,6 +51,7 @@ class Ledger:
         best: The smallest candidate that was seen to fail.
         cached: How many questions were answered from memory.
         original: The signature of the original model's failure, once it has been probed.
+        severity: How severe that was, where it can be told; what is much milder is another failure.
         replayed: How many outcomes came from an earlier session of the run.
     """
 
@@ -61,6 +62,7 @@ class Ledger:
         self.best: Identity | None = None
         self.cached = 0
         self.original: str | None = None
+        self.severity: float | None = None
         self.replayed = 0
         self._journal = journal
         self._listener = listener
@@ -70,6 +72,11 @@ class Ledger:
         self._outcomes: dict[str, Outcome] = {}
         self._decided: dict[str, Record] = {}
         self._repeats: Counter[str] = Counter()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the original's failure is that it does not run: a crash, a time-out, a refused build."""
+        return self.original is not None and self.original.startswith(BROKEN_PREFIXES)
 
     def outcome(self, key: str) -> Outcome | None:
         """What is known of a candidate."""
@@ -129,9 +136,12 @@ class Ledger:
         record = self._decided.get(candidate.key)
         if record is None:
             self._check_number()  # what was learned in time counts, also when the time is up since
-        verdict = outcome.judge(self.original)
+        verdict = outcome.judge(self.original, self.severity)
         if self.original is None and verdict is Verdict.FAIL:
-            self.original = outcome.signature  # the first to fail is the original: without that there is no search
+            # The first to fail is the original: without that there is no search.
+            self.original, self.severity = outcome.signature, outcome.severity
+        if verdict is Verdict.PASS and outcome.is_milder(self.severity):
+            outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
         if verdict is Verdict.FAIL and (self.best is None or len(candidate.units) <= len(self.best.units)):
             self.best = candidate
         if verdict is Verdict.PASS:
@@ -176,7 +186,7 @@ class Ledger:
         """Start the story over; what is known stays known."""
         self._earlier = {**self._earlier, **self._outcomes}
         self._outcomes, self._decided, self.records, self.passed = {}, {}, [], []
-        self.best, self.original, self.cached = None, None, 0
+        self.best, self.original, self.severity, self.cached = None, None, None, 0
         self._repeats.clear()
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
 
 
 class Ending(str, Enum):
@@ -43,6 +43,9 @@ class Outcome:
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         failures: How many of the runs failed; only measured of the original.
+        severity: How many times the worst output is past the tolerance; ``None`` where any mismatch counts.
+        latency_ms: How long one run took, the median of several, where that was measured.
+        sample: The number of the input sample that this was seen on, from 1, where there are several.
     """
 
     ending: Ending
@@ -54,21 +57,27 @@ class Outcome:
     own_seconds: float = 0.0
     runs: int = 1
     failures: int = 1
+    severity: float | None = None
+    latency_ms: float | None = None
+    sample: int | None = None
 
     @property
     def cancelled(self) -> bool:
         """Whether the check was ended because nobody needed its answer any more."""
         return self.signature == CANCELLED
 
-    def judge(self, original: str | None) -> Verdict:
+    def judge(self, original: str | None, severity: float | None = None) -> Verdict:
         """The verdict, given the signature of the original model's own failure.
 
         Args:
             original: That signature, or ``None`` if this is the original.
+            severity: Of the original's failure; ``None`` if any mismatch counts.
         """
         if self.ending is Ending.FAILED:
             return Verdict.FAIL
         if self.ending is Ending.MISMATCHED:
+            if self.is_milder(severity):
+                return Verdict.PASS
             # A search for a crash or a refused build is not answered by a wrong number.
             return Verdict.FAIL if original is None or not original.startswith(BROKEN_PREFIXES) else Verdict.UNRESOLVED
         if self.ending is Ending.PASSED:
@@ -77,18 +86,50 @@ class Outcome:
             return Verdict.FAIL
         return Verdict.UNRESOLVED
 
+    def is_milder(self, original: float | None) -> bool:
+        """Whether it mismatches, but not as the original with this severity does."""
+        return self.severity is not None and original is not None and self.severity < required_severity(original)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         comparisons = [comparison.to_json() for comparison in self.comparisons]
-        return {**vars(self), "ending": self.ending.value, "comparisons": comparisons}
+        severity = None if self.severity is None else str(self.severity)  # JSON has no infinity
+        return {**vars(self), "ending": self.ending.value, "comparisons": comparisons, "severity": severity}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
         """What :meth:`to_json` wrote."""
         comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
-        return cls(**{**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons})
+        severity = plain.get("severity")
+        known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
+        return cls(**{**known, "severity": None if severity is None else float(severity)})
 
 
+def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
+    """What a check says of a candidate that it saw on one input sample after the other.
+
+    Args:
+        outcomes: The number of each sample, ``None`` if it is the only one, and what the check says; taken only until
+            one fails.
+
+    Returns:
+        The first failure; else the first that neither failed nor passed; else the last pass.
+    """
+    seconds, found = 0.0, None
+    for number, outcome in outcomes:
+        if number is None:
+            return outcome
+        seconds += outcome.seconds
+        if found is None or found.ending is Ending.PASSED or outcome.ending in _FAILURES:
+            named = outcome.reason if outcome.ending is Ending.PASSED else f"sample {number}: {outcome.reason}"
+            found = replace(outcome, reason=named, sample=number)
+        if outcome.cancelled or outcome.ending in _FAILURES:
+            break
+    assert found is not None, "there is always a sample"
+    return replace(found, seconds=seconds)
+
+
+_FAILURES = (Ending.FAILED, Ending.MISMATCHED)
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
 BROKEN_PREFIXES = ("signal ", "time-out", "build: ", "run: ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from bisect_trt.graph.cut import cut
 from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.shapes import inferred_infos
+from bisect_trt.graph.slices import Slice, plan_slices, slice_model
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.runtimes.reference import reference_settings
 from bisect_trt.search.prefixes import shortest_failing_prefix
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.memory import swap_limit
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 
@@ -36,12 +39,28 @@ class Reference:
         lost: These nodes and all that depend on them: what they make is not known.
         refused: Why ONNX Runtime cannot run any model of this kind (of an IR version or operator set that it does not
             know, say), if so; then nothing is known but the inputs.
+        more: The same for the input samples after the first. What is said above is then true of every sample; a
+            dimension that is not the same for all of them is free.
     """
 
     def __init__(
-        self, network: Network, inputs: Mapping[str, NDArray[Any]], workspace: Workspace, workers: WorkerPool
+        self,
+        network: Network,
+        inputs: Mapping[str, NDArray[Any]],
+        workspace: Workspace,
+        workers: WorkerPool,
+        number: int = 1,
+        limit: int | None = None,
     ) -> None:
-        """Run the model.
+        """Run the model on the input sample of a number.
+
+        Args:
+            network: The model.
+            inputs: The sample.
+            workspace: Where the activations go.
+            workers: Who runs it.
+            number: The sample's.
+            limit: Bytes of weights and tensors past which it is run in slices; as ``tensors.memory`` says for ``None``.
 
         Raises:
             UsageError: The run's folder cannot be written.
@@ -50,16 +69,29 @@ class Reference:
         self.missing: dict[int, str] = {}
         self.lost: frozenset[int] = frozenset()
         self.refused: str | None = None
+        self.more: tuple[Reference, ...] = ()
+        self._limit = swap_limit() if limit is None else limit
         self._network = network
         self._workers = workers
         self._scratch = workspace.scratch
         self._model = workspace.scratch("reference.onnx")
-        self._inputs = workspace.scratch("inputs.npz")
-        self._folder = workspace.scratch("activations")
+        suffix = "" if number == 1 else f"-{number}"
+        self._inputs = workspace.scratch(f"inputs{suffix}.npz")
+        self._folder = workspace.scratch(f"activations{suffix}")
         save_npz(self._inputs, self.inputs)
         self._store = self._run()
         self.infos = {name: self._store.info(name) for name in self._store.names}
         self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+
+    def add(self, other: Reference) -> None:
+        """Take a further input sample in."""
+        self.more += (other,)
+        self.missing = {**other.missing, **self.missing}
+        self.lost |= other.lost
+        self.refused = self.refused or other.refused
+        self.infos = {
+            name: _common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos
+        }
 
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The values of those of the tensors that are known, in the order asked."""
@@ -144,16 +176,32 @@ class Reference:
         if not nodes:
             with StoreWriter(self._folder):
                 return None
+        slices = plan_slices(network, nodes, inferred_infos(network), self._limit)
+        if len(slices) > 1:
+            return self._collect_slices(slices)
         if len(nodes) == len(network.nodes):
             returned = [name for name in network.outputs if name in network.producer]
             return self._collect(mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {}))
         part = Network(cut(network, nodes, {}, stored=_never).proto)
         return self._collect(mark_outputs(part, part.computed, {}))
 
-    def _collect(self, model: onnx.ModelProto) -> _Problem | None:
-        """Run a model and keep its outputs."""
+    def _collect_slices(self, slices: Sequence[Slice]) -> _Problem | None:
+        """Run one slice after the other, each on what those before it left on the disk."""
+        for place, part in enumerate(slices):
+            infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+            if place:
+                store = ActivationStore.open(self._folder)
+                infos |= {name: store.info(name) for name in part.inputs if name in store}
+            problem = self._collect(slice_model(self._network, part, infos), append=place > 0)
+            if problem is not None:
+                return problem
+        return None
+
+    def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> _Problem | None:
+        """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
         self._model.write_bytes(model.SerializeToString())
         request = {"op": "collect", "model": str(self._model), "inputs": str(self._inputs), "to": str(self._folder)}
+        request |= {"append": True, "feeds": str(self._folder)} if append else {}
         try:
             reply = self._workers.ask({**request, "target": reference_settings().to_json()})
         except WorkerDied as death:
@@ -167,6 +215,16 @@ class _Problem:
 
     message: str
     build: bool = False
+
+
+def _common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
+    """What is true of both."""
+    if one.shape == other.shape or one.shape is None:
+        return one
+    if other.shape is None or len(one.shape) != len(other.shape):
+        return replace(one, shape=None)
+    dims = zip(one.shape, other.shape, strict=True)
+    return replace(one, shape=tuple(mine if mine == theirs else None for mine, theirs in dims))
 
 
 def _nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -35,6 +35,10 @@ class Check(Protocol):
 class Activations(Protocol):
     """The reference's values of tensors."""
 
+    @property
+    def more(self) -> Sequence[Activations]:
+        """Those of the input samples after the first."""
+
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """Those of the named tensors that are known."""
 
@@ -159,8 +163,12 @@ class Runner:
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
 
     def _write(self, candidate: Candidate) -> CandidateFiles:
-        def select(names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
-            own = candidate.values
-            return self._activations.select(names) if own is None else {n: own[n] for n in names if n in own}
-
-        return self._workspace.write(candidate, select(candidate.inputs), select(candidate.outputs))
+        own = candidate.values
+        if own is not None:
+            fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
+            return self._workspace.write(candidate, fed, made)
+        first, *more = (
+            (activations.select(candidate.inputs), activations.select(candidate.outputs))
+            for activations in (self._activations, *self._activations.more)
+        )
+        return self._workspace.write(candidate, *first, more)

@@ -172,7 +172,7 @@ class Speculation:
         for units, identity in self._identities.items():
             outcome = None if units in known else self._ledger.outcome(identity.key)
             if outcome is not None:
-                known[units] = outcome.judge(self._ledger.original)
+                known[units] = outcome.judge(self._ledger.original, self._ledger.severity)
         return known
 
     def _fill(self, algorithm: Callable[[Ask], Result], certain: Subset) -> None:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,8 @@ from bisect_trt.probing.guard import guard
 from bisect_trt.probing.process import Cancel, ProcessEnd, kill_group
 
 _LAST_WORDS_SECONDS = 60.0
+GROWTH_LIMIT = 4 << 30
+"""Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
@@ -36,18 +40,24 @@ class WorkerProcess:
 
     Attributes:
         served: How many requests it has answered.
+        gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
+        worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: str | None = None) -> None:
         """It is started at once, and imports what it needs while the driver does other things."""
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
         self.served = 0
+        self.gpu = gpu
+        self.worn_out = False
+        self._first_memory: dict[str, int] = {}
         self._buffer = b""
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         self._process = guard.start(
             [sys.executable, "-m", "bisect_trt.probing.worker_main", str(request_read), str(reply_write)],
             # The user's folder may hold an onnx.py.
-            {**os.environ, "PYTHONSAFEPATH": "1"},
+            {**os.environ, **visible, "PYTHONSAFEPATH": "1"},
             output=subprocess.DEVNULL,  # each request says where its output goes
             pass_fds=(request_read, reply_write),
         )
@@ -74,9 +84,18 @@ class WorkerProcess:
             raise WorkerDied(self._bury(line is None, cancel, began))
         self.served += 1
         reply: dict[str, Any] = json.loads(line)
+        self._see_wear(reply)
         if reply.get("error") == "user":
             raise _user_error(reply)
         return reply
+
+    def _see_wear(self, reply: dict[str, Any]) -> None:
+        """The first answers load libraries and warm caches up; what is added for long after them is lost."""
+        memory: dict[str, int] = reply.pop("memory", {})
+        if self.served <= 2:
+            self._first_memory = memory
+        grown = any(size - self._first_memory.get(kind, size) > GROWTH_LIMIT for kind, size in memory.items())
+        self.worn_out = grown or bool(reply.get("poisoned"))
 
     def _read_line(self, timeout: float | None, cancel: Cancel | None) -> bytes | None:
         """A line; empty at the end of the pipe, ``None`` if it did not come in time."""
@@ -130,11 +149,18 @@ def end_spare() -> None:
 
 
 class WorkerPool:
-    """Workers that are kept for the next request."""
+    """Workers that are kept for the next request.
 
-    def __init__(self, folder: Path) -> None:
-        """``folder`` gets the log of what their runtimes print."""
+    Attributes:
+        fresh_process: Whether each request gets a worker of its own instead.
+    """
+
+    def __init__(self, folder: Path, gpus: Sequence[str] = ()) -> None:
+        """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them."""
+        self.fresh_process = False
         self._log = folder / "workers.log"
+        self._gpus = list(gpus)
+        self._given: Counter[str] = Counter()
         self._idle: list[WorkerProcess] = []
         self._lock = threading.Lock()
 
@@ -151,19 +177,30 @@ class WorkerPool:
     ) -> dict[str, Any]:
         """Have an idle or a new worker answer; see :meth:`WorkerProcess.ask`.
 
-        A worker that had served others and dies is given the benefit of the doubt: the request is repeated in a fresh
-        one before its death counts, because an earlier request may have poisoned it.
+        A worker that had served others and dies, or is poisoned, is given the benefit of the doubt: the request is
+        repeated in a fresh one before that counts, because an earlier request may have poisoned it.
         """
         request = {"log": str(self._log), **request}
         worker = self._take()
         used = worker.served > 0
         try:
-            reply = worker.ask(request, timeout, cancel)
+            reply = self._ask(worker, request, timeout, cancel)
         except WorkerDied as death:
             if not used or death.end.cancelled or death.end.timed_out:
                 raise
-            worker = self._take(fresh=True)
+            return self._ask(self._take(fresh=True), request, timeout, cancel)
+        if used and reply.get("poisoned"):
+            return self._ask(self._take(fresh=True), request, timeout, cancel)
+        return reply
+
+    def _ask(
+        self, worker: WorkerProcess, request: dict[str, Any], timeout: float | None, cancel: Cancel | None
+    ) -> dict[str, Any]:
+        try:
             reply = worker.ask(request, timeout, cancel)
+        except WorkerDied:
+            self._dismiss(worker)
+            raise
         except BisectError:
             self._give_back(worker)
             raise
@@ -174,13 +211,25 @@ class WorkerPool:
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
-            if _spare:
+            if _spare and len(self._gpus) < 2:
                 return _spare.pop()
-        return WorkerProcess()
+            gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 else None
+            if gpu is not None:
+                self._given[gpu] += 1
+        return WorkerProcess(gpu)
 
     def _give_back(self, worker: WorkerProcess) -> None:
+        if self.fresh_process or worker.worn_out:
+            self._dismiss(worker)
+            return
         with self._lock:
             self._idle.append(worker)
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        worker.close()
+        with self._lock:
+            if worker.gpu is not None:
+                self._given[worker.gpu] -= 1
 
     def close(self) -> None:
         """End all that idle."""

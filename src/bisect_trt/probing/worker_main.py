@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -14,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.runtimes.base import BuildError, RunError, Runtime, make_runtime
+from bisect_trt.runtimes.base import BuildError, RunError, Runtime, Session, make_runtime
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
+from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 Request = dict[str, Any]
+_MOST_RUNTIMES = 16
+TIMED_RUNS = 20
+"""How often a model runs for the median of its latency, after one run to warm up."""
+_STATM = Path("/proc/self/statm")
 
 
 class Worker:
@@ -34,10 +41,18 @@ class Worker:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
             _print_to(Path(request["log"]))
-            return {"collect": self._collect, "compare": self._compare}[request["op"]](request)
+            serve = {
+                "about": self._about,
+                "build": self._build,
+                "collect": self._collect,
+                "compare": self._compare,
+                "lower": self._lower,
+            }
+            return serve[request["op"]](request)
         except (BuildError, RunError) as error:
             kind = "build" if isinstance(error, BuildError) else "run"
-            return {"error": kind, "message": error.message, "signature": f"{kind}: {error.signature}"}
+            reply = {"error": kind, "message": error.message, "signature": f"{kind}: {error.signature}"}
+            return {**reply, "poisoned": error.poisoned}
         except BisectError as error:
             return {"error": "user", "message": str(error), "status": int(error.status)}
         except MemoryError:
@@ -49,38 +64,103 @@ class Worker:
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
+            if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
+                self._runtimes.clear()
             self._runtimes[settings] = make_runtime(settings)
         return self._runtimes[settings]
 
-    def _run(self, request: Request) -> dict[str, Any]:
-        session = self._runtime(TargetSettings.from_json(request["target"])).load(Path(request["model"]))
-        names = {info.name for info in session.inputs}
-        inputs = {name: value for name, value in load_npz(Path(request["inputs"])).items() if name in names}
-        return dict(session.run(inputs))
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process holds, and bytes of its GPU that are in use."""
+        pages = int(_STATM.read_text().split()[1]) if _STATM.exists() else 0
+        return {
+            "host": pages * resource.getpagesize(),
+            "gpu": max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0),
+        }
+
+    def _load(self, request: Request) -> Session:
+        """Prepare a model for the inputs of a request."""
+        return self._runtime(TargetSettings.from_json(request["target"])).load(Path(request["model"]), _feed(request))
 
     def _collect(self, request: Request) -> dict[str, Any]:
         """Run a model and keep every output: in a store, or in an ``.npz`` file."""
-        outputs = self._run(request)
+        outputs = _run(self._load(request), request, request["inputs"])
         target = Path(request["to"])
         if target.suffix == ".npz":
             save_npz(target, outputs)
             return {"ok": True}
-        with StoreWriter(target) as writer:
+        with StoreWriter(target, append=bool(request.get("append"))) as writer:
             for name, value in outputs.items():
                 writer.add(name, value)
         return {"ok": True}
 
+    def _about(self, request: Request) -> dict[str, Any]:
+        """Whether the target is there at all, and how it is lowered."""
+        return {"lowers_by": self._runtime(TargetSettings.from_json(request["target"])).lowers_by}
+
+    def _build(self, request: Request) -> dict[str, Any]:
+        """Write a model's engine."""
+        runtime = self._runtime(TargetSettings.from_json(request["target"]))
+        runtime.build(Path(request["model"]), Path(request["to"]), load_npz(Path(request["inputs"])))
+        return {"ok": True}
+
+    def _lower(self, request: Request) -> dict[str, Any]:
+        """Write the form of a model that the target really runs, if that is another."""
+        model = self._runtime(TargetSettings.from_json(request["target"])).lowered(Path(request["model"]))
+        if model is not None:
+            Path(request["to"]).write_bytes(model.SerializeToString())
+        return {"lowered": model is not None}
+
     def _compare(self, request: Request) -> dict[str, Any]:
-        """Run a model and compare each of its outputs that the reference has a value of."""
-        outputs = self._run(request)
-        if request.get("save_outputs"):
-            save_npz(Path(request["save_outputs"]), outputs)
-        golden = Path(request["golden"])
-        reference = ActivationStore.open(golden) if golden.is_dir() else load_npz(golden)
-        known = {name: reference[name] for name in request.get("names") or outputs if name in reference}
-        options = ToleranceOptions.from_json(request["tolerance"])
-        comparisons = compare_all(known, outputs, options, fail_fast=bool(request.get("fail_fast")))
-        return {"comparisons": [comparison.to_json() for comparison in comparisons]}
+        """Run a model and compare each of its outputs that the reference has a value of.
+
+        With ``more`` input samples, on one after the other: until one does not match, or on ``every`` one.
+        """
+        session: Session | None
+        if request.get("fused"):
+            runtime = self._runtime(TargetSettings.from_json(request["target"]))
+            session = runtime.load_unfused(Path(request["model"]), _feed(request))
+        else:
+            session = self._load(request)
+        if session is None:
+            return {"unsupported": True}
+        comparisons: list[TensorComparison] = []
+        samples = [(request["inputs"], request["golden"]), *request.get("more", ())]
+        for number, (inputs, golden) in enumerate(samples, 1):
+            seen = _compare_sample(session, request, inputs, Path(golden), number)
+            comparisons += [each.of_sample(number) for each in seen] if len(samples) > 1 else seen
+            if not request.get("every") and not all(each.passed for each in seen):
+                break
+        latency = _median_ms(session, request["inputs"]) if request.get("timed") else None
+        plain = [each.to_json() for each in comparisons]
+        return {"comparisons": plain, "skipped": dict(session.skipped), "latency_ms": latency}
+
+
+def _run(session: Session, request: Request, inputs: str) -> dict[str, Any]:
+    """Run a model on the values of a file, which may hold more than it takes, and of a store where one is named."""
+    feed: dict[str, Any] = load_npz(Path(inputs))
+    if request.get("feeds"):
+        store = ActivationStore.open(Path(request["feeds"]))
+        feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
+    names = {info.name for info in session.inputs}
+    return dict(session.run({name: value for name, value in feed.items() if name in names}))
+
+
+def _compare_sample(
+    session: Session, request: Request, inputs: str, golden: Path, number: int
+) -> list[TensorComparison]:
+    outputs = _run(session, request, inputs)
+    if "keep" in request:
+        with StoreWriter(Path(request["feeds_next"]), append=bool(request.get("feeds"))) as writer:
+            for name in request["keep"]:
+                writer.add(name, outputs[name])
+    if request.get("save_outputs"):
+        save_npz(Path(request["save_outputs"][number - 1]), outputs)
+    reference = ActivationStore.open(golden) if golden.is_dir() else NpzFile(golden)
+    wanted = request.get("names") or outputs
+    known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
+    options = ToleranceOptions.from_json(request["tolerance"])
+    fail_fast, details = bool(request.get("fail_fast")), bool(request.get("details"))
+    return compare_all(known, outputs, options, fail_fast=fail_fast, details=details)
 
 
 def _print_to(log: Path) -> None:
@@ -99,7 +179,8 @@ def main() -> None:
     worker = Worker()
     with os.fdopen(requests, "r", encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as out:
         for line in lines:
-            out.write(json.dumps(worker.serve(json.loads(line))) + "\n")
+            reply = worker.serve(json.loads(line))
+            out.write(json.dumps({**reply, "memory": worker.memory()}) + "\n")
             out.flush()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from bisect_trt.graph.externals import copy_file, external_files, has_external_d
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.tensors.npz import save_npz
 
+Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
 FIXED_PATH = Path("bisect_trt_debug.onnx")
 _SCRATCH = "scratch-"
@@ -38,6 +39,10 @@ class CandidateFiles:
         golden: The reference's values of its outputs, ``.npz``.
         log: What the check printed.
         kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
+        more: Inputs and reference values of the input samples after the first.
+        sample: The number of the input sample, from 1, where there are several.
+        keep: Nodes that the target is to keep in fp32; see ``Candidate``.
+        engine: The engine that was built of it, where there is one.
     """
 
     folder: Path
@@ -46,15 +51,30 @@ class CandidateFiles:
     golden: Path
     log: Path
     kept: Path | None = None
+    more: tuple[tuple[Path, Path], ...] = ()
+    sample: int | None = None
+    keep: tuple[str, ...] | None = None
+    engine: Path | None = None
+
+    def samples(self) -> Iterator[CandidateFiles]:
+        """The same with the values of one input sample after the other."""
+        if not self.more:
+            yield self
+            return
+        for number, (inputs, golden) in enumerate(((self.inputs, self.golden), *self.more), 1):
+            yield replace(self, inputs=inputs, golden=golden, more=(), sample=number)
 
     def placeholders(self) -> dict[str, str]:
-        """What stands for ``{model}``, ``{inputs}``, ``{golden}`` and ``{dir}``: absolute paths."""
+        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}`` and ``{engine}``: absolute paths."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
+        if self.engine is not None:
+            paths["engine"] = self.engine
         return {name: str(path.absolute()) for name, path in paths.items()}
 
     def environment(self) -> dict[str, str]:
-        """The same as environment variables, ``BISECT_TRT_MODEL`` and so on."""
-        return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()}
+        """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""
+        sample = {} if self.sample is None else {"BISECT_TRT_SAMPLE": str(self.sample)}
+        return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()} | sample
 
 
 class Workspace:
@@ -111,20 +131,33 @@ class Workspace:
     def write(
         self,
         candidate: Candidate,
-        inputs: Mapping[str, NDArray[np.generic]],
-        golden: Mapping[str, NDArray[np.generic]],
+        inputs: Values,
+        golden: Values,
+        more: Sequence[tuple[Values, Values]] = (),
     ) -> CandidateFiles:
         """Write a candidate.
+
+        Args:
+            candidate: The model.
+            inputs: What it is fed.
+            golden: What should come out.
+            more: Both of the input samples after the first.
 
         Raises:
             UsageError: The disk is full or the folder is gone.
         """
         files = self.files(candidate.key, shared_weights=has_external_data(candidate.proto))
+        files = replace(files, keep=candidate.keep)
         try:
             files.folder.mkdir(parents=True, exist_ok=True)
             files.model.write_bytes(candidate.content())
             save_npz(files.inputs, inputs)
             save_npz(files.golden, golden)
+            for number, (fed, made) in enumerate(more, 2):
+                paths = files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
+                save_npz(paths[0], fed)
+                save_npz(paths[1], made)
+                files = replace(files, more=(*files.more, paths))
             if self.fixed_path is not None:
                 self._write_fixed(candidate.proto)
                 files = replace(files, model=self.fixed_path, kept=files.model)

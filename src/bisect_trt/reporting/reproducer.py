@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt import __version__
 from bisect_trt.errors import UsageError
+from bisect_trt.reporting.script import TargetScript, render_script
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
 
@@ -33,10 +33,11 @@ class Reproducer:
         inputs: Its inputs.
         golden: What its outputs should be.
         comparisons: What the target made of them.
-        providers: ONNX Runtime's execution providers.
+        script: How the target runs a model.
         answer: What fails, in a sentence.
         target: The target in words.
         found: What the search did, in a sentence.
+        refusal: What the target says of the model, where its refusing it is the failure.
     """
 
     model: onnx.ModelProto
@@ -44,10 +45,11 @@ class Reproducer:
     inputs: Mapping[str, NDArray[Any]]
     golden: Mapping[str, NDArray[Any]]
     comparisons: Sequence[TensorComparison]
-    providers: Sequence[str]
+    script: TargetScript
     answer: str
     target: str
     found: str
+    refusal: str | None = None
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself, which lies there already.
@@ -62,7 +64,7 @@ class Reproducer:
                 files.insert(1, TARGET_MODEL)
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
-            (folder / "reproduce.py").write_text(self.script(), encoding="utf-8")
+            (folder / "reproduce.py").write_text(self.source(), encoding="utf-8")
             (folder / "README.md").write_text(self.readme(), encoding="utf-8")
         except OSError as error:
             raise UsageError(
@@ -70,30 +72,27 @@ class Reproducer:
             ) from error
         return [folder / file for file in files]
 
-    def script(self) -> str:
-        """``reproduce.py``: needs onnxruntime and numpy, and nothing of bisect-trt."""
-        template = resources.files("bisect_trt.reporting").joinpath("templates/reproduce.py.txt").read_text("utf-8")
-        tolerances = {c.name: [c.atol, c.rtol, c.stat.value] for c in self.comparisons if c.atol is not None}
-        values = {
-            "ANSWER": json.dumps(self.answer),
-            "TARGET": json.dumps(self.target),
-            "MODEL": json.dumps(MODEL if self.lowered is None else TARGET_MODEL),
-            "PROVIDERS": json.dumps(list(self.providers)),
-            "TOLERANCES": json.dumps(tolerances, indent=4),
-        }
-        for name, value in values.items():
-            template = template.replace(f"@{name}@", value)
-        return template
+    def source(self) -> str:
+        """``reproduce.py``: needs nothing of bisect-trt."""
+        model = MODEL if self.lowered is None else TARGET_MODEL
+        return render_script(
+            self.script,
+            model,
+            self.comparisons,
+            answer=self.answer,
+            described=self.target,
+            refusal=self.refusal,
+        )
 
     def readme(self) -> str:
         """What it is, how to run it, and the versions it was seen with."""
-        seen = "\n".join(f"- `{c.name}`: {c.describe()}" for c in self.comparisons if not c.passed)
+        failed = [f"- `{c.name}`: {c.describe()}" for c in self.comparisons if not c.passed]
+        seen = "\n".join(failed if self.refusal is None else [f"- {self.refusal}"])
         versions = "\n".join(f"| {name} | {version} |" for name, version in versions_seen().items())
         nodes = ", ".join(f"{node.op_type} `{node.name or node.output[0]}`" for node in self.model.graph.node[:12])
         more = f" and {len(self.model.graph.node) - 12} more" if len(self.model.graph.node) > 12 else ""
         lowered = (
-            f"`{TARGET_MODEL}` is the same model with every value rounded to fp16 (Cast to fp16 and back around each "
-            "node), which is what the target ran.\n"
+            f"`{TARGET_MODEL}` is the same model lowered to fp16 (by Casts in the graph), which is what the target ran.\n"
             if self.lowered is not None
             else ""
         )
@@ -105,6 +104,7 @@ class Reproducer:
             versions=versions,
             lowered=lowered,
             found=self.found,
+            needs=self.script.needs,
         )
 
 
@@ -122,7 +122,7 @@ Target: {target}. Reference: ONNX Runtime on the CPU, graph optimisations off.
 python reproduce.py
 ```
 
-needs `onnxruntime` and `numpy`, prints the mismatch, and exits with status 1 while it is there (0 once it is gone).
+needs {needs}, prints the failure, and exits with status 1 while it is there (0 once it is gone).
 
 `model.onnx` is the smallest model that still fails ({nodes}). `inputs.npz` are the values that the network really has
 there, `golden.npz` what the reference makes of them, both by tensor name.

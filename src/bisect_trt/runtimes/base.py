@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.runtimes.settings import Lowering, TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 
 Arrays = dict[str, NDArray[Any]]
@@ -21,13 +22,15 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
     Attributes:
         message: Why, in the runtime's words, on one line.
         signature: The same with numbers, addresses and paths masked, so that the same failure of another model is equal.
+        poisoned: Whether whatever else this process runs would fail too.
     """
 
-    def __init__(self, message: str) -> None:
-        """``message`` as the runtime gave it."""
+    def __init__(self, message: str, *, signature: str | None = None, poisoned: bool = False) -> None:
+        """``message`` as the runtime gave it; ``signature`` where the runtime knows more of what to mask."""
         super().__init__(message)
         self.message = clean_message(message)
-        self.signature = mask_message(self.message)
+        self.signature = mask_message(self.message) if signature is None else signature
+        self.poisoned = poisoned
 
 
 class BuildError(RuntimeFailure):
@@ -45,6 +48,17 @@ class Session(Protocol):
     def inputs(self) -> Sequence[TensorInfo]:
         """What it has to be fed."""
 
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Outputs of the model that it does not hand out, with the reason."""
+
+    def layers(self) -> list[dict[str, Any]]:
+        """What the model has become, in the order it runs; empty where the runtime does not say.
+
+        Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
+        ``tensors`` of the model that the nodes make which it runs.
+        """
+
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """All its outputs that are tensors, by name.
 
@@ -56,8 +70,37 @@ class Session(Protocol):
 class Runtime(Protocol):
     """Something that runs models."""
 
-    def load(self, model: Path) -> Session:
+    def lowered(self, model: Path) -> ModelProto | None:
+        """The form of a model that it really runs; ``None`` if that is the model itself."""
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write what the runtime makes of a model to a file; the arguments are those of :meth:`load`.
+
+        Raises:
+            BuildError: It refuses the model.
+            UsageError: It makes no such thing, or the file cannot be written.
+        """
+
+    def gpu_memory(self) -> int:
+        """Bytes of its GPU that are in use, by anybody; 0 without one."""
+
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
         """Prepare a model.
+
+        Args:
+            model: The ONNX file.
+            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
+
+        Raises:
+            BuildError: It refuses the model.
+        """
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
+        """The same, but what it gives back are all tensors that it does not fuse away; ``None`` if it cannot.
 
         Raises:
             BuildError: It refuses the model.
@@ -68,8 +111,13 @@ def make_runtime(settings: TargetSettings) -> Runtime:
     """The runtime that is asked for; its package is imported only then.
 
     Raises:
-        UnavailableError: It is not there, or has no such provider.
+        UnavailableError: It is not there, or has no such provider, or no GPU.
+        UsageError: It has no such option.
     """
+    if settings.runtime == "trt":
+        from bisect_trt.runtimes.trt.build import TensorRtRuntime  # noqa: PLC0415 - see above
+
+        return TensorRtRuntime(settings)
     from bisect_trt.runtimes.onnxrt import OnnxRuntime  # noqa: PLC0415 - see above
 
     return OnnxRuntime(settings)

@@ -11,12 +11,13 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import has_external_data
-from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
+from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.graph.values import element_dtype
 from bisect_trt.runtimes.base import Arrays, BuildError, RunError
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.runtimes.ort_values import has_raw_bits, run_with_values
+from bisect_trt.runtimes.settings import Lowering, TargetSettings
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.info import TensorInfo
 
@@ -60,16 +61,17 @@ def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None
     """The lowered form of a model that the target really runs; ``None`` if that is the model itself.
 
     On the CPU provider fp16 is emulated by round trips, because it would run fp16 nodes in fp32 (see
-    ``graph.lower_roundtrip``); other providers get real fp16 nodes.
+    ``graph.lower_roundtrip``), and so is bf16, which it would not run; other providers get real nodes of that type.
     """
-    if not settings.fp16:
+    low = next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)
+    if low is None:
         return None
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # each of ONNX's formats raises its own
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
     lower = lower_roundtrip if provider_names(settings.providers) == [CPU] else lower_fp16
-    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path))
+    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path), low)
 
 
 def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path) -> dict[str, int]:
@@ -104,14 +106,39 @@ class OnnxRuntime:
         # Inf and NaN are what a search is about; onnxruntime need not warn of each.
         onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
-    def load(self, model: Path) -> OnnxRuntimeSession:
-        """Prepare a model.
+    def lowered(self, model: Path) -> onnx.ModelProto | None:
+        """See :func:`target_model`."""
+        return target_model(model, self._settings)
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """By Casts: it computes what the graph says."""
+        return "cast"
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("ONNX Runtime has no engine to write; name TensorRT as the target (--trt).")
+
+    def gpu_memory(self) -> int:
+        """0: it does not say."""
+        return 0
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+        """``None``: it gives back outputs alone."""
+        return
+
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> OnnxRuntimeSession:  # noqa: ARG002
+        """Prepare a model; ``feed`` makes no difference.
 
         Raises:
             BuildError: ONNX Runtime refuses it, or it cannot be lowered.
             UnavailableError: A provider is installed and cannot be used.
         """
-        lowered = target_model(model, self._settings)
+        lowered = self.lowered(model)
         if lowered is None:
             session = _open(str(model), self._providers, optimize=self._settings.optimize)
         else:
@@ -187,8 +214,19 @@ class OnnxRuntimeSession:
         """
         self._session = session
         self.inputs = [_info(value) for value in session.get_inputs()]
-        self.skipped = {value.name: value.type for value in session.get_outputs() if not _is_numpy(value.type)}
+        self.skipped = {
+            value.name: f"a {value.type}, which NumPy has no arrays of"
+            for value in session.get_outputs()
+            if not _is_numpy(value.type)
+        }
         self._names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
+        fed = [value for value in session.get_inputs() if _is_raw(value.type)]
+        self._raw_inputs = {value.name: _element_type(value.type) or 0 for value in fed}
+        self._raw_outputs = {value.name: _info(value).dtype for value in session.get_outputs() if _is_raw(value.type)}
+
+    def layers(self) -> list[dict[str, Any]]:
+        """None: it does not say."""
+        return []
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """All outputs that are tensors.
@@ -199,7 +237,10 @@ class OnnxRuntimeSession:
         if not self._names:
             return {}
         try:
-            values = self._session.run(self._names, dict(inputs))
+            if self._raw_inputs or self._raw_outputs:
+                values = run_with_values(self._session, self._names, inputs, self._raw_inputs, self._raw_outputs)
+            else:
+                values = self._session.run(self._names, dict(inputs))
         except Exception as error:  # as above
             raise RunError(str(error)) from error
         return dict(zip(self._names, values, strict=True))
@@ -213,17 +254,29 @@ def _element_type(kind: str) -> int | None:
     return int(onnx.TensorProto.DataType.Value(_TYPES.get(name, name.upper())))
 
 
-def _is_numpy(kind: str) -> bool:
-    """Whether ONNX Runtime hands a value of this type over as an array: not so with types that NumPy itself lacks."""
+def _is_raw(kind: str) -> bool:
+    """Whether a value of this type goes to and from ONNX Runtime by its bits."""
     try:
         element = _element_type(kind)
-        return element is not None and not is_extension(element_dtype(element))
+        return element is not None and has_raw_bits(element_dtype(element))
+    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
+        return False
+
+
+def _is_numpy(kind: str) -> bool:
+    """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
+    try:
+        element = _element_type(kind)
+        return element is not None and (not is_extension(element_dtype(element)) or _is_raw(kind))
     except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
         return False
 
 
 def _info(value: onnxruntime.NodeArg) -> TensorInfo:
     if not _is_numpy(value.type):
-        raise BuildError(f"input '{value.name}' is a {value.type}, which cannot be fed from a NumPy array")
+        raise BuildError(
+            f"input '{value.name}' is a {value.type}, which ONNX Runtime {onnxruntime.__version__} cannot be fed from a "
+            "NumPy array; a later version can if it is bfloat16 or float8"
+        )
     # It gives no dimensions for a scalar and for an unknown rank alike.
     return TensorInfo(value.name, element_dtype(_element_type(value.type) or 0), tuple(value.shape) or None)

@@ -96,6 +96,12 @@ class TargetSettings:
         values = {name: _frozen(value) for name, value in plain.items() if name != "trt"}
         return cls(**values, trt=TrtSettings(**{name: _frozen(value) for name, value in plain["trt"].items()}))
 
+    def flags(self) -> list[str]:
+        """The options that ask for it, in the words of a command line."""
+        words = ["--trt" if self.runtime == "trt" else "--onnxrt", *(f"--{name}" for name in self.low_precisions)]
+        words += [word for name in self.providers for word in ("--providers", name)]
+        return words + [word for name in _changed(self.trt) for word in _flag(name, getattr(self.trt, name))]
+
     def describe(self) -> str:
         """In words."""
         if self.runtime == "trt":
@@ -106,11 +112,28 @@ class TargetSettings:
         return ", ".join([f"ONNX Runtime ({where}", how, *self.low_precisions]) + ")"
 
 
+def _flag(name: str, value: Any) -> list[str]:  # noqa: ANN401 - of a dataclass
+    """A field of :class:`TrtSettings` as its option, in the words of a command line."""
+    flag = f"--{'trt-' if name.endswith('_shapes') else ''}{name.removesuffix('s') if name == 'pool_limits' else name}"
+    flag = flag.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag]
+    if not isinstance(value, tuple):
+        return [flag, str(value)]
+    pairs = [each for each in value if isinstance(each, tuple)]
+    texts = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in pairs]
+    return [flag, *(texts or map(str, value) if value else ["none"])]
+
+
 def _said(trt: TrtSettings) -> list[str]:
     """What differs from TensorRT's defaults, in words."""
+    return [name.replace("_", " ") for name in _changed(trt)]
+
+
+def _changed(trt: TrtSettings) -> list[str]:
+    """The fields that differ from their defaults."""
     defaults = TrtSettings()
-    changed = [entry.name for entry in fields(trt) if getattr(trt, entry.name) != getattr(defaults, entry.name)]
-    return [name.replace("_", " ") for name in changed]
+    return [entry.name for entry in fields(trt) if getattr(trt, entry.name) != getattr(defaults, entry.name)]
 
 
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON

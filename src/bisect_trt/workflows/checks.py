@@ -11,6 +11,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.artifacts import ArtifactSorter
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.engine import EngineCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.prober import Prober
@@ -29,13 +30,16 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         UsageError: There is none of the three, or an option does not fit the one there is.
     """
     if settings.argv:
-        return CommandCheck(
+        command = CommandCheck(
             settings.argv,
             settings.fail_codes,
             settings.ignore_fail_codes,
             tuple(_compile(text) for text in settings.fail_regexes),
             settings.timeout,
         )
+        if settings.by_layer and settings.target is not None:
+            return EngineCheck(workers, settings.target, command)
+        return command
     conditions = {
         "--fail-regex": settings.fail_regexes,
         "--fail-code": settings.fail_codes,
@@ -45,7 +49,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         if value:
             raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
     if settings.target is not None:
-        return BuiltinCheck(workers, settings.target, settings.tolerance, settings.timeout)
+        return BuiltinCheck(workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed)
     if not is_interactive():
         raise UsageError(
             "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "

@@ -17,6 +17,7 @@ from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.layerwise import Layerwise, compare_layers, tell, to_json
+from bisect_trt.workflows.precision_fix import find_fix
 from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -55,22 +56,26 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
         DoesNotReproduce: It does not differ.
     """
     confirm(subject, prober, settings.search, console, result)
-    layers = look_at_layers(subject, settings.check, console, result)
+    layers = None if is_broken(prober, console) else look_at_layers(subject, settings.check, console, result)
     try:
         minimum = isolate(subject, prober, layers, console) if layers else None
         if minimum is None:
             minimum = reduce_all(subject, prober, console)
-        return deliver(subject, prober, settings, minimum, console, result)
+        deliver(subject, prober, settings, minimum, console, result)
     except (BudgetSpent, KeyboardInterrupt):
         leave_best(subject, prober, settings, console, result)
         raise
+    case = subject.cut(minimum.units)
+    find_fix(subject, prober, settings.check, settings.search, case, settings.output, console, result)
+    return result
 
 
 def deliver(
     subject: Subject, prober: Prober, settings: DiagnoseSettings, minimum: Minimum, console: Console, result: Result
-) -> Result:
+) -> None:
     """Step 5: leave a folder that shows the failure, and see that it does."""
     candidate = subject.cut(minimum.units)
+    subject.settle(prober.ledger.outcome(candidate.key))
     smaller = "shrink its tensors, and " if settings.search.shrink else ""
     console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
     if settings.search.shrink:
@@ -83,7 +88,6 @@ def deliver(
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(files[0])}
     console.answer(f"{sentence} ({result.minimality}).")
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
-    return result
 
 
 def leave_best(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:
@@ -116,6 +120,14 @@ def confirm(subject: Subject, prober: Prober, search: SearchSettings, console: C
     except DoesNotReproduce as error:
         raise DoesNotReproduce(f"{error} {NEXT_STEPS}") from error
     console.say(f"  yes: {record.reason}")
+
+
+def is_broken(prober: Prober, console: Console) -> bool:
+    """Whether the original does not even run, so that there are no tensors to look at."""
+    broken = prober.ledger.is_broken
+    if broken:
+        console.say("  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it")
+    return broken
 
 
 def look_at_layers(subject: Subject, check: CheckSettings, console: Console, result: Result) -> Layerwise | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from bisect_trt.probing.worker import WorkerDied
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.subject import Subject
 
@@ -26,9 +27,11 @@ class Layerwise:
     """How every tensor of the target compares with the reference's.
 
     Attributes:
-        tensors: One comparison a tensor that could be seen, in topological order.
+        tensors: One comparison a tensor that could be seen, in topological order: of the first input sample on which it
+            is wrong, else of the first.
         unseen: The tensors that could not, with the reason.
         origins: Nodes that make a wrong tensor although all they compute it from is right, in topological order.
+        mild: The same for tensors that are off, but far less than the outputs are: rounding, mostly.
         outputs_fail: Whether a graph output is wrong with all tensors marked; if not, marking hides the failure.
         refused: Why the target would not run the marked model, if it would not.
     """
@@ -38,6 +41,7 @@ class Layerwise:
     origins: list[int]
     outputs_fail: bool
     refused: str | None = None
+    mild: tuple[int, ...] = ()
 
 
 def compare_layers(
@@ -51,13 +55,10 @@ def compare_layers(
     model = subject.workspace.scratch("marked.onnx")
     # Graph outputs that have no reference stay outputs all the same: without them the model would be another one.
     model.write_bytes(subject.marked(dict.fromkeys([*wanted, *outputs])).SerializeToString())
-    request: dict[str, Any] = {
-        "op": "compare",
-        "model": str(model),
-        "inputs": str(reference.inputs_file),
-        "golden": str(reference.store),
-    }
-    request |= {"target": target.to_json(), "tolerance": tolerance.to_json(), "names": wanted}
+    request: dict[str, Any] = {"op": "compare", "model": str(model), "names": wanted}
+    request |= {"inputs": str(reference.inputs_file), "golden": str(reference.store)}
+    request |= {"more": [[str(each.inputs_file), str(each.store)] for each in reference.more], "every": True}
+    request |= {"target": target.to_json(), "tolerance": tolerance.to_json()}
     try:
         reply = subject.workers.ask(request, timeout)
     except WorkerDied as death:
@@ -65,9 +66,42 @@ def compare_layers(
     if "error" in reply:
         return Layerwise({}, unseen, [], outputs_fail=False, refused=str(reply["message"]))
     comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
-    tensors = {comparison.name: comparison for comparison in comparisons}
-    fail = any(not tensors[name].passed for name in outputs if name in tensors)
-    return Layerwise(tensors, unseen, find_origins(network, tensors), outputs_fail=fail)
+    return judge_layers(network, tolerance, comparisons, unseen)
+
+
+def judge_layers(
+    network: Network, tolerance: ToleranceOptions, comparisons: Sequence[TensorComparison], unseen: dict[str, str]
+) -> Layerwise:
+    """Find where it goes wrong, on each input sample by itself.
+
+    Args:
+        network: The model.
+        tolerance: How far a tensor may be off.
+        comparisons: Of every tensor, on every sample.
+        unseen: The tensors that could not be seen.
+    """
+    outputs = [name for name in network.outputs if name in network.producer]
+    samples: dict[int | None, dict[str, TensorComparison]] = {}
+    for comparison in comparisons:
+        samples.setdefault(comparison.sample, {})[comparison.name] = comparison
+    found: list[int] = []
+    suspected: list[int] = []
+    outputs_fail = False
+    for tensors in samples.values():
+        fail = any(not tensors[name].passed for name in outputs if name in tensors)
+        required = 0.0
+        if fail and not (tolerance.atol or tolerance.rtol):  # what the user gives is meant to the letter
+            required = required_severity(max(tensors[name].severity for name in outputs if name in tensors))
+        found += find_origins(network, tensors, required)
+        suspected += find_origins(network, tensors)
+        outputs_fail |= fail
+    shown: dict[str, TensorComparison] = {}
+    for comparison in comparisons:
+        if comparison.name not in shown or (shown[comparison.name].passed and not comparison.passed):
+            shown[comparison.name] = comparison
+    origins = sorted(set(found), key=network.rank.__getitem__)
+    mild = tuple(sorted(set(suspected) - set(found), key=network.rank.__getitem__))
+    return Layerwise(shown, unseen, origins, outputs_fail=outputs_fail, mild=mild)
 
 
 def layerwise(
@@ -106,20 +140,29 @@ def layerwise(
     return result
 
 
-def find_origins(network: Network, tensors: dict[str, TensorComparison]) -> list[int]:
+def find_origins(network: Network, tensors: dict[str, TensorComparison], severity: float = 0.0) -> list[int]:
     """Nodes that make a wrong tensor of right ones, in topological order.
 
     A tensor that was not compared counts as right if all that it is computed from is.
+
+    Args:
+        network: The model.
+        tensors: The comparisons.
+        severity: How severe a mismatch must be to count as wrong.
     """
     clean: dict[str, bool] = {}
     origins: list[int] = []
     for index in network.order:
         inputs_clean = all(clean.get(name, True) for name in network.reads[index])
         for name in network.made(index):
-            clean[name] = tensors[name].passed if name in tensors else inputs_clean
+            clean[name] = _right(tensors[name], severity) if name in tensors else inputs_clean
             if inputs_clean and not clean[name] and index not in origins:
                 origins.append(index)
     return origins
+
+
+def _right(comparison: TensorComparison, severity: float) -> bool:
+    return comparison.passed or comparison.severity < severity
 
 
 def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str]:
@@ -127,7 +170,7 @@ def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str
     network = subject.network
     node = network.nodes[index]
     lines = [
-        f"'{name}': {layers.tensors[name].describe()}"
+        f"'{name}': {_on_sample(layers.tensors[name])}{layers.tensors[name].describe()}"
         for name in network.made(index)
         if name in layers.tensors and not layers.tensors[name].passed
     ]
@@ -137,6 +180,10 @@ def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str
     if attributes:
         lines.append(f"  attributes {', '.join(attributes)}")
     return lines
+
+
+def _on_sample(comparison: TensorComparison) -> str:
+    return "" if comparison.sample is None else f"on sample {comparison.sample}, "
 
 
 def _describe_input(subject: Subject, name: str, layers: Layerwise) -> str:
@@ -181,6 +228,7 @@ def to_json(subject: Subject, layers: Layerwise) -> dict[str, Any]:
     return {
         "first_mismatch": origins[0] if origins else None,
         "origins": origins,
+        "mild_origins": [origin(index) for index in layers.mild],
         "tensors": tensors,
         "unseen": layers.unseen,
     }
@@ -198,5 +246,9 @@ def tell(subject: Subject, layers: Layerwise, console: Console) -> None:
             console.say(f"    {line}")
     if len(layers.origins) > _SHOWN_ORIGINS:
         console.say(f"  ... and {len(layers.origins) - _SHOWN_ORIGINS} more origins (--json lists them)")
+    if layers.mild:
+        console.say(
+            f"  {len(layers.mild)} layer(s) are off by far less than the outputs are: rounding (--json lists them)"
+        )
     if layers.unseen:
         console.say(f"  {len(layers.unseen)} tensors could not be seen (--json lists them)")

@@ -14,6 +14,8 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.reproducer import MODEL, Reproducer
+from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.settings import CheckSettings
@@ -75,9 +77,6 @@ def leave_reproducer(
     Raises:
         UsageError: The folder cannot be written.
     """
-    # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
-    from bisect_trt.runtimes.onnxrt import provider_names, target_model  # noqa: PLC0415
-
     assert check.target is not None
     candidate = answer.candidate
     make_folder(folder)
@@ -89,19 +88,37 @@ def leave_reproducer(
             copy_file(folder / location, subject.workspace.candidates / location)
     again = replace(candidate, proto=proto, title="the reproducer, read back")
     record = prober.probe(again, again=True)
-    lowered = target_model(folder / MODEL, check.target)
+    lowered = _lowered(subject, folder / MODEL, check.target)
     files = Reproducer(
         proto,
         lowered,
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
         prober.last_outcome.comparisons,
-        provider_names(check.target.providers),
+        _script(check.target, lowered=lowered is not None),
         answer.sentence,
         check.target.describe(),
         answer.found,
+        None if prober.last_outcome.comparisons else record.reason,
     ).write(folder)
     if record.verdict is Verdict.FAIL:
         return answer.minimum, files
     why = f"the final re-check disagreed: {record.reason}"
     return replace(answer.minimum, proven=False, why=why), files
+
+
+def _lowered(subject: Subject, model: Path, target: TargetSettings) -> onnx.ModelProto | None:
+    """The form of a model that the target really runs; ``None`` if that is the model itself."""
+    path = subject.workspace.scratch("lowered.onnx")
+    request = {"op": "lower", "model": str(model), "to": str(path), "target": target.to_json()}
+    reply = subject.workers.ask(request)
+    return onnx.load(str(path), load_external_data=False) if reply.get("lowered") else None
+
+
+def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:
+    if target.runtime == "trt":
+        return trt_script(target, lowered=lowered)
+    # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
+    from bisect_trt.runtimes.onnxrt import provider_names  # noqa: PLC0415
+
+    return onnxrt_script(provider_names(target.providers))

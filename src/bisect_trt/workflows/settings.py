@@ -13,6 +13,9 @@ from bisect_trt.search.strategy import Mode
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
+_PLACES = ("{model}", "{dir}", "{engine}")
+"""Any of these tells a check where the candidate is."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -22,11 +25,14 @@ class ModelSettings:
         path: The ``.onnx`` file.
         input_shapes: Shapes of inputs, by name; free dimensions that are not given become 1.
         data: Where the values come from.
+        array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
+            the free memory says.
     """
 
     path: Path
     input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
+    array_swap_mb: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class CheckSettings:
         candidate: The fixed path that a command without placeholders reads, where it was named.
         target: The runtime that the built-in check compares with the reference; ``None`` without one.
         tolerance: How far it may be off.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        timed: Whether the built-in comparison measures how long a candidate runs.
         artifacts: Files that a check leaves, to be kept.
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
     """
@@ -54,6 +62,8 @@ class CheckSettings:
     candidate: Path | None = None
     target: TargetSettings | None = None
     tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
+    by_layer: bool = False
+    timed: bool = False
     artifacts: tuple[Path, ...] = ()
     artifacts_dir: Path = Path("artifacts")
 
@@ -64,7 +74,7 @@ class CheckSettings:
             return self.candidate
         if self.target is not None and not self.argv:
             return None
-        return None if any("{model}" in word or "{dir}" in word for word in self.argv) else FIXED_PATH
+        return None if any(name in word for word in self.argv for name in _PLACES) else FIXED_PATH
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,193 @@
+"""The options of a target."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bisect_trt.errors import UsageError
+from bisect_trt.runtimes.settings import Shapes, TargetSettings, TrtSettings
+from bisect_trt.tensors.inputs import parse_shapes
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE)
+_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
+
+
+class Constraints(str, Enum):
+    """What becomes of layer precisions."""
+
+    NONE = "none"
+    PREFER = "prefer"
+    OBEY = "obey"
+
+
+class LoweringChoice(str, Enum):
+    """Who lowers a model."""
+
+    CAST = "cast"
+    LAYER = "layer"
+
+
+@dataclass
+class Target:
+    """The runtime under suspicion."""
+
+    onnxrt: Annotated[bool, typer.Option("--onnxrt", help="ONNX Runtime, all graph optimisations on.")] = False
+    trt: Annotated[
+        bool, typer.Option("--trt", help="TensorRT; its options are marked (T). --onnxrt beside it changes nothing.")
+    ] = False
+    fp16: Annotated[bool, typer.Option("--fp16", help="In half precision.")] = False
+    bf16: Annotated[bool, typer.Option("--bf16", help="In bfloat16.")] = False
+    fp8: Annotated[bool, typer.Option("--fp8", help="In 8-bit floats (T).")] = False
+    int8: Annotated[bool, typer.Option("--int8", help="In 8-bit integers (T).")] = False
+    tf32: Annotated[bool, typer.Option("--tf32", help="With fp32 products in TF32 (T).")] = False
+    providers: Annotated[
+        list[str], typer.Option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+    ] = field(default_factory=list)
+    lowering: Annotated[
+        LoweringChoice | None,
+        typer.Option(help="fp16 by Casts in the graph, or by TensorRT's layers; default layer before TensorRT 11 (T)."),
+    ] = None
+    precision_constraints: Annotated[
+        Constraints, typer.Option(help="Whether precisions of layers are only preferred, or obeyed (T).")
+    ] = Constraints.NONE
+    strongly_typed: Annotated[
+        bool, typer.Option("--strongly-typed", help="The types in the graph are those that run (T).")
+    ] = False
+    trt_min_shapes: Annotated[
+        list[str], typer.Option(metavar="NAME:[D,...]", help="Smallest input shapes of the profile (T).")
+    ] = field(default_factory=list)
+    trt_opt_shapes: Annotated[
+        list[str], typer.Option(metavar="NAME:[D,...]", help="Usual ones; default those of --trt-max-shapes (T).")
+    ] = field(default_factory=list)
+    trt_max_shapes: Annotated[list[str], typer.Option(metavar="NAME:[D,...]", help="Largest ones (T).")] = field(
+        default_factory=list
+    )
+    pool_limit: Annotated[
+        list[str], typer.Option("--pool-limit", metavar="POOL:SIZE", help="Such as workspace:4G (T).")
+    ] = field(default_factory=list)
+    tactic_sources: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only these sources of tactics; none: no others (T).")
+    ] = None
+    builder_optimization_level: Annotated[
+        int | None, typer.Option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
+    ] = None
+    plugins: Annotated[list[Path], typer.Option(metavar="FILE", help="Plugin libraries to load (T).")] = field(
+        default_factory=list
+    )
+    version_compatible: Annotated[
+        bool, typer.Option("--version-compatible", help="An engine for later versions too (T).")
+    ] = False
+    hardware_compatibility_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
+    ] = None
+    load_timing_cache: Annotated[Path | None, typer.Option(metavar="FILE", help="Timings to start from (T).")] = None
+    save_timing_cache: Annotated[Path | None, typer.Option(metavar="FILE", help="Where timings go (T).")] = None
+    load_engine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
+    ] = None
+    save_engine: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the engine goes (T).")] = None
+    fresh_process: Annotated[
+        bool, typer.Option("--fresh-process", help="Each candidate in a process of its own: slower, nothing shared.")
+    ] = False
+
+    def settings(self) -> TargetSettings | None:
+        """As plain data; ``None`` if no target was asked for.
+
+        Raises:
+            UsageError: An option of a target without the target, or of the other one.
+        """
+        defaults = Target()
+        given = [each.name for each in fields(self) if getattr(self, each.name) != getattr(defaults, each.name)]
+        options = [f"--{name.replace('_', '-')}" for name in given if name not in ("onnxrt", "trt")]
+        if not (self.onnxrt or self.trt):
+            if options:
+                raise UsageError(f"{options[0]} is an option of a target, and none is named; add --onnxrt or --trt.")
+            return None
+        if self.trt:
+            if self.providers:
+                raise UsageError("--providers is an option of ONNX Runtime, and the target is TensorRT; drop one.")
+            return TargetSettings(runtime="trt", **self._precisions(), trt=self._trt_settings())
+        for option in options:
+            if option not in ("--fp16", "--bf16", "--providers", "--fresh-process"):
+                raise UsageError(f"{option} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
+        return TargetSettings(runtime="onnxrt", **self._precisions(), providers=tuple(self.providers))
+
+    def required(self) -> TargetSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: No target was asked for.
+        """
+        settings = self.settings()
+        if settings is None:
+            raise UsageError(
+                "no target is named, so there is nothing to compare with the reference; add --onnxrt or --trt."
+            )
+        return settings
+
+    def files(self) -> list[Path]:
+        """The files that the target depends on."""
+        named = (self.load_timing_cache, self.load_engine, *self.plugins)
+        return [path for path in named if path is not None]
+
+    def _precisions(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _PRECISIONS}
+
+    def _trt_settings(self) -> TrtSettings:
+        low, usual, high = (
+            _shapes(getattr(self, f"trt_{name}_shapes"), f"--trt-{name}-shapes") for name in ("min", "opt", "max")
+        )
+        for option, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
+            if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
+                raise UsageError(
+                    f"{option} and --trt-max-shapes name other inputs, or other ranks; give both for each."
+                )
+        sources = None if self.tactic_sources is None else tuple(n for n in self.tactic_sources if n.lower() != "none")
+        return TrtSettings(
+            precision_constraints=self.precision_constraints.value,
+            lowering=self.lowering.value if self.lowering is not None else None,
+            min_shapes=low,
+            opt_shapes=usual,
+            max_shapes=high,
+            pool_limits=tuple(map(_pool_limit, self.pool_limit)),
+            tactic_sources=sources,
+            builder_optimization_level=self.builder_optimization_level,
+            plugins=tuple(str(_existing("--plugins", path)) for path in self.plugins),
+            strongly_typed=self.strongly_typed,
+            version_compatible=self.version_compatible,
+            hardware_compatibility_level=self.hardware_compatibility_level,
+            load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
+            save_timing_cache=_text(self.save_timing_cache),
+            load_engine=_text(_existing("--load-engine", self.load_engine)),
+            save_engine=_text(self.save_engine),
+        )
+
+
+def _shapes(values: list[str], option: str) -> Shapes:
+    return tuple(parse_shapes(values, option).items())
+
+
+def _pool_limit(text: str) -> tuple[str, int]:
+    """``workspace:4G`` in bytes."""
+    pool, colon, size = text.rpartition(":")
+    match = _SIZE.fullmatch(size)
+    if not colon or not pool or match is None:
+        raise UsageError(f"--pool-limit {text}: write POOL:SIZE, such as workspace:4G.")
+    return pool, int(float(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
+
+
+def _existing(option: str, path: Path | None) -> Path | None:
+    if path is not None and not path.is_file():
+        raise UsageError(f"{option}: there is no file {path}.")
+    return path
+
+
+def _text(path: Path | None) -> str | None:
+    """Absolute: the worker reads it."""
+    return None if path is None else str(path.absolute())
