@@ -1,0 +1,125 @@
+"""The fewest units that must stay in fp32 when all the rest is lowered.
+
+Two ideas. Suspicion: if something is known of where the culprits are, keeping just those is tried first, so that a small
+passing set is known early. And group testing: lower a group of units; if the check still passes none of them needs fp32.
+Units that were cleared stay lowered from then on, so each question is about all that was lowered so far, and what is kept
+passes at every moment and only shrinks: whoever runs out of time has the smallest so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bisect_trt.search.counters import reduce_by_counters
+from bisect_trt.search.keep_density import HOT, Density, cold
+from bisect_trt.search.keep_groups import Kept, partition
+from bisect_trt.search.minimality import make_minimal
+from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.verdict import Verdict
+
+_SHORT = 1 / 4
+"""A list of suspects of up to this share of all units is tried as a whole."""
+_TIER, _GROWTH = 1 / 20, 4
+"""Of a longer ranking this share is tried first, then so many times more from guess to guess."""
+_SMALL = 16
+"""So few units are tried one by one as cheaply as in windows."""
+
+
+def find_keep(
+    units: Sequence[int], ask: Ask, *, suspects: Sequence[int] = (), groups: Sequence[Subset] = ()
+) -> Minimum:
+    """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
+
+    Where passing is monotone (more units in fp32 never hurt) and nothing is suspected, finding k culprits among N takes
+    about log2 (N choose k) questions, the least there can be, and some 5% more; the proof takes one for each culprit.
+
+    Args:
+        units: In topological order. Kept in fp32 altogether they are known to pass, none kept is known not to.
+        ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set is asked about twice.
+        suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
+        groups: Units that are lowered together before each is tried alone. One that is in several counts for the first.
+    """
+    kept = Kept(units, ask)
+    ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
+    tiers = _tiers(kept.units, ranking, groups)
+    steps: list[str] = []
+    enough = next(place for place, tier in enumerate(tiers) if kept.shrinks_to(tier))
+    for place, tier in enumerate(tiers[: enough + 1]):
+        if place < len(tiers) - 1:
+            answer = "enough" if place == enough else "not enough"
+            steps.append(f"the {len(tier)} most suspicious of {len(units)} units in fp32: {answer}")
+    _lower_tiers(kept, units, ranking, groups, tiers[: enough + 1])
+    steps.append(f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions")
+    return _prove(kept, steps)
+
+
+def _tiers(whole: Subset, ranking: Sequence[int], groups: Sequence[Subset]) -> list[Subset]:
+    """What to try to keep, each set within the next, all units last.
+
+    The suspects as a whole, or growing parts of them where they are many; then with the groups that they belong to.
+    """
+    tiers = []
+    if len(ranking) > _SHORT * len(whole):
+        size = max(round(_TIER * len(whole)), 1)
+        while size < len(ranking):
+            tiers.append(frozenset(ranking[:size]))
+            size *= _GROWTH
+    if ranking:
+        strong = frozenset(ranking)
+        mates = (group & whole for group in groups if not strong.isdisjoint(group))
+        tiers += [strong, strong.union(*mates)]
+    return list(dict.fromkeys([*tiers, whole]))
+
+
+def _lower_tiers(
+    kept: Kept, units: Sequence[int], ranking: Sequence[int], groups: Sequence[Subset], tiers: Sequence[Subset]
+) -> None:
+    """Lower what can be lowered, the least suspicious first.
+
+    Args:
+        kept: The last of the tiers.
+        units: In topological order.
+        ranking: The suspects among them, most suspicious first.
+        groups: Units that belong together.
+        tiers: Nested sets of units, of which only the last was seen to pass.
+    """
+    ranked = frozenset(ranking)
+    order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]
+    single, grouped = Density(cold(len(units))), Density(cold(len(groups)))
+    for place in reversed(range(len(tiers))):
+        zone = [unit for unit in order if unit in tiers[place] and not (place and unit in tiers[place - 1])]
+        # The tier below was seen not to pass, with all of this one lowered.
+        dirty = place == len(tiers) - 1
+        if place == 0 and ranked:
+            # Strong suspects are not grouped: most groups would have to be kept, and the questions be wasted.
+            kept.lower([frozenset({unit}) for unit in zone], Density(HOT, neighbours=False), dirty=dirty)
+            continue
+        # A group is likelier to have a culprit than a single unit is, so each kind is met with what is known of it.
+        parts = partition(zone, groups)
+        singles = [part for part in parts if len(part) == 1]
+        wholes = [part for part in parts if len(part) > 1]
+        kept.lower(singles, single, dirty=dirty and not wholes)
+        kept.lower(wholes, grouped, dirty=dirty and all(map(kept.units.isdisjoint, singles)))
+
+
+def _prove(kept: Kept, steps: list[str]) -> Minimum:
+    """Lower what can still be lowered, and show that no single unit more can be."""
+
+    def shows(chosen: Subset) -> Verdict:
+        """The same question, the other way round: what is looked for is a set that passes."""
+        verdict = kept.verdict(chosen)
+        return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(verdict, verdict)
+
+    before, broke = kept.asked, kept.lost
+    if len(kept.units) > _SMALL and (broke or any(kept.shrinks_to(kept.units - {u}) for u in sorted(kept.units))):
+        reason = "most candidates broke in other ways" if broke else "more units in fp32 do not always help"
+        kept.units = reduce_by_counters(kept.units, shows)
+        steps.append(
+            f"{reason}, so delta debugging: {len(kept.units)} units left after {kept.asked - before} more questions"
+        )
+        before = kept.asked
+    chosen = make_minimal(kept.units, shows).units
+    steps.append(f"proof that none of the {len(chosen)} can be lowered: {kept.asked - before} more questions")
+    broken = sum(kept.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
+    why = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
+    return Minimum(chosen, proven=True, why=why if broken else None, steps=tuple(steps))
