@@ -63,6 +63,8 @@ def scratch() -> TemporaryDirectory[str]:
 class NoActivations:
     """Nothing is fed to these models."""
 
+    more = ()
+
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         assert not names
         return {}

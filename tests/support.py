@@ -68,6 +68,7 @@ def command_lines(model: str | Path) -> dict[str, list[str | Path]]:
     return {
         "diagnose": ["diagnose", model, *TARGET, "-o", "out"],
         "reduce": ["reduce", model, "-o", "out.onnx", *TARGET],
+        "precision": ["precision", model, "-o", "out.onnx", *TARGET],
         "layerwise": ["layerwise", model, *TARGET],
         "extract": ["extract", model, "-o", "out.onnx"],
         "run": ["run", model, *TARGET],

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from support import chain, node_names, read_json
 
@@ -181,3 +182,19 @@ def test_a_good_original_does_not_reproduce(terminal: Terminal, here: Path) -> N
     assert terminal.converse(lambda: "good") == 1
     assert re.search("does not reproduce", terminal.seen)
     assert not (here / "out.onnx").exists()
+
+
+def test_precision_asks_too(here: Path) -> None:
+    chain(here / "model.onnx", 6)
+    terminal = Terminal(here, "precision", "model.onnx", "--fp16", "-o", "mixed.onnx", "--json", "r.json")
+
+    def says_lowered() -> str:
+        model = onnx.load(str(here / "bisect_trt_debug.onnx"))
+        (output,) = next(node.output for node in model.graph.node if node.name == "<3>")
+        return "good" if output == "t3" else "bad"
+
+    try:
+        assert terminal.converse(says_lowered) == 0
+    finally:
+        terminal.close()
+    assert [node["name"] for node in read_json(here / "r.json")["keep_fp32"]] == ["<3>"]

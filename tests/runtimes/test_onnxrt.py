@@ -110,15 +110,13 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
         helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
         helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0),
         helper.make_node("Optional", ["x"], ["maybe"]),
-        helper.make_node("Cast", ["x"], ["brain"], to=TensorProto.BFLOAT16),
     ]
-    session = load(of(tmp_path / "m.onnx", nodes, ["parts", "y", "maybe", "brain"]))
+    session = load(of(tmp_path / "m.onnx", nodes, ["parts", "y", "maybe"]))
     assert isinstance(session, OnnxRuntimeSession)
     assert np.array_equal(session.run({"x": X})["y"], X)
     assert session.skipped == {
-        "parts": "seq(tensor(float))",
-        "maybe": "optional(tensor(float))",
-        "brain": "tensor(bfloat16)",
+        "parts": "a seq(tensor(float)), which NumPy has no arrays of",
+        "maybe": "a optional(tensor(float)), which NumPy has no arrays of",
     }
 
 

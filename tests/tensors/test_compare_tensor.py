@@ -71,12 +71,19 @@ def pairs(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("quiet_polygraphy")
-@given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
+@given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans(), st.floats(0, 1))
 @settings(max_examples=300, deadline=None)
 def test_agrees_with_polygraphy(
-    pair: tuple[NDArray[Any], NDArray[Any]], atol: float, rtol: float, stat: ErrorStat, infinities_equal: bool
+    pair: tuple[NDArray[Any], NDArray[Any]],
+    atol: float,
+    rtol: float,
+    stat: ErrorStat,
+    infinities_equal: bool,
+    quantile: float,
 ) -> None:
     target, reference = pair
+    if stat is ErrorStat.QUANTILE and target.dtype.kind == reference.dtype.kind == "b":
+        return  # NumPy's quantile, which it calls, refuses bools
     if infinities_equal:
         # It compares in float64 then, and still fails where both are NaN.
         target = np.where(np.isnan(target) & np.isnan(reference), 1, target)
@@ -88,14 +95,18 @@ def test_agrees_with_polygraphy(
         atol=atol,
         rtol=rtol,
         check_error_stat=stat.value,
+        error_quantile=quantile,
         infinities_compare_equal=infinities_equal,
     )
-    ours = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=infinities_equal)
+    ours = compare_tensor(
+        "x", reference, target, Tolerance(atol, rtol), stat, infinities_equal=infinities_equal, quantile=quantile
+    )
     assert ours.passed == bool(theirs)
     assert (ours.kind is ComparisonKind.MATCH) == ours.passed
     numbers = {"max_abs": theirs.max_absdiff, "mean_abs": theirs.mean_absdiff, "median_abs": theirs.median_absdiff}
     numbers["max_rel"] = theirs.max_reldiff
-    if stat in (ErrorStat.MEAN, ErrorStat.MEDIAN):
+    if stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
+        numbers[f"{stat.value}_abs"] = getattr(theirs, f"{stat.value}_absdiff")
         numbers[f"{stat.value}_rel"] = getattr(theirs, f"{stat.value}_reldiff")
     for name, value in numbers.items():
         assert str(getattr(ours, name)) == str(value), name

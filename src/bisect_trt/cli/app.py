@@ -12,10 +12,12 @@ import typer
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
 from bisect_trt.cli.options import General
+from bisect_trt.cli.runs import invocation
 from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.record import leave_record
 
 app = typer.Typer(
     name="bisect-trt",
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = ("diagnose", "reduce", "layerwise", "extract", "run", "resume", "log")
+COMMANDS = ("diagnose", "reduce", "precision", "layerwise", "extract", "run", "resume", "log", "report")
 """In the order that --help lists them; each is a module of this package."""
 flags: dict[str, frozenset[str]] = {}
 """For each command the flags that take several values."""
@@ -69,11 +71,11 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
     """
     console = Console(general.verbosity)
     result = Result(name)
-    if general.json is not None:
-        try:
-            check_output(general.json, overwrite=True)
-        except BisectError as error:
-            fail(error)
+    try:
+        for path in filter(None, (general.json, general.report)):
+            check_output(path, overwrite=True)
+    except BisectError as error:
+        fail(error)
     began = time.monotonic()
     try:
         result = work(console, result)
@@ -99,10 +101,17 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
         if general.verbosity > 1:
             traceback.print_exc()
     result.wall_s = round(time.monotonic() - began, 3)
+    raise typer.Exit(int(_leave(result, general, console) or status))
+
+
+def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
+    """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
+    if invocation.folder is not None:
+        leave_record(result, invocation.folder, invocation.argv, console, general.report)
     if general.json is not None:
         try:
             result.write(general.json)
         except BisectError as error:
             console.error(str(error))
-            status = error.status
-    raise typer.Exit(int(status))
+            return error.status
+    return None

@@ -14,6 +14,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.extract import ExtractSettings, extract_model
+from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.subject import Subject
 
 
@@ -39,8 +40,10 @@ def extract_command(
         check_output(settings.output, overwrite=overwrite)
         if with_inputs:
             check_output(settings.values, overwrite=overwrite)
-        with Subject(data.settings(model), open_run("extract", model, data.files()), console) as subject:
-            subject.record(result)
+        with (
+            Subject(data.settings(model), open_run("extract", model, data.files()), console) as subject,
+            recorded(subject, result, console),
+        ):
             return extract_model(subject, settings, console, result)
 
     finish(work, "extract", general)

@@ -29,5 +29,5 @@ def options(
 
 def main() -> None:
     """Run the command line."""
-    invocation.argv, invocation.resumed = tuple(sys.argv[1:]), None
+    invocation.argv, invocation.resumed, invocation.folder = tuple(sys.argv[1:]), None, None
     run_command_line(invocation.argv)

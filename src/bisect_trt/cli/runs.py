@@ -17,10 +17,12 @@ class Invocation:
     Attributes:
         argv: The words after the program's name.
         resumed: The folder of the run that goes on, if one does.
+        folder: The run's folder, once it is open.
     """
 
     argv: tuple[str, ...] = ()
     resumed: Path | None = None
+    folder: Path | None = None
 
 
 invocation = Invocation()
@@ -41,7 +43,9 @@ def open_run(command: str, model: Path, files: Iterable[Path], fixed_path: Path 
     binding = Binding.of(invocation.argv, model, files)
     if invocation.resumed is not None:
         Binding.read(invocation.resumed).check(binding, invocation.resumed)
+        invocation.folder = invocation.resumed
         return Workspace(invocation.resumed, fixed_path)
     workspace = Workspace(Workspace.new_folder(command, model), fixed_path)
     binding.write(workspace.folder)
+    invocation.folder = workspace.folder
     return workspace

@@ -7,6 +7,7 @@ own folder and is no link, so such candidates share one folder.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -132,6 +133,11 @@ def _move_out(tensors: Iterable[TensorProto], path: Path) -> None:
             refer_to(tensor, path.name, file.tell(), len(tensor.raw_data))
             file.write(tensor.raw_data)
             tensor.ClearField("raw_data")
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """How many bytes the elements of a tensor take, wherever they lie; a string counts as one."""
+    return math.prod(tensor.dims) * _ELEMENT_BYTES.get(tensor.data_type, 1)
 
 
 def inner_bytes(tensor: TensorProto) -> int:

@@ -1,11 +1,25 @@
-"""Lowering an fp32 model to fp16: by round trips for a CPU, by real fp16 nodes for a GPU.
+"""Lowering an fp32 model to fp16 or bf16: by round trips for a CPU, by real nodes of that type for a GPU.
 
 ``lower_roundtrip`` says why a CPU needs another way.
 """
 
-from bisect_trt.graph.lower_common import tensor_dtypes
+from bisect_trt.graph.lower_common import LOW_TYPES, check_opset, tensor_dtypes
+from bisect_trt.graph.lower_emulate import emulate
 from bisect_trt.graph.lower_fp16 import lower_fp16
-from bisect_trt.graph.lower_plan import first_output
+from bisect_trt.graph.lower_io import lower_io
+from bisect_trt.graph.lower_plan import first_output, plan_slots
 from bisect_trt.graph.lower_roundtrip import lower_roundtrip
+from bisect_trt.graph.lower_store import store_weights
 
-__all__ = ["first_output", "lower_fp16", "lower_roundtrip", "tensor_dtypes"]
+__all__ = [
+    "LOW_TYPES",
+    "check_opset",
+    "emulate",
+    "first_output",
+    "lower_fp16",
+    "lower_io",
+    "lower_roundtrip",
+    "plan_slots",
+    "store_weights",
+    "tensor_dtypes",
+]

@@ -1,4 +1,4 @@
-"""What both ways of lowering to fp16 share: element types, fresh names, Casts and rounded constants."""
+"""What both ways of lowering to fp16 or bf16 share: element types, fresh names, Casts and rounded constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from bisect_trt.errors import UsageError
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 CONSTANT_OPS = ("Constant", "ConstantOfShape")
-_FIRST_OPSET = 6  # Cast names its type by number, as below, since opset 6
+LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+"""The precisions that a model can be lowered to, and ONNX's element types for them."""
+_NAMES = {element: name for name, element in LOW_TYPES.items()}
+# Cast names its type by number, as below, since opset 6, and knows bfloat16 since opset 13.
+_FIRST_OPSET: dict[int, int] = {TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 13}
+_OLDEST_CUSTOM_OPSET = 9
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer is listed as a graph input too
 
 
@@ -79,27 +84,52 @@ def tensor_dtypes(model: ModelProto, known: Mapping[str, int] | None = None) -> 
     return dtypes
 
 
+def check_opset(model: ModelProto, low: int) -> int | None:
+    """Make sure that the model's operators can be lowered.
+
+    Returns:
+        The version of ONNX's own operators; ``None`` if the model has only others.
+
+    Raises:
+        UsageError: Its opset has no Cast to ``low``.
+    """
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    opset = opsets.get("", opsets.get("ai.onnx"))
+    if opset is not None and opset < _FIRST_OPSET[low]:
+        raise UsageError(
+            f"The model has opset {opset}; {_NAMES[low]} lowering needs {_FIRST_OPSET[low]} or later: convert it with "
+            "onnx.version_converter first."
+        )
+    return opset
+
+
 class Rewriter:
     """A model while its nodes are written anew, one after the other, in topological order.
 
     Attributes:
         model: The copy that is being written. Its graph's nodes are those appended so far.
         source_nodes: The original's nodes.
+        low: The element type that it is lowered to.
     """
 
-    def __init__(self, model: ModelProto) -> None:
-        opsets = {entry.domain: entry.version for entry in model.opset_import}
-        opset = opsets.get("", opsets.get("ai.onnx"))
-        if opset is not None and opset < _FIRST_OPSET:
-            raise UsageError(
-                f"The model has opset {opset}; fp16 lowering needs {_FIRST_OPSET} or later: convert it with "
-                "onnx.version_converter first."
-            )
+    def __init__(self, model: ModelProto, low: int = TensorProto.FLOAT16, *, store_weights: bool = True) -> None:
+        """Begin with no nodes.
+
+        Args:
+            model: The original, which is not changed.
+            low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+            store_weights: Whether rounded weights and constants are stored; if not, they pass a Cast.
+
+        Raises:
+            UsageError: The opset has no Cast to ``low``.
+        """
+        self.low = low
+        opset = check_opset(model, low)
         self.source_nodes: list[NodeProto] = list(model.graph.node)
         self.model = ModelProto()
         self.model.CopyFrom(model)
         if opset is None:  # custom operators only; the Casts need a version of their own
-            self.model.opset_import.append(helper.make_opsetid("", 9))
+            self.model.opset_import.append(helper.make_opsetid("", max(_OLDEST_CUSTOM_OPSET, _FIRST_OPSET[low])))
         del self.model.graph.node[:]
         self._names = mentioned_names(model.graph)
         listed = {value.name for value in model.graph.input}
@@ -107,14 +137,18 @@ class Rewriter:
             tensor.name: tensor
             for tensor in model.graph.initializer
             # A weight that is an input too can be overridden; one in another file is better not read.
-            if tensor.name not in listed
+            if store_weights
+            and tensor.name not in listed
             and tensor.data_location != TensorProto.EXTERNAL
             and model.ir_version >= _FIRST_IR_WITH_FREE_INITIALIZERS
         }
         self._constants = {
             node.output[0]: node
             for node in self.source_nodes
-            if node.op_type in CONSTANT_OPS and node.domain in DEFAULT_DOMAINS and _constant_value(node) is not None
+            if store_weights
+            and node.op_type in CONSTANT_OPS
+            and node.domain in DEFAULT_DOMAINS
+            and _constant_value(node) is not None
         }
         self._replaced: set[str] = set()
 
@@ -127,6 +161,10 @@ class Rewriter:
         self._names.add(name)
         return name
 
+    def fresh_low(self, name: str) -> str:
+        """Returns a name for a tensor's value in the low precision."""
+        return self.fresh(f"{name}_{_NAMES[self.low]}")
+
     def append(self, node: NodeProto) -> None:
         """Writes a node."""
         self.model.graph.node.append(node)
@@ -136,38 +174,37 @@ class Rewriter:
         self.append(helper.make_node("Cast", [source], [target], to=to))
 
     def round_trip(self, source: str, target: str) -> None:
-        """Writes a Cast to fp16 and one back."""
-        half = self.fresh(f"{target}_fp16")
-        self.cast(source, half, TensorProto.FLOAT16)
-        self.cast(half, target, TensorProto.FLOAT)
+        """Writes a Cast to the low precision and one back."""
+        low = self.fresh_low(target)
+        self.cast(source, low, self.low)
+        self.cast(low, target, TensorProto.FLOAT)
 
     def copy(self, name: str, *, back: bool) -> str:
-        """Writes the fp16 value of an fp32 tensor that no lowered node produces.
+        """Writes the low-precision value of an fp32 tensor that no lowered node produces.
 
         Weights and constants are rounded here and now where they can be; other tensors pass Casts.
 
         Args:
             name: The fp32 tensor. It keeps its value.
-            back: Whether the result is to be fp32 again (with fp16 values) or fp16.
+            back: Whether the result is to be fp32 again (with rounded values) or of the low precision.
 
         Returns:
             The new tensor's name.
         """
-        target = self.fresh(f"{name}_rounded" if back else f"{name}_fp16")
+        target = self.fresh(f"{name}_rounded") if back else self.fresh_low(name)
         if name in self._weights:
-            self.model.graph.initializer.append(_halved(self._weights[name], target, back=back))
+            self.model.graph.initializer.append(lower_tensor(self._weights[name], target, self.low, back=back))
         elif name in self._constants:
             node = self._constants[name]
             value = _constant_value(node)
             assert value is not None  # __init__ left those out
-            self.append(
-                helper.make_node(node.op_type, node.input, [target], value=_halved(value, value.name, back=back))
-            )
+            low = lower_tensor(value, value.name, self.low, back=back)
+            self.append(helper.make_node(node.op_type, node.input, [target], value=low))
         elif back:
             self.round_trip(name, target)
             return target
         else:
-            self.cast(name, target, TensorProto.FLOAT16)
+            self.cast(name, target, self.low)
             return target
         self._replaced.add(name)
         return target
@@ -193,9 +230,48 @@ def round_to_half(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float16)
 
 
-def _halved(tensor: TensorProto, name: str, *, back: bool) -> TensorProto:
-    half = round_to_half(numpy_helper.to_array(tensor))
-    return numpy_helper.from_array(half.astype(np.float32) if back else half, name)
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Rounds float32 to bfloat16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity.
+
+    Returns:
+        The upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Half of what is cut off, less one where the last bit that stays is 0; uint32 wraps for no number but NaN.
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = bits >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def lower_tensor(tensor: TensorProto, name: str, low: int, *, back: bool) -> TensorProto:
+    """Rounds a float32 tensor that is inside the model.
+
+    Args:
+        tensor: Its values.
+        name: The result's name.
+        low: The precision to round to, an ONNX element type.
+        back: Whether the result is float32 again.
+    """
+    values = numpy_helper.to_array(tensor)
+    if low == TensorProto.FLOAT16:
+        half = round_to_half(values)
+        return numpy_helper.from_array(half.astype(np.float32) if back else half, name)
+    bits = round_to_bfloat16(values)
+    if back:
+        return numpy_helper.from_array((bits.astype(np.uint32) << np.uint32(16)).view(np.float32), name)
+    raw = bits.astype("<u2").tobytes()
+    return TensorProto(name=name, data_type=low, dims=values.shape, raw_data=raw)
+
+
+def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
+    """Returns the float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
+    if tensor.data_type == TensorProto.FLOAT16:
+        return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
+    bits = TensorProto(data_type=TensorProto.UINT16, dims=tensor.dims, raw_data=tensor.raw_data)
+    if not tensor.raw_data:
+        bits.int32_data.extend(tensor.int32_data)
+    values = numpy_helper.to_array(bits).astype(np.uint32) << np.uint32(16)
+    return numpy_helper.from_array(values.view(np.float32), name)
 
 
 def _constant_value(node: NodeProto) -> TensorProto | None:

@@ -1,37 +1,47 @@
-"""Lowering to fp16 by real fp16 nodes, as a GPU runs them."""
+"""Lowering to fp16 or bf16 by real nodes of that type, as a GPU runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from bisect_trt.graph.lower_common import Rewriter, captured_names, tensor_dtypes
 from bisect_trt.graph.lower_plan import READS_ANY_TYPE, plan_slots
 
 
-def lower_fp16(model: ModelProto, keep: Collection[str] = (), dtypes: Mapping[str, int] | None = None) -> ModelProto:
-    """Turns every node that can be into fp16, with Casts at the boundaries alone.
+def lower_fp16(
+    model: ModelProto,
+    keep: Collection[str] = (),
+    dtypes: Mapping[str, int] | None = None,
+    low: int = TensorProto.FLOAT16,
+    *,
+    store_weights: bool = True,
+) -> ModelProto:
+    """Turns every node that can be into fp16 (or bf16), with Casts at the boundaries alone.
 
     Graph inputs and outputs keep their names and types. An inner tensor that a lowered node writes goes by a new name;
     its old one stands for its fp32 value and exists where fp32 nodes, bodies of control flow or graph outputs read it.
-    Weights and constants are stored as fp16. Control flow, model-local functions, custom operators and what their
-    schema does not allow in fp16 stay in fp32.
+    The type of each new tensor is declared. Control flow, model-local functions, custom operators and what their
+    schema does not allow in the low precision stay in fp32.
 
     Args:
-        model: The model, opset 6 or later; it is not changed. External data may be unloaded: such weights pass a Cast.
+        model: The model, opset 6 or later (13 for bf16), nodes in topological order; it is not changed. External data
+            may be unloaded: such weights pass a Cast.
         keep: Nodes to leave in fp32, each given by its first output tensor. Names of no node are ignored.
         dtypes: ``TensorProto.DataType`` of tensors whose type ONNX cannot infer.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+        store_weights: Whether weights and constants are stored in the low precision; if not, they pass a Cast.
 
     Returns:
         The lowered model.
 
     Raises:
-        UsageError: The opset is older than 6.
+        UsageError: The opset is too old.
     """
-    work = _Fp16(model)
+    work = _Lowered(model, low, store_weights=store_weights)
     types = tensor_dtypes(model, dtypes)
-    for node, slots in zip(work.source_nodes, plan_slots(model, keep, types, opaque=False), strict=True):
+    for node, slots in zip(work.source_nodes, plan_slots(model, keep, types, opaque=False, low=low), strict=True):
         new = NodeProto()
         new.CopyFrom(node)
         for position, name in enumerate(node.input):
@@ -46,29 +56,34 @@ def lower_fp16(model: ModelProto, keep: Collection[str] = (), dtypes: Mapping[st
         for position in slots.outputs:
             new.output[position] = work.produce(node.output[position])
         if node.op_type == "Cast" and slots.outputs:
-            next(attribute for attribute in new.attribute if attribute.name == "to").i = TensorProto.FLOAT16
+            next(attribute for attribute in new.attribute if attribute.name == "to").i = low
         work.append(new)
     for value in model.graph.output:
         work.ensure_full(value.name)
     return work.finish()
 
 
-class _Fp16(Rewriter):
+class _Lowered(Rewriter):
     """A rewriter that knows in which precisions each tensor is at hand."""
 
-    def __init__(self, model: ModelProto) -> None:
-        super().__init__(model)
+    def __init__(self, model: ModelProto, low: int, *, store_weights: bool) -> None:
+        super().__init__(model, low, store_weights=store_weights)
+        self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
         self._half: dict[str, str] = {}
         self._half_only: set[str] = set()
 
     def produce(self, name: str) -> str:
         """Returns the name under which a lowered node writes a tensor."""
-        self._half[name] = self.fresh(f"{name}_fp16")
+        new = self._half[name] = self.fresh_low(name)
         self._half_only.add(name)
-        return self._half[name]
+        declaration = self.model.graph.value_info.add()
+        declaration.CopyFrom(self._declared.get(name) or ValueInfoProto())
+        declaration.name = new
+        declaration.type.tensor_type.elem_type = self.low
+        return new
 
     def half(self, name: str) -> str:
-        """Returns a tensor's fp16 name, and writes it first where needed."""
+        """Returns a tensor's name in the low precision, and writes it first where needed."""
         if name not in self._half:
             self._half[name] = self.copy(name, back=False)
         return self._half[name]

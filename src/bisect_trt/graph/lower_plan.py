@@ -1,4 +1,4 @@
-"""Which inputs and outputs of which nodes an fp16 run computes in fp16."""
+"""Which inputs and outputs of which nodes a run in fp16 (or bf16) computes in that."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FP32_INPUTS = {
 
 @dataclass(frozen=True)
 class Slots:
-    """Positions in a node's ``input`` and ``output`` that hold fp16 in an fp16 run; none where it stays in fp32."""
+    """Positions in a node's ``input`` and ``output`` that hold the low precision; none where it stays in fp32."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -37,18 +37,26 @@ def first_output(node: NodeProto) -> str:
     return next((name for name in node.output if name), "")
 
 
-def plan_slots(model: ModelProto, keep: Collection[str], dtypes: Mapping[str, int], *, opaque: bool) -> list[Slots]:
-    """Decides for each node what it computes in fp16.
+def plan_slots(
+    model: ModelProto,
+    keep: Collection[str],
+    dtypes: Mapping[str, int],
+    *,
+    opaque: bool,
+    low: int = TensorProto.FLOAT16,
+) -> list[Slots]:
+    """Decides for each node what it computes in the low precision.
 
     In fp32 stay: the nodes in ``keep``; constants (their consumers decide); what the operator's schema does not allow
-    in fp16 at the model's opset; and float arithmetic on shapes, which TensorRT does on the host, in fp32 too.
+    in that precision at the model's opset; and float arithmetic on shapes, which TensorRT does on the host, in fp32 too.
 
     Args:
         model: The model. Only nodes of the main graph are planned.
         keep: First output tensors of the nodes to keep in fp32.
         dtypes: ``TensorProto.DataType`` by tensor, from :func:`tensor_dtypes`.
         opaque: Whether nodes that cannot be looked into (control flow, other domains, model-local functions,
-            sequences) count as fp16 at their boundary.
+            sequences) count as lowered at their boundary.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
 
     Returns:
         One entry for each node.
@@ -63,7 +71,7 @@ def plan_slots(model: ModelProto, keep: Collection[str], dtypes: Mapping[str, in
         if first_output(node) in kept or (node.op_type in CONSTANT_OPS and node.domain in DEFAULT_DOMAINS):
             slots.append(Slots())
         elif (schema := _schema(node, opset, functions, dtypes)) is not None:
-            slots.append(_by_schema(node, schema, dtypes))
+            slots.append(_by_schema(node, schema, dtypes, low))
         else:
             slots.append(_every_float(node, dtypes) if opaque else Slots())
     for index in _shape_arithmetic(graph, slots, dtypes):
@@ -93,8 +101,9 @@ def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]
     return frozenset(i for i, name in enumerate(names) if dtypes.get(name) == TensorProto.FLOAT)
 
 
-def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int]) -> Slots:
-    """Turns each type variable that is float and may be float16; see ONNX's IR.md, "Operator signatures"."""
+def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int) -> Slots:
+    """Turns each type variable that is float and may be ``low``; see ONNX's IR.md, "Operator signatures"."""
+    wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
     floats = _every_float(node, dtypes)
     if node.op_type == "Cast":
         return Slots(outputs=floats.outputs)
@@ -107,7 +116,7 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
     half = {
         variable
         for variable in inputs.values()
-        if "tensor(float16)" in allowed.get(variable, ()) and (node.op_type, variable) not in _FP32_INPUTS
+        if wanted in allowed.get(variable, ()) and (node.op_type, variable) not in _FP32_INPUTS
     }
     # An output of a type that inputs do not settle (RandomNormalLike, EyeLike) may or may not follow them: leave it.
     if any(variable in allowed and variable not in half for variable in outputs.values()):

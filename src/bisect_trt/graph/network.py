@@ -185,11 +185,12 @@ def _is_random(node: onnx.NodeProto, functions: dict[tuple[str, str], onnx.Funct
     # A function is looked into once: without it below, one that calls itself (not valid ONNX) ends too.
     rest = dict(functions)
     function = rest.pop((node.domain, node.op_type), None)
-    inner = [function.node] if function is not None else [body.node for body in _bodies(node)]
+    inner = [function.node] if function is not None else [body.node for body in bodies(node)]
     return any(_is_random(each, rest) for nodes in inner for each in nodes)
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a node: branches of an If, bodies of Loop and Scan."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -198,7 +199,7 @@ def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
-    for body in _bodies(node):
+    for body in bodies(node):
         yield from _captured(body)
 
 

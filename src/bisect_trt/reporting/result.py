@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import ExitStatus
+from bisect_trt.errors import ExitStatus, UnavailableError
 from bisect_trt.tensors.npz import replacing
 
 SCHEMA = 1
+RESULT_FILE = "result.json"
+"""In the folder of each run."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
 
@@ -45,7 +47,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, schema first."""
-        plain = asdict(self)
+        plain = dict(vars(self))
         extra = plain.pop("extra")
         return {"schema": SCHEMA, **plain, **extra}
 
@@ -68,3 +70,28 @@ class Result:
             "inconclusive": ExitStatus.UNPROVEN,
             "interrupted": ExitStatus.INTERRUPTED,
         }.get(self.status, ExitStatus.UNPROVEN)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What :meth:`Result.write` wrote.
+
+    Args:
+        path: The file, or the folder of a run.
+
+    Raises:
+        UnavailableError: There is none, or it holds something else.
+    """
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        plain = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UnavailableError(
+            f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or what --json wrote."
+        ) from error
+    except ValueError as error:
+        raise UnavailableError(
+            f"{file} is damaged or no result of bisect-trt ({error}); run the command again."
+        ) from error
+    if not isinstance(plain, dict) or "schema" not in plain:
+        raise UnavailableError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
+    return plain

@@ -1,66 +1,112 @@
-"""The comparison of a target's tensors with the reference's.
-
-The numbers and the verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the
-reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error
-``|t - r| / |r|`` with 2**-52 in place of a floating-point ``r`` of 0, means accumulated in float32. An error that is
-NaN, also from the same Inf or NaN on both sides, is beyond any tolerance.
-
-Three deliberate differences, each where Polygraphy's answer is an accident: tensors without elements match whatever the
-statistic (its mean of nothing is NaN), integers far apart never wrap around to a small error, and bfloat16, float8 and
-string tensors can be compared.
-"""
+"""The comparison of a target's outputs with the reference's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.tensors.compare_indices import compare_indices
+from bisect_trt.tensors.compare_numbers import compare_numbers
+from bisect_trt.tensors.compare_script import compare_by_script
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
-from bisect_trt.tensors.dtypes import is_extension, is_string
-from bisect_trt.tensors.tolerance import ErrorStat, Precision, ResolvedTolerance, Tolerance, ToleranceOptions
+from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.method import Algorithm
+from bisect_trt.tensors.postprocess import match_shape, postprocess
+from bisect_trt.tensors.stats import count_nonfinite
+from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, ErrorStat, Precision, Tolerance, ToleranceOptions
 
-__all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_tensor"]
-
-_EPSILON = 2.0**-52
+__all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_output", "compare_tensor"]
 
 Array = NDArray[Any]
 
 
 def compare_all(
-    reference: Mapping[str, Array], target: Mapping[str, Array], options: ToleranceOptions, *, fail_fast: bool = False
+    reference: Mapping[str, Array],
+    target: Mapping[str, Array],
+    options: ToleranceOptions,
+    *,
+    fail_fast: bool = False,
+    details: bool = False,
 ) -> list[TensorComparison]:
     """Compare every tensor of the reference with the target's of the same name.
 
     Args:
         reference: Name to values; decides the order.
         target: Name to values; others than the reference's are ignored.
-        options: Tolerances by name.
+        options: How to compare, and tolerances by name.
         fail_fast: Whether to stop after the first that fails.
+        details: Whether to work out the further numbers too.
 
     Returns:
         One comparison a tensor, in the reference's order; the failing one last if ``fail_fast``.
+
+    Raises:
+        UsageError: What is to be done to an output cannot be, or the user's script fails.
     """
+    if options.method.script is not None:
+        return compare_by_script(options.method.script, reference, target)
     comparisons = []
     for name, values in reference.items():
-        tolerance, stat = options.for_output(name)
-        comparisons.append(
-            compare_tensor(
-                name,
-                values,
-                target.get(name),
-                tolerance,
-                stat,
-                precision=options.precision,
-                nonfinite_equal=options.nonfinite_equal,
-            )
-        )
+        comparisons.append(compare_output(name, values, target.get(name), options, details=details))
         if fail_fast and not comparisons[-1].passed:
             break
     return comparisons
+
+
+def compare_output(
+    name: str, reference: Array, target: Array | None, options: ToleranceOptions, *, details: bool = False
+) -> TensorComparison:
+    """Compare one tensor as the options say.
+
+    Args:
+        name: The tensor's name.
+        reference: What it should be; any shape, any ONNX element type.
+        target: What it is; None where the target did not give it.
+        options: How to compare, and tolerances by name.
+        details: Whether to work out the further numbers too.
+
+    Raises:
+        UsageError: What is to be done to this output cannot be.
+    """
+    method = options.method
+    invalid = "" if target is None or not method.validate else _invalid(reference, target)
+    if target is not None:
+        reference, target = (postprocess(name, values, method) for values in (reference, target))
+        if not method.shape_check:
+            target = match_shape(target, reference.shape)
+    tolerance, stat = options.for_output(name)
+    comparison = compare_tensor(
+        name,
+        reference,
+        target,
+        tolerance,
+        stat,
+        precision=options.precision,
+        nonfinite_equal=options.nonfinite_equal,
+        infinities_equal=options.infinities_equal,
+        quantile=options.quantile_of(name),
+        places=method.places(name) if method.algorithm is Algorithm.INDICES else None,
+        details=details,
+    )
+    if not invalid:
+        return comparison
+    kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
+    return replace(comparison, passed=False, kind=kind, reason=invalid)
+
+
+def _invalid(reference: Array, target: Array) -> str:
+    """What ``--validate`` has against two tensors, in words; empty if nothing."""
+    found = []
+    for side, values in (("target", target), ("reference", reference)):
+        counts = zip(("NaN", "Inf"), count_nonfinite(values), strict=True)
+        if said := " and ".join(f"{count} {word}" for word, count in counts if count):
+            found.append(f"the {side} has {said} among {values.size} elements")
+    return ", ".join(found)
 
 
 def compare_tensor(
@@ -72,6 +118,10 @@ def compare_tensor(
     *,
     precision: Precision = Precision.FP32,
     nonfinite_equal: bool = False,
+    infinities_equal: bool = False,
+    quantile: float = DEFAULT_QUANTILE,
+    places: int | None = None,
+    details: bool = False,
 ) -> TensorComparison:
     """Compare one tensor.
 
@@ -83,121 +133,41 @@ def compare_tensor(
         stat: What is held against the tolerance.
         precision: What the target computes in, for automatic tolerances.
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error.
+        infinities_equal: Whether the same Inf in the same place does.
+        quantile: Which quantile is held against the tolerance, if that is the statistic.
+        places: How many places an index may be away, for tensors that are lists of indices; else None.
+        details: Whether to work out the further numbers too.
     """
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
     if target is None:
         return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
     known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
-    if is_string(reference.dtype) != is_string(target.dtype):
-        return TensorComparison(passed=False, kind=ComparisonKind.DTYPE, **known)
-    if reference.shape != target.shape:
-        return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **known)
-    if is_string(reference.dtype):
+    strings = is_string(reference.dtype)
+    if strings != is_string(target.dtype) or reference.shape != target.shape:
+        kind = ComparisonKind.DTYPE if strings != is_string(target.dtype) else ComparisonKind.SHAPE
+        return TensorComparison(passed=False, kind=kind, **known)
+    if strings:
         return _compare_strings(reference, target, known)
+    if places is not None and reference.size:
+        return compare_indices(reference, target, places, known)
     resolved = tolerance.resolve(reference, precision)
     known |= {"atol": resolved.atol, "rtol": resolved.rtol}
     if not reference.size:
         return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+    if stat is ErrorStat.QUANTILE:
+        known |= {"quantile": quantile}
     # Inf - Inf, 0 / 0 and float32 overflow are findings here, not accidents.
     with np.errstate(all="ignore"):
-        return _compare_numbers(reference, target, resolved, nonfinite_equal, known)
-
-
-def _compare_numbers(
-    reference: Array, target: Array, tolerance: ResolvedTolerance, nonfinite_equal: bool, known: dict[str, Any]
-) -> TensorComparison:
-    # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
-    shape, reference, target = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
-    absolute, relative = _errors(target, reference)
-    # A finite maximum means that both tensors are finite throughout, the usual case: no need to look for NaN and Inf.
-    finite = math.isfinite(absolute.max())
-    if nonfinite_equal and not finite:
-        same = (np.isinf(reference) & (target == reference)) | (np.isnan(reference) & np.isnan(target))
-        absolute[same] = 0
-        relative[same] = 0
-
-    statistics: dict[str, Any] = {
-        "max_abs": float(absolute.max()),
-        "max_rel": float(relative.max()),
-        "mean_abs": float(absolute.mean(dtype=np.float32)),
-        "mean_rel": float(relative.mean(dtype=np.float32)) if known["stat"] is ErrorStat.MEAN else None,
-    }
-    # "Not within" rather than "beyond", which NaN would not be.
-    mismatch = absolute <= tolerance.atol
-    mismatch |= relative <= tolerance.rtol
-    np.logical_not(mismatch, out=mismatch)
-    statistics["mismatching"] = int(np.count_nonzero(mismatch))
-    kind, flat_index = _worst(target, reference, absolute, mismatch, finite)
-    statistics["worst"] = WorstElement(
-        index=tuple(int(i) for i in np.unravel_index(flat_index, shape)),
-        target=target[flat_index].item(),
-        reference=reference[flat_index].item(),
-        error=float(absolute[flat_index]),
-    )
-    # Last, for they sort in place rather than in a copy.
-    statistics["median_abs"] = float(np.median(absolute, overwrite_input=True))
-    if known["stat"] is ErrorStat.MEDIAN:
-        statistics["median_rel"] = float(np.median(relative, overwrite_input=True))
-
-    passed = _passes(known["stat"], statistics, tolerance)
-    return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **statistics)
-
-
-def _promote(values: Array) -> Array:
-    """Widen as Polygraphy does: fp16 to fp32, integers below 32 bits to int32, uint32 to int64."""
-    if is_extension(values.dtype):
-        return values.astype(np.int32 if "int" in values.dtype.name else np.float32)
-    wider = {"float16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
-    return values.astype({**wider, "uint32": "int64"}.get(values.dtype.name, values.dtype), copy=False)
-
-
-def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
-    """Absolute and relative errors of flat arrays, in two new arrays."""
-    common = np.result_type(target, reference)
-    if common.kind in "iu":
-        # Larger less smaller, read as unsigned, is exact; a signed difference can wrap around, |int64 min| does.
-        unsigned = common.str.replace("i", "u")
-        absolute: Array = np.maximum(target, reference)
-        np.subtract(absolute, np.minimum(target, reference), out=absolute)
-        absolute = absolute.view(unsigned)
-        divisor: Array = np.abs(reference.astype(common, copy=False)).view(unsigned)
-    else:
-        absolute = target != reference if common.kind == "b" else np.abs(target - reference)
-        divisor = np.abs(reference)
-    if divisor.dtype.kind == "f":
-        divisor[divisor == 0] = _EPSILON
-        if divisor.dtype == absolute.dtype:
-            return absolute, np.divide(absolute, divisor, out=divisor)
-    return absolute, absolute / divisor
-
-
-def _worst(
-    target: Array, reference: Array, absolute: Array, mismatch: Array, finite: bool
-) -> tuple[ComparisonKind, int]:
-    """How the tensor fails, should it fail, and the flat index of the element that shows it best."""
-    if not finite:
-        if (new_nan := np.isnan(target) & ~np.isnan(reference)).any():
-            return ComparisonKind.NAN, int(new_nan.argmax())
-        # NaN is beyond any tolerance; Inf is not beyond an infinite one.
-        if (new_inf := np.isinf(target) & np.isfinite(reference) & mismatch).any():
-            return ComparisonKind.INF, int(new_inf.argmax())
-    if not mismatch.any():
-        return ComparisonKind.MISMATCH, int(absolute.argmax())
-    # Only among the mismatching, for an error that the relative tolerance forgives explains nothing; and NaN, left over
-    # from the same Inf or NaN on both sides, only if there is no plain error.
-    plain = mismatch if finite else mismatch & ~np.isnan(absolute)
-    if not plain.any():
-        return ComparisonKind.MISMATCH, int(mismatch.argmax())
-    return ComparisonKind.MISMATCH, int(np.where(plain, absolute, absolute.dtype.type(0)).argmax())
-
-
-def _passes(stat: ErrorStat, statistics: Mapping[str, Any], tolerance: ResolvedTolerance) -> bool:
-    if stat is ErrorStat.ELEMWISE:
-        return not statistics["mismatching"]
-    # Comparisons with NaN are false, so NaN fails.
-    within_abs = statistics[f"{stat.value}_abs"] <= tolerance.atol
-    return bool(within_abs or statistics[f"{stat.value}_rel"] <= tolerance.rtol)
+        return compare_numbers(
+            reference,
+            target,
+            resolved,
+            known,
+            nonfinite_equal=nonfinite_equal,
+            infinities_equal=infinities_equal or nonfinite_equal,
+            want_details=details,
+        )
 
 
 def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -43,6 +44,38 @@ class WorstElement:
 
 
 @dataclass(frozen=True)
+class Details:
+    """What is told of a comparison of numbers beside its verdict.
+
+    Attributes:
+        atol_needed: The smallest absolute tolerance that would have passed, with the relative one as it was; NaN if none.
+        rtol_needed: The smallest relative tolerance that would have passed, with the absolute one as it was; NaN if none.
+        percentiles: Of the absolute errors: percent to error.
+        cosine: Cosine similarity, from -1 to 1.
+        snr_db: Signal-to-noise ratio in dB, with the reference as the signal.
+        max_ulp: The most floating-point numbers between two elements; ``None`` for other types.
+    """
+
+    atol_needed: float
+    rtol_needed: float
+    percentiles: Mapping[str, float]
+    cosine: float | None
+    snr_db: float | None
+    max_ulp: float | None
+
+    def describe(self) -> str:
+        """One line for people."""
+        needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
+        ways = [f"{option} {_up(value)}" for option, value in needed.items() if math.isfinite(value)]
+        parts = [f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"]
+        parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
+        parts += [] if self.cosine is None else [f"cosine {self.cosine:.6g}"]
+        parts += [] if self.snr_db is None else [f"SNR {self.snr_db:.1f} dB"]
+        parts += [] if self.max_ulp is None else [f"up to {self.max_ulp:.0f} ULP"]
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
 class TensorComparison:
     """One tensor of the target held against the reference's.
 
@@ -66,6 +99,13 @@ class TensorComparison:
         target_shape: The target's shape; None where it is missing.
         reference_dtype: Name of the reference's element type.
         target_dtype: Name of the target's element type; None where it is missing.
+        quantile: Which quantile of the errors was held against the tolerance; only where one was.
+        quantile_abs: That quantile of the absolute errors.
+        quantile_rel: That quantile of the relative errors.
+        reference_nonfinite: How many elements of the reference are NaN or Inf.
+        reason: Why it passed or failed, where that is not a matter of errors and tolerances.
+        details: Further numbers, where they were asked for.
+        sample: The number of the input sample, from 1, where there are several.
     """
 
     name: str
@@ -87,11 +127,34 @@ class TensorComparison:
     target_shape: tuple[int, ...] | None = None
     reference_dtype: str | None = None
     target_dtype: str | None = None
+    quantile: float | None = None
+    quantile_abs: float | None = None
+    quantile_rel: float | None = None
+    reference_nonfinite: int = 0
+    reason: str | None = None
+    details: Details | None = None
+    sample: int | None = None
 
     @property
     def required_atol(self) -> float | None:
         """The absolute tolerance that an elementwise comparison needs at least to pass with relative tolerance 0."""
         return self.max_abs
+
+    @property
+    def severity(self) -> float:
+        """How many times its worst element is past the tolerance; infinite for new NaN or Inf and for another shape.
+
+        A statistic over all elements says nothing of the worst, so what fails by one is infinitely severe too.
+        """
+        if self.passed:
+            return 0.0
+        worst = self.worst
+        if self.kind is not ComparisonKind.MISMATCH or self.stat is not ErrorStat.ELEMWISE or worst is None:
+            return math.inf
+        if self.atol is None or self.rtol is None or isinstance(worst.reference, str):
+            return math.inf
+        allowed = self.atol + self.rtol * abs(worst.reference)
+        return worst.error / allowed if allowed > 0 and math.isfinite(worst.error) else math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
@@ -101,7 +164,7 @@ class TensorComparison:
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
         """What :meth:`to_json` wrote; a worst element that was a complex number stays text."""
-        texts = ("name", "kind", "stat")  # a tensor may be called "nan"
+        texts = ("name", "kind", "stat", "reason")  # a tensor may be called "nan"
         known: dict[str, Any] = {key: value if key in texts else _number(value) for key, value in plain.items()}
         del known["required_atol"]
         for shape in ("reference_shape", "target_shape"):
@@ -109,10 +172,16 @@ class TensorComparison:
         if known["worst"] is not None:
             worst = {key: _number(value) for key, value in known["worst"].items()}
             known["worst"] = WorstElement(**{**worst, "index": tuple(worst["index"])})
+        if known["details"] is not None:
+            details = {key: _number(value) for key, value in known["details"].items()}
+            percentiles = {key: _number(value) for key, value in details["percentiles"].items()}
+            known["details"] = Details(**{**details, "percentiles": percentiles})
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
     def describe(self) -> str:
         """One line for people."""
+        if self.reason is not None:
+            return self.reason
         if self.kind is ComparisonKind.MISSING:
             return "the target has no such output"
         if self.kind is ComparisonKind.SHAPE:
@@ -122,12 +191,24 @@ class TensorComparison:
         if self.worst is None:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"
-        if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN):
-            error = self.mean_abs if self.stat is ErrorStat.MEAN else self.median_abs
-            text = f"{self.stat.value} error {error:.5g}, {text}"
+        if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
+            which = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
+            text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
         if self.worst.error != 0:
             text += f" at {self.worst.index}: {_short(self.worst.reference)} became {_short(self.worst.target)}"
         return f"{text} (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements)"
+
+    def of_sample(self, number: int) -> TensorComparison:
+        """The same, of an input sample."""
+        return replace(self, sample=number)
+
+
+def _up(value: float) -> str:
+    """A tolerance rounded up to three digits, so that what is shown passes."""
+    text = f"{value:.2e}"
+    if float(text) < value:
+        text = f"{math.nextafter(value * 1.005, math.inf):.2e}"
+    return f"{float(text):g}"
 
 
 def _short(value: float | str | complex) -> str:
@@ -141,6 +222,15 @@ def _short(value: float | str | complex) -> str:
 
 def _number(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+
+
+def required_severity(original: float) -> float:
+    """How severe a mismatch must be to count as that of the original, and not as the rounding that comes with it.
+
+    A cut through a half-precision network is off by a little everywhere. The geometric middle between what barely
+    mismatches and what the original is off by tells the two apart; ten times the tolerance is enough in any case.
+    """
+    return min(math.sqrt(max(original, 1.0)), 10.0)
 
 
 _NOT_FINITE = ("nan", "inf", "-inf")

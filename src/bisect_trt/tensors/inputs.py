@@ -17,7 +17,7 @@ from bisect_trt.tensors.data_loader import run_data_loader
 from bisect_trt.tensors.dtypes import is_extension, is_string
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.named import parse_named, quoted
-from bisect_trt.tensors.npz import load_npz
+from bisect_trt.tensors.saved import load_runs
 
 Sample = dict[str, NDArray[Any]]
 
@@ -30,14 +30,17 @@ class DataOptions:
         seed: Of the random numbers; the same seed and inputs give the same values.
         val_range: Input name to lowest and highest random value, both included; ``''`` is for all others, and
             [0, 1] where that is missing.
-        load_inputs: ``.npz`` files. Several make one sample if no two hold the same input, else a sample each.
+        load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
+            hold the same input, else a sample each or more.
         data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.data_loader.run_data_loader`.
+        iterations: How many samples of random values to make, or to take of the script at most.
     """
 
     seed: int = 1
     val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     load_inputs: tuple[Path, ...] = ()
     data_loader_script: str | None = None
+    iterations: int | None = None
 
 
 def parse_val_ranges(values: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -78,11 +81,15 @@ def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sampl
         script = options.data_loader_script
         return [
             validate_sample(infos, sample, f"Sample {number} of {script}")
-            for number, sample in enumerate(run_data_loader(script))
+            for number, sample in enumerate(run_data_loader(script, options.iterations))
         ]
     if options.load_inputs:
+        if options.iterations is not None:
+            raise UsageError(
+                "--iterations says how many samples to make, and --load-inputs gives them; use one of them"
+            )
         return _load_samples(infos, options.load_inputs)
-    return [_random_sample(infos, options)]
+    return _random_samples(infos, options)
 
 
 def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
@@ -141,14 +148,18 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> list[Sample]:
-    files = [load_npz(path) for path in paths]
-    merged = {name: values for file in files for name, values in file.items()}
-    if len(files) > 1 and len(merged) == sum(map(len, files)):
+    files = [(path, run.samples) for path in paths for run in load_runs(path)]
+    merged = {name: values for _, samples in files for sample in samples for name, values in sample.items()}
+    if len(files) > 1 and len(merged) == sum(len(sample) for _, samples in files for sample in samples):
         return [validate_sample(infos, merged, f"The inputs from {', '.join(map(str, paths))} together")]
-    return [validate_sample(infos, file, str(path)) for path, file in zip(paths, files, strict=True)]
+    return [
+        validate_sample(infos, sample, str(path) if len(samples) == 1 else f"Sample {number} of {path}")
+        for path, samples in files
+        for number, sample in enumerate(samples)
+    ]
 
 
-def _random_sample(infos: Sequence[TensorInfo], options: DataOptions) -> Sample:
+def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
     names = [info.name for info in infos]
     if unknown := [name for name in options.val_range if name and name not in names]:
         raise UsageError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
@@ -158,7 +169,10 @@ def _random_sample(infos: Sequence[TensorInfo], options: DataOptions) -> Sample:
         raise UsageError(f"The seed {options.seed} is negative; give a number from 0 up")
     rng = np.random.default_rng(options.seed)
     default = options.val_range.get("", (0.0, 1.0))
-    return {info.name: _random_values(rng, info, *options.val_range.get(info.name, default)) for info in infos}
+    return [
+        {info.name: _random_values(rng, info, *options.val_range.get(info.name, default)) for info in infos}
+        for _ in range(options.iterations or 1)
+    ]
 
 
 def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:

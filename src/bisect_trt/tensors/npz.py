@@ -43,7 +43,7 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -
             entry = _entry(name)
             values = np.asarray(array)
             if is_string(values.dtype):
-                values = _fixed_width(name, values)
+                values = fixed_width(name, values)
             elif is_extension(values.dtype):
                 entry.comment = values.dtype.name.encode()
                 values = values.view(f"u{values.dtype.itemsize}")
@@ -65,9 +65,15 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         UnavailableError: If a tensor's type needs ``ml_dtypes``, which is not installed.
     """
     # Not numpy.load: with tensors named 'x' and 'x.npy' in one file it returns the first for both.
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        return dict(_read_entry(archive, entry) for entry in archive.infolist())
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever goes wrong with a file that is read, in a sentence."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return dict(_read_entry(archive, entry) for entry in archive.infolist())
+        yield
     except OSError as err:
         raise UsageError(f"Cannot read {path}: {err.strerror or err}; give an .npz file as numpy.savez writes") from err
     except zipfile.BadZipFile as err:
@@ -78,6 +84,30 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         raise UsageError(
             f"Cannot read {path}: {err}; write it with numpy.savez, arrays of numbers or strings only"
         ) from err
+
+
+class NpzFile(Mapping[str, NDArray[Any]]):
+    """The tensors of an ``.npz`` file, each read when it is asked for.
+
+    Raises:
+        UsageError: As :func:`load_npz`, when it is made or when a tensor is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _reading(path), zipfile.ZipFile(path) as archive:
+            self._entries = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        entry = self._entries[name]
+        with _reading(self._path), zipfile.ZipFile(self._path) as archive:
+            return _read_entry(archive, entry)[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 @contextmanager
@@ -123,7 +153,12 @@ def _is_utf8(text: str) -> bool:
     return text.encode(errors="replace").decode() == text
 
 
-def _fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
+def fixed_width(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Strings as an array that NumPy writes without pickle.
+
+    Raises:
+        UsageError: Not all elements are strings that it can hold.
+    """
     texts = [
         text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in values.ravel().tolist()
     ]

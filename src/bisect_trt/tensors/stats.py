@@ -51,6 +51,17 @@ def tensor_stats(values: NDArray[Any]) -> TensorStats:
     return TensorStats(low, high, max(abs(low), abs(high)), has_nan, has_inf)
 
 
+def count_nonfinite(values: NDArray[Any]) -> tuple[int, int]:
+    """How many elements are NaN, and how many Inf or -Inf; none, of strings."""
+    nan = inf = 0
+    for block in blocks(values):
+        elements = block.astype(np.float32) if is_extension(block.dtype) else block
+        if elements.dtype.kind in "fc":
+            nan += int(np.count_nonzero(np.isnan(elements)))
+            inf += int(np.count_nonzero(np.isinf(elements)))
+    return nan, inf
+
+
 def finite_rms(values: NDArray[Any]) -> float:
     """Root mean square of the finite elements; 0 where there are none, or where it is beyond float64."""
     squares, count = 0.0, 0

@@ -34,24 +34,36 @@ class StoreWriter:
 
     Args:
         folder: Where the store goes; made if it does not exist.
+        append: Whether to add to the finished store that is there.
 
     Raises:
         UsageError: From any method, if the folder cannot be written or the disk is full.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, append: bool = False) -> None:
         self._folder = folder
         self._tensors: dict[str, dict[str, Any]] = {}
         self._strings: dict[str, NDArray[Any]] = {}
         self._skipped: dict[str, str] = {}
         self._offset = 0
         try:
+            if append:
+                self._go_on()
+                return
             folder.mkdir(parents=True, exist_ok=True)
             for name in (_INDEX, _STRINGS, _DATA):
                 (folder / name).unlink(missing_ok=True)
             self._file: BinaryIO = (folder / _DATA).open("xb")
         except OSError as err:
             raise cannot_write(folder, err) from err
+
+    def _go_on(self) -> None:
+        """Take over what is in the store."""
+        before = ActivationStore.open(self._folder)
+        self._tensors, self._strings, self._skipped = before.raw()
+        self._offset = (self._folder / _DATA).stat().st_size
+        (self._folder / _INDEX).unlink()
+        self._file = (self._folder / _DATA).open("ab")
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -218,6 +230,11 @@ class ActivationStore:
                 raise KeyError(f"'{name}' holds strings, which have no range")
             self._stats[name] = tensor_stats(self.get(name))
         return self._stats[name]
+
+    def raw(self) -> tuple[dict[str, dict[str, Any]], dict[str, NDArray[Any]], dict[str, str]]:
+        """What the index and the file of strings hold, for a writer that goes on."""
+        strings = {entry["string"]: self._strings[entry["string"]] for entry in self._tensors.values() if "string" in entry}
+        return dict(self._tensors), strings, dict(self.skipped)
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
 from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.method import Method, named_words
 from bisect_trt.tensors.named import parse_named, quoted
 from bisect_trt.tensors.stats import finite_rms
 
@@ -26,6 +27,12 @@ class ErrorStat(str, Enum):
     """Fails where the largest absolute and the largest relative error each exceed their tolerance."""
     MEAN = "mean"
     MEDIAN = "median"
+    QUANTILE = "quantile"
+    """As ``max``, but of the errors without the largest few: their quantile, 0.99 unless said otherwise."""
+
+
+DEFAULT_QUANTILE = 0.99
+"""Polygraphy's."""
 
 
 class Precision(str, Enum):
@@ -93,9 +100,12 @@ class ToleranceOptions:
         atol: Absolute tolerances.
         rtol: Relative tolerances.
         stat: Error statistics.
+        quantile: Which quantile of the errors counts, from 0 to 1, where that is the statistic.
         precision: What the target computes in, for tolerances that were not given.
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error. Polygraphy's default, kept
-            here, is that it fails; its ``--infinities-compare-equal`` does this for Inf alone.
+            here, is that it fails.
+        infinities_equal: The same for Inf alone (Polygraphy's ``--infinities-compare-equal``).
+        method: What is compared and how, beside tolerances.
     """
 
     atol: Mapping[str, float] = field(default_factory=dict)
@@ -103,6 +113,9 @@ class ToleranceOptions:
     stat: Mapping[str, ErrorStat] = field(default_factory=dict)
     precision: Precision = Precision.FP32
     nonfinite_equal: bool = False
+    quantile: Mapping[str, float] = field(default_factory=dict)
+    infinities_equal: bool = False
+    method: Method = field(default_factory=Method)
 
     @classmethod
     def parse(
@@ -110,21 +123,27 @@ class ToleranceOptions:
         atol: Sequence[str] = (),
         rtol: Sequence[str] = (),
         stat: Sequence[str] = (),
+        quantile: Sequence[str] = (),
         *,
         precision: Precision = Precision.FP32,
         nonfinite_equal: bool = False,
+        infinities_equal: bool = False,
+        method: Method | None = None,
     ) -> ToleranceOptions:
         """Read command-line values: ``1e-3`` for all outputs, ``NAME:1e-3`` for one; a name may contain colons.
 
         Raises:
-            UsageError: If a value is not a number from 0 up or no statistic, or an output is given twice.
+            UsageError: If a value is not a number of its range or no statistic, or an output is given twice.
         """
         return cls(
             atol=parse_named("--atol", atol, _parse_tolerance),
             rtol=parse_named("--rtol", rtol, _parse_tolerance),
             stat=parse_named("--check-error-stat", stat, _parse_stat),
+            quantile=parse_named("--error-quantile", quantile, _parse_quantile),
             precision=precision,
             nonfinite_equal=nonfinite_equal,
+            infinities_equal=infinities_equal,
+            method=method or Method(),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -135,18 +154,34 @@ class ToleranceOptions:
             "stat": {name: stat.value for name, stat in self.stat.items()},
             "precision": self.precision.value,
             "nonfinite_equal": self.nonfinite_equal,
+            "quantile": dict(self.quantile),
+            "infinities_equal": self.infinities_equal,
+            "method": self.method.to_json(),
         }
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> ToleranceOptions:
         """What :meth:`to_json` wrote."""
         stat = {name: ErrorStat(value) for name, value in plain["stat"].items()}
-        return cls(plain["atol"], plain["rtol"], stat, Precision(plain["precision"]), plain["nonfinite_equal"])
+        method = Method.from_json(plain["method"])
+        return cls(**{**plain, "stat": stat, "precision": Precision(plain["precision"]), "method": method})
+
+    def words(self) -> list[str]:
+        """The command-line words that ask for it."""
+        words = [*named_words("--atol", self.atol), *named_words("--rtol", self.rtol)]
+        words += named_words("--check-error-stat", {name: stat.value for name, stat in self.stat.items()})
+        words += named_words("--error-quantile", self.quantile)
+        words += ["--infinities-compare-equal"] if self.infinities_equal else []
+        return words + self.method.words()
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """The tolerance, its automatic parts ``None``, and the statistic for one output."""
         tolerance = Tolerance(self.atol.get(name, self.atol.get("")), self.rtol.get(name, self.rtol.get("")))
         return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
+
+    def quantile_of(self, name: str) -> float:
+        """Which quantile of an output's errors counts, where that is its statistic."""
+        return self.quantile.get(name, self.quantile.get("", DEFAULT_QUANTILE))
 
     def check_names(self, names: Collection[str]) -> None:
         """Make sure that every output that was named exists.
@@ -157,7 +192,7 @@ class ToleranceOptions:
         Raises:
             UsageError: If an output was named that is not among them.
         """
-        given: Iterable[str] = {**self.atol, **self.rtol, **self.stat}
+        given = dict.fromkeys([*self.atol, *self.rtol, *self.stat, *self.quantile, *self.method.names])
         unknown = [name for name in given if name and name not in names]
         if unknown:
             raise UsageError(
@@ -173,6 +208,16 @@ def _parse_tolerance(text: str) -> float:
         value = math.nan
     if not value >= 0:
         raise ValueError("a number from 0 up")
+    return value
+
+
+def _parse_quantile(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise ValueError("a number from 0 to 1")
     return value
 
 

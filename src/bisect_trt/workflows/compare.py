@@ -1,8 +1,7 @@
-"""Run a model on the target and on the reference, and compare."""
+"""Run a model on the target and on the reference, and compare; or on the target alone, with what was saved."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,11 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.reference import reference_settings
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.npz import NpzFile, save_npz
+from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.compare_saved import same_outputs, same_samples
+from bisect_trt.workflows.matches import conclude, tell
 from bisect_trt.workflows.subject import Subject
 
 MARK_ALL = ("mark", "all")
@@ -45,34 +47,25 @@ class CompareSettings:
     timeout: float | None = None
     save_inputs: Path | None = None
     save_outputs: Path | None = None
-    load_outputs: Path | None = None
+    load_outputs: tuple[Path, ...] = ()
 
 
 def compare(subject: Subject, settings: CompareSettings, console: Console, result: Result) -> Result:
     """Compare every output on every input sample.
 
     Raises:
-        UsageError: An output or a tolerance names no tensor.
-        UnavailableError: The reference cannot run the model.
+        UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
+        UnavailableError: The reference or the target cannot run the model.
     """
     names = choose_outputs(subject, settings.onnx_outputs)
     settings.tolerance.check_names(names)
-    model = subject.workspace.scratch("compared.onnx")
-    model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())
-    console.step(f"{settings.target.describe()} against the reference, {len(names)} output(s)")
-    comparisons: list[TensorComparison] = []
-    for number in range(len(subject.samples)):
-        seen = _compare_sample(subject, settings, model, names, number)
-        tell(seen, f"sample {number + 1}: " if len(subject.samples) > 1 else "", console)
-        comparisons += seen
-        if settings.fail_fast and not all(comparison.passed for comparison in seen):
-            break
-    failed = sum(not comparison.passed for comparison in comparisons)
-    result.extra["comparisons"] = [comparison.to_json() for comparison in comparisons]
-    result.status = "not_reproduced" if failed else "found"
-    result.minimality = "1-minimal"
-    console.answer(f"{failed} of {len(comparisons)} do not match." if failed else f"All {len(comparisons)} match.")
-    return result
+    if settings.save_inputs is not None:
+        save_samples(settings.save_inputs, subject.samples)
+    runs = [run for path in settings.load_outputs for run in load_runs(path)]
+    against = ", ".join(run.name for run in runs) or "the reference"
+    console.step(f"{settings.target.describe()} against {against}, {len(names)} output(s)")
+    comparisons = _Samples(subject, settings, names, console).compare(runs)
+    return conclude(comparisons, console, result)
 
 
 def choose_outputs(subject: Subject, wanted: Sequence[str]) -> list[str]:
@@ -92,53 +85,70 @@ def choose_outputs(subject: Subject, wanted: Sequence[str]) -> list[str]:
     return list(wanted)
 
 
-def _compare_sample(
-    subject: Subject, settings: CompareSettings, model: Path, names: Sequence[str], number: int
-) -> list[TensorComparison]:
-    inputs, golden, outputs = (subject.workspace.scratch(f"{name}.npz") for name in ("inputs", "golden", "outputs"))
-    save_npz(inputs, subject.samples[number])
-    _keep(inputs, settings.save_inputs, number, subject)
-    if settings.load_outputs is not None:
-        golden = _per_sample(settings.load_outputs, number, subject)
-        load_npz(golden)
-    else:
-        run = {"op": "collect", "model": str(model), "inputs": str(inputs), "to": str(golden)}
-        reply = _ask(subject, {**run, "target": reference_settings().to_json()}, None)
-        if "error" in reply:
-            raise UnavailableError(f"the reference cannot run {subject.settings.path}: {reply['message']}.")
-    request: dict[str, Any] = {"op": "compare", "model": str(model), "inputs": str(inputs), "golden": str(golden)}
-    request |= {"target": settings.target.to_json(), "tolerance": settings.tolerance.to_json(), "names": list(names)}
-    request |= {"fail_fast": settings.fail_fast, "save_outputs": str(outputs)}
-    reply = _ask(subject, request, settings.timeout)
-    if "error" in reply:
-        raise UnavailableError(f"the target cannot run {subject.settings.path}: {reply['message']}.")
-    _keep(outputs, settings.save_outputs, number, subject)
-    return [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
+class _Samples:
+    """Compares a model's outputs, sample by sample."""
 
+    def __init__(self, subject: Subject, settings: CompareSettings, names: Sequence[str], console: Console) -> None:
+        self._subject = subject
+        self._settings = settings
+        self._names = names
+        self._console = console
+        self._model = subject.workspace.scratch("compared.onnx")
+        self._model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())
 
-def _ask(subject: Subject, request: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-    try:
-        return subject.workers.ask(request, timeout)
-    except WorkerDied as death:
-        return {"error": "run", "message": death.end.describe()}
+    def compare(self, runs: Sequence[SavedRun]) -> list[TensorComparison]:
+        """Compare the target with saved runs, or with the reference if there is none."""
+        numbers = range(len(self._subject.samples))
+        for number in numbers:
+            save_npz(self._scratch("inputs", number), self._subject.samples[number])
+        for run in runs:
+            same_samples(run, len(numbers), "the target runs")
+            for sample in run.samples:
+                same_outputs(run.name, sample, self._names, self._console)
+        comparisons: list[TensorComparison] = []
+        for run in runs:
+            for number in numbers:
+                wanted = {name: v for name, v in run.samples[number].items() if name in self._names}
+                save_npz(self._scratch("golden", number), wanted)
+            comparisons += self._compare_with(f"{run.name}: " if len(runs) > 1 else "")
+        if not runs:
+            for number in numbers:
+                self._run_reference(number)
+            comparisons = self._compare_with("")
+        if self._settings.save_outputs is not None:
+            saved = [
+                NpzFile(path) for path in (self._scratch("outputs", number) for number in numbers) if path.exists()
+            ]
+            save_samples(self._settings.save_outputs, saved, self._settings.target.describe())
+        return comparisons
 
+    def _run_reference(self, number: int) -> None:
+        request = {"op": "collect", "model": str(self._model), "inputs": str(self._scratch("inputs", number))}
+        request |= {"to": str(self._scratch("golden", number)), "target": reference_settings().to_json()}
+        self._ask(request, None, "reference")
 
-def _keep(source: Path, target: Path | None, number: int, subject: Subject) -> None:
-    if target is not None:
-        path = _per_sample(target, number, subject)
+    def _compare_with(self, prefix: str) -> list[TensorComparison]:
+        """Compare the target's outputs on every sample with what lies there as golden."""
+        numbers, settings = range(len(self._subject.samples)), self._settings
+        pairs = [[str(self._scratch(name, number)) for name in ("inputs", "golden")] for number in numbers]
+        request: dict[str, Any] = {"op": "compare", "model": str(self._model), "names": list(self._names)}
+        request |= {"inputs": pairs[0][0], "golden": pairs[0][1], "more": pairs[1:], "every": not settings.fail_fast}
+        request |= {"target": settings.target.to_json(), "tolerance": settings.tolerance.to_json(), "details": True}
+        request |= {"fail_fast": settings.fail_fast}
+        request |= {"save_outputs": [str(self._scratch("outputs", number)) for number in numbers]}
+        reply = self._ask(request, settings.timeout, "target")
+        comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
+        tell(comparisons, prefix, self._console)
+        return comparisons
+
+    def _scratch(self, name: str, number: int) -> Path:
+        return self._subject.workspace.scratch(f"{name}-{number + 1}.npz")
+
+    def _ask(self, request: dict[str, Any], timeout: float | None, who: str) -> dict[str, Any]:
         try:
-            shutil.copyfile(source, path)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
-
-
-def _per_sample(path: Path, number: int, subject: Subject) -> Path:
-    """``x.npz`` for one sample; ``x-1.npz``, ``x-2.npz``, ... for several."""
-    return path if len(subject.samples) == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-
-
-def tell(comparisons: Sequence[TensorComparison], prefix: str, console: Console) -> None:
-    """One line an output."""
-    for comparison in comparisons:
-        word = "match   " if comparison.passed else "MISMATCH"
-        console.say(f"  {prefix}{word} '{comparison.name}': {comparison.describe()}")
+            reply = self._subject.workers.ask(request, timeout)
+        except WorkerDied as death:
+            reply = {"error": "run", "message": death.end.describe()}
+        if "error" in reply:
+            raise UnavailableError(f"the {who} cannot run {self._subject.settings.path}: {reply['message']}.")
+        return reply

@@ -68,6 +68,7 @@ def _reduce(
     for step in minimum.steps:
         console.say(f"  {step}")
     answer = subject.cut(minimum.units)
+    subject.settle(prober.ledger.outcome(answer.key))
     if search.shrink and settings.reduce_inputs and settings.reduce_outputs:
         console.step("Shrink the tensors of what is left")
         answer = shrink(subject, prober, answer, console)

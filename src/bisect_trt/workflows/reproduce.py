@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
@@ -13,15 +14,20 @@ from bisect_trt.workflows.subject import Subject
 
 
 def probe_original(
-    subject: Subject, prober: Prober, search: SearchSettings, console: Console, result: Result
+    subject: Subject,
+    prober: Prober,
+    search: SearchSettings,
+    console: Console,
+    result: Result,
+    candidate: Candidate | None = None,
 ) -> Record:
-    """Probe the original model; with ``--repeat``, measure how often it fails.
+    """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.
 
     Raises:
         DoesNotReproduce: It never fails.
     """
     record = prober.probe_original(
-        subject.original, repeat=search.repeat, confidence=search.confidence, units=len(subject.units)
+        candidate or subject.original, repeat=search.repeat, confidence=search.confidence, units=len(subject.units)
     )
     flakiness = prober.runner.flakiness
     if search.repeat > 1:

@@ -43,7 +43,9 @@ def shrink(subject: Subject, prober: Prober, answer: Candidate, console: Console
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
     """
-    if has_external_data(answer.proto) or any(name not in subject.reference.infos for name in answer.inputs):
+    infos = subject.reference.infos
+    known = all(name in infos and infos[name].is_static for name in answer.inputs)
+    if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it is left as it is")
         return answer
     shrinker = _Shrinker(subject, prober, answer)
@@ -62,7 +64,7 @@ class _Shrinker:
         self._subject = subject
         self._prober = prober
         self._signature = prober.probe(answer).signature
-        self._piece = Piece(answer.proto, subject.reference.select(answer.inputs))
+        self._piece = Piece(answer.proto, dict(subject.values(answer, answer.inputs)))
 
     def elements(self) -> int:
         weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self._piece.proto.graph.initializer)

@@ -23,6 +23,7 @@ from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos, input_info
 from bisect_trt.graph.units import Units
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
+from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.reference import Reference
 from bisect_trt.probing.worker import WorkerPool
@@ -32,6 +33,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.tensors.memory import swap_limit
 from bisect_trt.workflows.settings import ModelSettings
 
 
@@ -44,6 +46,7 @@ class Subject:
         workspace: The run's folder.
         workers: Processes that run models.
         samples: The values fed to it, one or more sets.
+        sample: Which of them, from 0, the values of an answer are of.
         console: Who is told what is noticed on the way.
     """
 
@@ -100,11 +103,6 @@ class Subject:
         self.workers.close()
         self.workspace.close()
 
-    @property
-    def inputs(self) -> Sample:
-        """The values that the searches feed the model."""
-        return self.samples[self.sample]
-
     @cached_property
     def sha256(self) -> str:
         """Of the model's file."""
@@ -115,9 +113,23 @@ class Subject:
         return digest.hexdigest()
 
     @cached_property
+    def swap_limit(self) -> int:
+        """Bytes of weights and tensors past which every tensor is computed slice by slice."""
+        return swap_limit(self.settings.array_swap_mb)
+
+    @cached_property
     def reference(self) -> Reference:
         """What every tensor should be; computed when first asked for."""
-        reference = Reference(self.network, self.inputs, self.workspace, self.workers)
+        first, *more = (
+            Reference(self.network, sample, self.workspace, self.workers, number, self.swap_limit)
+            for number, sample in enumerate(self.samples, 1)
+        )
+        for reference in more:
+            first.add(reference)
+        self._warn_of_missing(first)
+        return first
+
+    def _warn_of_missing(self, reference: Reference) -> None:
         if reference.refused is not None:
             self.console.warn(
                 f"ONNX Runtime cannot run this model: {reference.refused}. No tensor has reference values, so only what "
@@ -128,7 +140,6 @@ class Subject:
                 f"ONNX Runtime cannot run {self.network.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so nothing that would need them is cut."
             )
-        return reference
 
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
@@ -169,7 +180,13 @@ class Subject:
         """The values of some of a candidate's inputs or outputs, where known."""
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}
-        return self.reference.select(names)
+        return [self.reference, *self.reference.more][self.sample].select(names)
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """From here on use the values of the input sample on which the answer of a search fails."""
+        if outcome is not None and outcome.sample is not None:
+            self.sample = outcome.sample - 1
+            self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
 
     def marked(self, names: Iterable[str]) -> onnx.ModelProto:
         """The model with these tensors as its outputs."""

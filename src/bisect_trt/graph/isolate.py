@@ -1,0 +1,173 @@
+"""Each node by itself, in one model: every node is fed values from outside, so that none sees another's error."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.graph.cut import assemble
+from bisect_trt.graph.network import Network, bodies
+from bisect_trt.tensors.info import TensorInfo
+
+FROZEN_ELEMENTS = 64
+"""An integer tensor of one axis and so few elements is taken for a shape, a pad or an index."""
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A model in which no node reads what another makes.
+
+    Attributes:
+        proto: The model; its outputs go by the original's names.
+        fed: The original's tensor that each of its inputs stands for, by the input's name.
+        outputs: The tensors that it gives back, in topological order.
+        left_out: Tensors that were asked for and that it lacks, with the reason.
+    """
+
+    proto: onnx.ModelProto
+    fed: dict[str, str]
+    outputs: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+def is_frozen(info: TensorInfo) -> bool:
+    """Whether a tensor is stored in an isolated model: TensorRT has to know shapes when it builds."""
+    shape = info.shape or ()
+    return info.dtype.kind in "iu" and info.is_static and len(shape) <= 1 and _size(info) <= FROZEN_ELEMENTS
+
+
+def isolate(
+    network: Network,
+    names: Iterable[str],
+    infos: Mapping[str, TensorInfo],
+    frozen: Mapping[str, NDArray[Any]],
+) -> Isolated:
+    """Make the model that computes tensors, each by its own node from values that are fed.
+
+    A computed tensor that some node reads becomes an input under a new name, because its own name is that of the output
+    of its maker. Graph inputs keep their names. Nodes that only make weights come along.
+
+    Args:
+        network: The original; it is not changed.
+        names: Tensors that nodes make which depend on a graph input.
+        infos: Types and shapes of the tensors whose values are known.
+        frozen: Values of computed tensors and graph inputs that are stored in the model instead of fed.
+    """
+    wanted = sorted({network.producer[name] for name in names}, key=network.rank.__getitem__)
+    left_out: dict[str, str] = {}
+    chosen = [index for index in wanted if not _leave_out(network, index, infos, frozen, left_out)]
+    outputs = [name for index in chosen for name in network.made(index) if name in infos]
+    computed = set(network.computed)
+    read = dict.fromkeys(name for index in chosen for name in network.reads[index])
+    renamed = _fresh_names(network, [name for name in read if name in computed])
+    ends = {renamed.get(name, name): name for name in read if name in computed or name in network.inputs}
+    fed = {end: name for end, name in ends.items() if name not in frozen}
+    constants = _makers_of_weights(network, chosen)
+    weights: dict[str, onnx.TensorProto | None] = {
+        name: None
+        for index in [*constants, *chosen]
+        for name in network.reads[index]
+        if name in network.initializers or name in network.sparse_initializers
+    }
+    weights |= {end: numpy_helper.from_array(frozen[name], end) for end, name in ends.items() if name in frozen}
+    known = {**infos, **{end: replace(infos[name], name=end) for end, name in fed.items()}}
+    model = assemble(network, [*constants, *chosen], tuple(fed), outputs, weights, known)
+    del model.graph.node[:]
+    model.graph.node.extend(network.nodes[index] for index in constants)
+    model.graph.node.extend(_rename(network.nodes[index], renamed) for index in chosen)
+    return Isolated(model, fed, tuple(outputs), left_out)
+
+
+def _leave_out(
+    network: Network,
+    index: int,
+    infos: Mapping[str, TensorInfo],
+    frozen: Collection[str],
+    left_out: dict[str, str],
+) -> bool:
+    """Note why a node cannot be fed by itself, if so."""
+    computed = [name for name in network.reads[index] if not _is_weight(network, name)]
+    unknown = next((name for name in computed if name not in infos), None)
+    if unknown is not None:
+        why = f"the reference has no value of '{unknown}', which its node reads"
+    elif all(name in frozen for name in computed):
+        why = "its node reads nothing but shapes, indices and weights"
+    else:
+        return False
+    left_out.update(dict.fromkeys(network.made(index), why))
+    return True
+
+
+def _is_weight(network: Network, name: str) -> bool:
+    if name in network.inputs:
+        return False
+    maker = network.producer.get(name)
+    return maker is None or network.constant[maker]
+
+
+def _makers_of_weights(network: Network, nodes: Iterable[int]) -> list[int]:
+    """The nodes that make weights for these, in topological order."""
+    found: set[int] = set()
+    pending = list(nodes)
+    while pending:
+        parents = {parent for parent in network.parents(pending.pop()) if network.constant[parent]} - found
+        found |= parents
+        pending += parents
+    return sorted(found, key=network.rank.__getitem__)
+
+
+def _fresh_names(network: Network, names: Iterable[str]) -> dict[str, str]:
+    """A name for each tensor that nothing in the model has, bodies of control flow included."""
+    taken = set(network.producer) | set(network.inputs) | set(network.initializers) | set(network.sparse_initializers)
+    for node in network.nodes:
+        taken.update(_inner_names(node))
+    fresh: dict[str, str] = {}
+    for name in names:
+        new = f"{name}_reference"
+        while new in taken:
+            new += "_"
+        taken.add(new)
+        fresh[name] = new
+    return fresh
+
+
+def _inner_names(node: onnx.NodeProto) -> Iterable[str]:
+    for body in bodies(node):
+        yield from (value.name for value in body.input)
+        yield from (tensor.name for tensor in body.initializer)
+        for inner in body.node:
+            yield from inner.output
+            yield from _inner_names(inner)
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy of a node that reads other tensors, in its bodies too."""
+    new = onnx.NodeProto()
+    new.CopyFrom(node)
+    new.input[:] = [names.get(name, name) for name in node.input]
+    for body in bodies(new):
+        _rename_captured(body, names)
+    return new
+
+
+def _rename_captured(body: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename what a body takes from outside; what it names so itself is its own."""
+    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    own |= {name for inner in body.node for name in inner.output}
+    outer = {name: new for name, new in names.items() if name not in own}
+    renamed = [_rename(inner, outer) for inner in body.node]
+    del body.node[:]
+    body.node.extend(renamed)
+    for value in body.output:
+        value.name = outer.get(value.name, value.name)
+
+
+def _size(info: TensorInfo) -> int:
+    return prod(int(dim or 0) for dim in info.shape or ())

@@ -1,0 +1,54 @@
+"""Where a run ran: versions, processor, GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from bisect_trt.reporting.reproducer import versions_seen
+
+_DRIVER = Path("/proc/driver/nvidia")
+_CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
+
+
+def environment() -> dict[str, str]:
+    """What a bug report needs to know of this machine, by name; what is not known is left out."""
+    seen = versions_seen()
+    cuda = next((found for name in _CUDA_PACKAGES if (found := _version(name))), "")
+    about = {"CUDA runtime": cuda, "CPU": _processor(), "GPU": ", ".join(_gpus()), "NVIDIA driver": _driver()}
+    return {**seen, **{name: value for name, value in about.items() if value}}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    name = model[1] if model else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def _gpus() -> list[str]:
+    """Names as the kernel's driver gives them: asking CUDA would load it into this process."""
+    files = sorted(_DRIVER.glob("gpus/*/information"))
+    names = [re.search(r"^Model:\s*(.+)$", _text(file), re.MULTILINE) for file in files]
+    return [name[1].strip() for name in names if name]
+
+
+def _driver() -> str:
+    found = re.search(r"Kernel Module\D*([\d.]+)", _text(_DRIVER / "version"))
+    return found[1] if found else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

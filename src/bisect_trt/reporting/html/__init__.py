@@ -1,0 +1,1 @@
+"""``report.html``: one file, made of ``result.json`` and nothing else."""

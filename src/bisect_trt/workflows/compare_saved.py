@@ -1,0 +1,91 @@
+"""Compare saved results, without a model or a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import UsageError
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.matches import conclude, tell
+
+
+def compare_saved(
+    paths: Sequence[Path],
+    tolerance: ToleranceOptions,
+    wanted: Sequence[str],
+    console: Console,
+    result: Result,
+    *,
+    fail_fast: bool = False,
+) -> Result:
+    """Compare each saved run with the last one, which stands for what is right.
+
+    Args:
+        paths: The files, of two runs at least.
+        tolerance: How to compare.
+        wanted: The outputs to compare; all that both sides have, where empty.
+        console: Who is told.
+        result: Is filled in.
+        fail_fast: Whether to stop at the first output that does not match.
+
+    Raises:
+        UsageError: There are not two runs to compare, or they do not fit each other.
+    """
+    *runs, right = [run for path in paths for run in load_runs(path)]
+    if not runs:
+        raise UsageError(
+            f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
+            "and a target to run it on."
+        )
+    comparisons: list[TensorComparison] = []
+    for run in runs:
+        same_samples(run, len(right.samples), f"{right.name} holds")
+        names = list(wanted) or list(right.samples[0])
+        console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
+        for number, (target, reference) in enumerate(zip(run.samples, right.samples, strict=True), 1):
+            known = [name for name in names if name in same_outputs(right.name, reference, names, console)]
+            shared = same_outputs(run.name, target, known, console)
+            tolerance.check_names(shared)
+            chosen = Selected(reference, shared)
+            seen = compare_all(chosen, target, tolerance, fail_fast=fail_fast, details=True)
+            if len(right.samples) > 1:
+                seen = [comparison.of_sample(number) for comparison in seen]
+            tell(seen, f"{run.name}: " if len(runs) > 1 else "", console)
+            comparisons += seen
+            if fail_fast and not all(comparison.passed for comparison in seen):
+                return conclude(comparisons, console, result)
+    return conclude(comparisons, console, result)
+
+
+def same_samples(run: SavedRun, number: int, other: str) -> None:
+    """Make sure that a saved run has as many samples as another.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if len(run.samples) != number:
+        raise UsageError(
+            f"{run.name} holds {len(run.samples)} sample(s) where {other} {number}; save both from the same inputs."
+        )
+
+
+def same_outputs(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
+    """Those of the wanted outputs that a saved sample has; the user is told of others.
+
+    Raises:
+        UsageError: It has none of them.
+    """
+    shared = [output for output in wanted if output in sample]
+    if not shared:
+        raise UsageError(f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}.")
+    if missing := [output for output in wanted if output not in sample]:
+        console.warn(f"{name} has no {quoted(missing)}, so that is not compared")
+    return shared

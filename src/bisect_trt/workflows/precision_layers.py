@@ -1,0 +1,113 @@
+"""Lowering by TensorRT itself, layer by layer: its candidates are sets of nodes to keep, not models."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.lower import first_output
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.runtimes.settings import Lowering as LoweringKind
+from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.search.oracle import Subset
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.precision_lowering import Lowering
+from bisect_trt.workflows.subject import Subject
+
+_ENGINES = (".engine", ".plan", ".trt")
+
+
+def lowers_by(subject: Subject, target: TargetSettings) -> LoweringKind:
+    """Who lowers a model for this target; it is also the first to find out whether the target is there at all.
+
+    Raises:
+        UnavailableError: It is not.
+        UsageError: An option that this target does not have.
+    """
+    kind: LoweringKind = subject.workers.ask({"op": "about", "target": target.to_json()})["lowers_by"]
+    return kind
+
+
+class LayerLowering:
+    """By ``ILayer.precision`` and output types, obeyed: TensorRT 8.6 to 10.
+
+    Attributes:
+        units: The units that it may lower, in topological order.
+    """
+
+    def __init__(self, subject: Subject, units: Sequence[int], target: TargetSettings, cast: Lowering) -> None:
+        """Prepare.
+
+        Args:
+            subject: The model.
+            units: What may be lowered.
+            target: TensorRT, in the low precision.
+            cast: Writes the same answer as a model with Casts.
+        """
+        self.units = tuple(units)
+        self._subject = subject
+        self._target = target
+        self._cast = cast
+        network = subject.network
+        lowered = {network.order[unit] for unit in units}
+        self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
+
+    def candidate(self, keep: Subset) -> Candidate:
+        """What is probed: ``keep`` in fp32, the other ``units`` lowered."""
+        return self._candidate(keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
+
+    def _candidate(self, keep: Subset, title: str) -> Candidate:
+        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep))
+
+    def names(self, keep: Subset) -> tuple[str, ...]:
+        """The nodes to keep as the target takes them: the first output of each, in topological order."""
+        network = self._subject.network
+        kept = {*self._fixed, *(network.order[unit] for unit in keep)}
+        return tuple(first_output(network.nodes[index]) for index in network.order if index in kept)
+
+    def writes_model(self, path: Path) -> bool:
+        """Whether what is written is an ONNX model."""
+        return path.suffix not in _ENGINES
+
+    def write(self, keep: Subset, path: Path) -> None:
+        """Write the engine; beside it, if ``path`` is a model, the same as a model with Casts.
+
+        Raises:
+            UsageError: It cannot be written.
+            UnavailableError: It cannot be built any more.
+        """
+        if self.writes_model(path):
+            self._cast.write(keep, path)
+        subject = self._subject
+        model, inputs = (subject.workspace.scratch(f"answer.{kind}") for kind in ("onnx", "npz"))
+        model.write_bytes(subject.network.proto.SerializeToString())
+        save_npz(inputs, subject.reference.inputs)
+        target = replace(self._target, keep=self.names(keep))
+        request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(engine_path(path).absolute())}
+        reply = subject.workers.ask({**request, "target": target.to_json()})
+        if "error" in reply:
+            raise UnavailableError(f"the engine of the answer cannot be built: {reply['message']}.")
+
+    def read_back(self, keep: Subset, path: Path) -> Candidate:
+        """The engine that was written is not probed, but the candidate once more: TensorRT builds anew, and may differ."""
+        return self._candidate(keep, f"the answer, {engine_path(path).name}, built again")
+
+
+def engine_path(path: Path) -> Path:
+    """Where the engine of an answer lies."""
+    return path if path.suffix in _ENGINES else path.with_suffix(".engine")
+
+
+def trtexec_line(subject: Subject, target: TargetSettings, nodes: Sequence[Mapping[str, object]]) -> str:
+    """The ``trtexec`` call that builds the same: by the names of TensorRT's layers, which are the nodes' where they have some.
+
+    Source of the options: TensorRT's developer guide, "trtexec", ``--layerPrecisions`` and ``--layerOutputTypes``.
+    """
+    names = [str(node["name"]) for node in nodes if node["name"]]
+    layers = ",".join(f"{name}:fp32" for name in names)
+    words = ["trtexec", f"--onnx={subject.settings.path}", *(f"--{name}" for name in target.low_precisions), "--noTF32"]
+    words += ["--precisionConstraints=obey", f"--layerPrecisions={layers}", f"--layerOutputTypes={layers}"]
+    return shlex.join(words)

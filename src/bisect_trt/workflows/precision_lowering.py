@@ -1,0 +1,156 @@
+"""How a model is lowered but for the units that stay in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+
+from bisect_trt.graph.externals import copy_file, external_files
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.lower import LOW_TYPES, emulate, first_output, lower_fp16, lower_io, store_weights
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.save import save_model
+from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.search.oracle import Subset
+from bisect_trt.workflows.precision_units import known_types
+from bisect_trt.workflows.subject import Subject
+
+_MARK = "bisect-trt.precision"
+
+
+class Lowering(Protocol):
+    """Makes a candidate of each set of units to keep."""
+
+    @property
+    def units(self) -> Sequence[int]:
+        """The units that it may lower, in topological order."""
+
+    def candidate(self, keep: Subset) -> Candidate:
+        """What is probed: ``keep`` in fp32, the other ``units`` lowered."""
+
+    def writes_model(self, path: Path) -> bool:
+        """Whether what is written to ``path`` is an ONNX model."""
+
+    def write(self, keep: Subset, path: Path) -> None:
+        """Write the answer for use.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+
+    def read_back(self, keep: Subset, path: Path) -> Candidate:
+        """What was written, to be probed once more."""
+
+
+class CastLowering:
+    """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts.
+
+    Attributes:
+        units: The units that it may lower, in topological order.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        units: Sequence[int],
+        precision: str,
+        *,
+        emulated: bool = False,
+        lower_ends: bool = False,
+        keep_weights: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            subject: The model.
+            units: What may be lowered.
+            precision: ``fp16`` or ``bf16``.
+            emulated: Whether candidates round to it in fp32 nodes, for ONNX Runtime's CPU provider.
+            lower_ends: Whether graph inputs and outputs are lowered as well.
+            keep_weights: Whether weights stay in fp32, and pass Casts.
+        """
+        self.units = tuple(units)
+        self._subject = subject
+        self._precision = precision
+        self._low = LOW_TYPES[precision]
+        self._emulated = emulated
+        self._ends = lower_ends
+        self._keep_weights = keep_weights
+        self._types = known_types(subject)
+        network = subject.network
+        self._proto = _sorted(network.proto, network)
+        lowered = {network.order[unit] for unit in units}
+        self._fixed = {first_output(node) for index, node in enumerate(network.nodes) if index not in lowered}
+
+    def candidate(self, keep: Subset) -> Candidate:
+        """What is probed: ``keep`` in fp32, the other ``units`` lowered."""
+        title = f"{len(keep)} of {len(self.units)} nodes in fp32"
+        return self._candidate(self._lower(self._proto, keep), keep, title)
+
+    def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - whatever it is called
+        """Always."""
+        return True
+
+    def write(self, keep: Subset, path: Path) -> None:
+        """Write the model, of the shapes and with the weights of the original file.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        source = self._subject.settings.path
+        model = self._lower(_sorted(load_model(source), self._subject.network), keep)
+        if not self._keep_weights:
+            store_weights(model, source.absolute().parent, self._low)
+        save_model(model, source.absolute().parent, path)
+
+    def read_back(self, keep: Subset, path: Path) -> Candidate:
+        """What was written, with the input shapes of the search."""
+        proto = load_model(path)
+        for location in external_files(proto):  # past 1 GiB the weights lie beside the model, and have to for the probe
+            copy_file(path.parent / location, self._subject.workspace.candidates / location)
+        candidate = self._candidate(proto, keep, f"{path.name}, read back")
+        infos = input_infos(self._subject.network)
+        fix_input_shapes(candidate.proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        return candidate
+
+    def _lower(self, proto: onnx.ModelProto, keep: Subset) -> onnx.ModelProto:
+        network = self._subject.network
+        kept = {first_output(network.nodes[network.order[unit]]) for unit in keep}
+        model = lower_fp16(proto, self._fixed | kept, self._types, self._low, store_weights=not self._keep_weights)
+        return lower_io(model, self._low) if self._ends else model
+
+    def _candidate(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
+        network = self._subject.network
+        inputs, outputs = tuple(network.inputs), tuple(network.outputs)
+        if self._emulated:
+            model = emulate(model, self._low)
+        values = None
+        if self._ends and not self._emulated:
+            values = dict(self._subject.reference.select([*inputs, *outputs]))
+            values |= {name: values[name].astype(np.float16) for name in inputs if values[name].dtype == np.float32}
+        return marked(Candidate(model, inputs, outputs, title, keep, values), self._precision)
+
+
+def marked(candidate: Candidate, precision: str) -> Candidate:
+    """A candidate that runs as it is, not to be taken for one of the same content that the target lowers itself."""
+    model = onnx.ModelProto()
+    model.CopyFrom(candidate.proto)
+    model.metadata_props.add(key=_MARK, value=precision)
+    return replace(candidate, proto=model)
+
+
+def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:
+    """The model with its nodes in topological order, as lowering wants them; itself if they are."""
+    if all(parent < index for index in range(len(network.nodes)) for parent in network.parents(index)):
+        return proto
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    del model.graph.node[:]
+    model.graph.node.extend(proto.graph.node[index] for index in network.order)
+    return model

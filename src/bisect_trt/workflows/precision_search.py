@@ -1,0 +1,124 @@
+"""The search for the fewest nodes to keep in fp32, and what has to be so before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from bisect_trt.probing.prober import DoesNotReproduce, Prober
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.precision_lowering import Lowering
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.suspicion import Suspect, suspect
+
+Low = Literal["fp16", "bf16"]
+
+
+class _Enough(Exception):  # noqa: N818 - how a search that costs too much ends
+    """It has asked as much as it may."""
+
+
+def find_suspects(subject: Subject, lowering: Lowering, precision: Low) -> list[Suspect]:
+    """What the reference run says against units that may be lowered, most suspicious first."""
+    units = frozenset(lowering.units)
+    return [entry for entry in suspect(subject, precision) if entry.unit in units]
+
+
+def search_keep(
+    subject: Subject, prober: Prober, lowering: Lowering, suspects: Sequence[Suspect], most: int | None = None
+) -> Minimum:
+    """The fewest units to keep.
+
+    Args:
+        subject: The model.
+        prober: Who probes.
+        lowering: Makes the candidates.
+        suspects: What to try to keep first, most suspicious first.
+        most: Of how many sets of units the search may ask, if that is limited; the answer is then the best so far.
+
+    Raises:
+        DoesNotReproduce: The model fails in fp32 too, or passes lowered.
+        BudgetSpent: No more probes may be made.
+    """
+    everything, nothing = frozenset(lowering.units), frozenset[int]()
+    ranking = [entry.unit for entry in suspects]
+    groups = groups_of(subject, everything)
+
+    def story(ask: Ask) -> Minimum | Subset:
+        """The answer, or the set of units about which the check did not say what it should have."""
+        if ask(everything) is not Verdict.PASS:
+            return everything
+        if ask(nothing) is not Verdict.FAIL:
+            return nothing
+        limited = _Limited(ask, everything, most)
+        try:
+            return find_keep(lowering.units, limited, suspects=ranking, groups=groups)
+        except _Enough:
+            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+    answer = prober.search(story, lowering.candidate)
+    if isinstance(answer, Minimum):
+        return answer
+    raise refusal(prober, lowering, answer)
+
+
+class _Limited:
+    """An ``Ask`` that ends the search after a number of questions, and knows the smallest set that passed."""
+
+    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
+        self.best = best
+        self._ask = ask
+        self._left = most
+
+    def __call__(self, units: Subset) -> Verdict:
+        if self._left is not None:
+            if self._left == 0:
+                raise _Enough
+            self._left -= 1
+        verdict = self._ask(units)
+        if verdict is Verdict.PASS and len(units) < len(self.best):
+            self.best = units
+        return verdict
+
+
+def groups_of(subject: Subject, units: Subset) -> list[Subset]:
+    """Patterns that are lowered or kept as a whole first; no unit is in two, and none is alone."""
+    groups: list[Subset] = []
+    left = set(units)
+    for unit in sorted(units):
+        if unit in left:
+            group = subject.patterns.around(unit) & left
+            left -= group | {unit}
+            if len(group) > 1:
+                groups.append(group)
+    return groups
+
+
+def refusal(prober: Prober, lowering: Lowering, asked: Subset) -> DoesNotReproduce:
+    """Why precision is not what is wrong with the model.
+
+    Args:
+        prober: Who was asked.
+        lowering: Makes the candidates.
+        asked: All units, if they did not pass in fp32; none, if they did not fail lowered.
+    """
+    key = lowering.candidate(asked).key
+    record = next(record for record in prober.ledger.records if record.key == key)
+    count = len(lowering.units)
+    if record.verdict is Verdict.UNRESOLVED:
+        how = "in fp32" if asked else "lowered"
+        return DoesNotReproduce(
+            f"the check cannot judge the model with all {count} nodes {how}: {record.reason}. So nothing can be learned "
+            "from it; mend the check first."
+        )
+    if asked:
+        return DoesNotReproduce(
+            f"the check fails with all {count} nodes in fp32 too: {record.reason}. So precision is not the reason, or not "
+            "the only one; `bisect-trt diagnose` or `reduce` without low precision finds what fails there."
+        )
+    return DoesNotReproduce(
+        f"the check passes with all {count} nodes lowered: {record.reason}. So precision is not the reason for a failure "
+        "seen elsewhere, and no node has to stay in fp32; try real input data (--load-inputs) or a tighter tolerance."
+    )

@@ -1,0 +1,96 @@
+"""Values that fp16 does not have: past 65504, or so small that they become 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bisect_trt.workflows.suspicion.facts import Facts
+from bisect_trt.workflows.suspicion.finding import (
+    BREAKS,
+    FP16_MAX,
+    FP16_NORMAL,
+    FP16_TINY,
+    LOSES,
+    MAY,
+    Finding,
+    number,
+    within,
+)
+
+_LOST_SHARE = 0.1
+"""Of the values that are not 0. Softmax makes a few that are too small and harms nobody."""
+_SURELY_A_MASK = -1e6
+_SCORES = 1e-2
+"""What is hidden may be added to the mask first; that is small beside it."""
+_NEXT_TO_NOTHING = ("Add", "Sub", "Max", "Clip")
+"""A small constant is an epsilon to these, which is a rule of its own."""
+_DIVISORS = {"Div": 1, "Log": 0, "Reciprocal": 0}
+"""Operators, and the input that must not become 0."""
+
+
+def past_the_largest(facts: Facts, index: int) -> Iterator[Finding]:
+    """Inputs, weights and outputs that become Inf. Masks, which are meant to, are a rule of their own."""
+    for name, verb in _slots(facts, index):
+        seen = facts.magnitudes(name)
+        if seen is None or seen.absmax <= FP16_MAX or is_mask(facts, name):
+            continue
+        what = (
+            f"{verb} a weight that reaches" if facts.is_weight(name) else {"reads": "reads", "makes": "reaches"}[verb]
+        )
+        extreme = seen.high if seen.high >= -seen.low else seen.low
+        reason = f"{facts.who(index)} {what} {number(extreme)}, past {number(FP16_MAX)}"
+        yield Finding(within(BREAKS, seen.absmax / FP16_MAX), "overflow", reason)
+
+
+def is_mask(facts: Facts, name: str) -> bool:
+    """Whether all that is past fp16's range in a tensor is one large negative number, which hides scores."""
+    seen = facts.magnitudes(name)
+    if seen is None or seen.low >= -FP16_MAX or seen.high > min(FP16_MAX, -seen.low / 1000):
+        return False
+    values = facts.value(name)
+    if seen.low <= _SURELY_A_MASK or values is None:
+        return True
+    hidden = values[values < -FP16_MAX]
+    return bool(hidden.max() <= seen.low * (1 - _SCORES))
+
+
+def under_the_smallest(facts: Facts, index: int) -> Iterator[Finding]:
+    """Inputs, weights and outputs that become 0, or keep few digits."""
+    divisor = _divisor(facts, index)
+    for name, verb in _slots(facts, index):
+        seen = facts.magnitudes(name)
+        if seen is None or not seen.nonzero:
+            continue
+        if seen.size == 1 and facts.is_weight(name) and facts.node(index).op_type in _NEXT_TO_NOTHING:
+            continue
+        share = seen.tiny / seen.nonzero
+        subject = f"{facts.who(index)} {verb} {'a weight' if facts.is_weight(name) else 'a tensor'}"
+        least = number(FP16_TINY)
+        if verb == "reads" and name == divisor and seen.tiny:
+            reason = (
+                f"{facts.who(index)} reads {seen.tiny} values under {least}, and they become 0, which it divides by"
+            )
+            yield Finding(within(BREAKS, 1 / FP16_TINY), "vanishing divisor", reason)
+        elif seen.absmax < FP16_TINY:
+            reason = f"{subject} of values up to {number(seen.absmax)}, under {least}: all become 0"
+            yield Finding(within(LOSES, FP16_TINY / seen.absmax) + 0.5, "underflow", reason)
+        elif seen.absmax < FP16_NORMAL:
+            reason = f"{subject} of values up to {number(seen.absmax)}, which have fewer digits in fp16"
+            yield Finding(within(LOSES, FP16_NORMAL / seen.absmax), "underflow", reason)
+        elif share >= _LOST_SHARE:
+            reason = f"{subject} in which {share:.0%} of the values are under {least}"
+            yield Finding(MAY + 0.5 * share, "underflow", reason)
+
+
+def _slots(facts: Facts, index: int) -> Iterator[tuple[str, str]]:
+    """The tensors of a node, each once, and whether it ``reads`` or ``makes`` them."""
+    yield from ((name, "reads") for name in dict.fromkeys(facts.reads(index)))
+    yield from ((name, "makes") for name in facts.makes(index))
+
+
+def _divisor(facts: Facts, index: int) -> str | None:
+    node = facts.node(index)
+    if node.op_type == "Pow":
+        exponent = facts.scalar(node.input[1])
+        return node.input[0] if exponent is not None and exponent < 0 else None
+    return node.input[_DIVISORS[node.op_type]] if node.op_type in _DIVISORS else None

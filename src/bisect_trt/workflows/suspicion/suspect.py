@@ -1,0 +1,56 @@
+"""The story: every rule looks at every node that would be lowered; the strongest finding of each counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.suspicion.digits import cancellation, large_integers, vanishing_epsilon
+from bisect_trt.workflows.suspicion.facts import Facts
+from bisect_trt.workflows.suspicion.finding import Finding, Suspect
+from bisect_trt.workflows.suspicion.inside import inside
+from bisect_trt.workflows.suspicion.isolated import NEW_INF, own_errors
+from bisect_trt.workflows.suspicion.masks import Masks
+from bisect_trt.workflows.suspicion.ranges import past_the_largest, under_the_smallest
+
+Rule = Callable[[Facts, int], Iterator[Finding]]
+
+_DIGITS: tuple[Rule, ...] = (large_integers, cancellation)
+_RANGE: tuple[Rule, ...] = (past_the_largest, under_the_smallest, inside, vanishing_epsilon)
+"""Rules about fp16's range; bf16 has fp32's."""
+
+
+_EXPLAINED = ("overflow", "mask", "masked row", "vanishing divisor", "vanishing epsilon")
+
+
+def suspect(subject: Subject, precision: str = "fp16") -> list[Suspect]:
+    """The units that may need fp32, most suspicious first.
+
+    Args:
+        subject: The model; its reference run is what is looked at.
+        precision: What the others would be lowered to, ``fp16`` or ``bf16``.
+
+    Returns:
+        One entry for each unit against which something was found. Those of the same score are in topological order.
+    """
+    facts = Facts(subject, precision)
+    rules = [*_DIGITS]
+    found: dict[int, list[Finding]] = {index: [] for index in facts.nodes}
+    if precision == "fp16":
+        masks = Masks(facts)
+        rules += [*_RANGE, lambda _, index: masks.findings(index)]
+    for index in facts.nodes:
+        for rule in rules:
+            found[index] += rule(facts, index)
+    for index, finding in own_errors(facts).items():
+        # An Inf is what the rules for ranges are about, and they know whether it does harm.
+        if finding.rule != NEW_INF or not any(each.rule in _EXPLAINED for each in found[index]):
+            found[index].append(finding)
+    suspects = [_merge(facts.network.rank[index], findings) for index, findings in found.items() if findings]
+    return sorted(suspects, key=lambda entry: (-entry.score, entry.unit))
+
+
+def _merge(unit: int, findings: list[Finding]) -> Suspect:
+    strongest, *rest = sorted(findings, key=lambda finding: -finding.score)
+    more = tuple(dict.fromkeys(finding.reason for finding in rest))
+    return Suspect(unit, strongest.score, strongest.rule, strongest.reason, more)

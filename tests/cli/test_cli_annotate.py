@@ -1,0 +1,57 @@
+"""``--annotate``: what was found of each node, in the original model's metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import CommandLine
+from support import TARGET, chain, has, node_tag, overflowing, read_json, script
+
+VERDICT, ERROR = "bisect-trt.verdict", "bisect-trt.error"
+
+
+def notes(path: str) -> dict[str, dict[str, str]]:
+    """By the node's name."""
+    nodes = onnx.load(path).graph.node
+    return {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in nodes}
+
+
+@pytest.mark.parametrize("command", ["layerwise", "diagnose"])
+def test_of_a_comparison(cli: CommandLine, command: str) -> None:
+    options = [
+        *TARGET,
+        *(["-o", "out"] if command == "diagnose" else []),
+        "--annotate",
+        "seen.onnx",
+        "--json",
+        "r.json",
+    ]
+    assert cli(command, overflowing(Path("model.onnx")), *options).status == 0
+    assert read_json(Path("r.json"))["artifacts"]["annotated"] == "seen.onnx"
+    found = notes("seen.onnx")
+    wrong = "needed to fail" if command == "diagnose" else "wrong, although all that it reads is right"
+    assert found["a0"][VERDICT] == "right"
+    assert found["big"][VERDICT].startswith(wrong)
+    assert found["big"][ERROR].startswith("max error inf")
+    assert found["small"][VERDICT] == "wrong, and so is something that it reads"
+    assert notes("model.onnx")["big"] == {}
+
+
+def test_of_a_reduction(cli: CommandLine) -> None:
+    model = chain(Path("model.onnx"), 8)
+    check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(5))}; then exit 1; fi")
+    assert (
+        cli("reduce", model, "-o", "o.onnx", "--annotate", "seen.onnx", "--check", f"./{check}", "{model}").status == 0
+    )
+    needed = {name for name, entries in notes("seen.onnx").items() if entries[VERDICT].startswith("needed")}
+    assert needed == {node_tag(3), node_tag(5)}
+    assert notes("seen.onnx")[node_tag(0)][VERDICT] == "not needed to fail"
+
+
+def test_the_model_itself_is_never_written_over(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    ran = cli("layerwise", model, *TARGET, "--annotate", "model.onnx")
+    assert (ran.status, "was not written by --annotate" in ran.error) == (2, True)
+    assert not Path(".bisect-trt").exists()

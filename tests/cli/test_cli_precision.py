@@ -1,0 +1,331 @@
+"""``precision`` from the outside: what has to stay in fp32, and the model that it writes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, save, script
+
+from bisect_trt.graph.lower import tensor_dtypes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
+LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json")
+
+
+def kept(result: dict[str, Any]) -> list[str]:
+    return [node["name"] or node["outputs"][0] for node in result["keep_fp32"]]
+
+
+def check_mixed(path: Path, keep: list[str], low: int = FLOAT16) -> onnx.ModelProto:
+    """A written model is valid, and typed as it was said to be."""
+    onnx.checker.check_model(str(path), full_check=True)
+    model = onnx.load(str(path))
+    types = tensor_dtypes(model)
+    for node in model.graph.node:
+        # What a node makes, or else reads: Resize reads scales in fp32 whatever it resizes.
+        made, read = ({types[name] for name in names if name} & {FLOAT, low} for names in (node.output, node.input))
+        floats = made or read
+        if node.op_type not in ("Cast", "Constant") and floats:
+            assert floats == ({FLOAT} if (node.name or node.output[0]) in keep else {low}), node.name
+    return model
+
+
+def planted(folder: Path, length: int, *needed: int) -> list[str]:
+    """A chain, and a check that fails if one of these of its nodes writes a low-precision tensor.
+
+    Such a tensor is written, declared and read; one that is cast from what a kept node writes is not declared.
+    """
+    chain(folder / "model.onnx", length)
+    count = """[ "$(grep -oaE 't{}_(fp|bf)16' "$1" | wc -l)" -lt 3 ] || exit 1"""
+    script(folder / "check", "\n".join([*(count.format(place) for place in needed), "exit 0"]))
+    return ["--check", "./check", "{model}"]
+
+
+EXPECTED = {
+    "masked_attention": ({"Where", "Add", "Softmax"}, ("--load-inputs", "inputs.npz")),
+    "instance_norm": ({"ReduceSum", "Div"}, ()),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_is_mended(name: str, tmp_path: Path) -> None:
+    operators, options = EXPECTED[name]
+    command = [sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    ran = bisect_trt(*LINE, *TARGET, *options, cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    result = read_json(tmp_path / "r.json")
+    assert (result["status"], result["minimality"], result["latency_ms"]) == ("found", "1-minimal", None)
+    assert {node["op"] for node in result["keep_fp32"]} == operators
+    assert result["probes"]["run"] <= 60
+    for node in result["keep_fp32"]:
+        assert node["rule"]
+        assert f"'{node['name']}': {node['reason']}" in ran.out
+    (accuracy,) = result["accuracy"]
+    assert accuracy["passed"]
+    assert "rounded to fp16" in result["measured_on"]
+    assert result["measured_on"] in ran.out
+    check_mixed(tmp_path / "mixed.onnx", kept(result))
+
+
+@pytest.mark.slow
+def test_the_vision_transformer_is_mended_by_a_few_nodes_of_its_norms(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "vit_overflow" / "make_model.py"), "-o", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    ran = bisect_trt(*LINE, *TARGET, cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    result = read_json(tmp_path / "r.json")
+    assert result["minimality"] == "1-minimal"
+    assert result["probes"]["run"] <= 60
+    assert len(result["keep_fp32"]) <= 26
+    assert {node["op"] for node in result["keep_fp32"]} == {"Pow", "ReduceMean"}
+    check_mixed(tmp_path / "mixed.onnx", kept(result))
+
+
+def test_only_boundaries_get_casts(cli: CommandLine) -> None:
+    source = onnx.load(str(overflowing(Path("model.onnx"))))
+    ran = cli(*LINE, *TARGET)
+    assert ran.status == 0
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["big", "small"]
+    assert [node["name"] for node in result["culprits"]] == ["big", "small"]
+    assert (result["lowered"], result["not_lowered"]) == (6, 0)
+    assert result["artifacts"]["mixed"] == "mixed.onnx"
+    mixed = check_mixed(Path("mixed.onnx"), ["big", "small"])
+    assert sum(node.op_type == "Cast" for node in mixed.graph.node) == 4  # at both ends, and around the two nodes
+    assert [(v.name, v.type) for v in (*mixed.graph.input, *mixed.graph.output)] == [
+        (v.name, v.type) for v in (*source.graph.input, *source.graph.output)
+    ]
+    types = {tensor.name: tensor.data_type for tensor in mixed.graph.initializer}
+    assert types == {"big": FLOAT, "small": FLOAT, "one_fp16": FLOAT16}
+    x = np.ones(SHAPE, np.float32)
+    (got,) = onnxruntime.InferenceSession("mixed.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (exact,) = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_allclose(got, exact, rtol=1e-2)
+
+
+def test_a_check_command_sees_real_nodes(cli: CommandLine, here: Path) -> None:
+    ran = cli(*LINE, "--fp16", *planted(here, 40, 7, 23))
+    assert ran.status == 0
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["<7>", "<23>"]
+    assert {node["rule"] for node in result["keep_fp32"]} == {"needed"}
+    assert "'<7>': needed: without it the check fails" in ran.out
+    assert result["accuracy"] == []
+    assert result["measured_on"] == "the check"
+    check_mixed(Path("mixed.onnx"), ["<7>", "<23>"])
+
+
+def test_bfloat16(cli: CommandLine, here: Path) -> None:
+    assert cli(*LINE, "--bf16", *planted(here, 9, 4)).status == 0
+    assert kept(read_json(Path("r.json"))) == ["<4>"]
+    check_mixed(Path("mixed.onnx"), ["<4>"], BFLOAT16)
+
+
+def test_bfloat16_is_emulated_on_the_cpu_provider(cli: CommandLine) -> None:
+    """257 is no bfloat16 and becomes 256."""
+    weights = {"zero": 0.0, "start": 256.0, "one": 1.0}
+    steps = [
+        ("Mul", "x", "zero", "a"),
+        ("Add", "a", "start", "b"),
+        ("Add", "b", "one", "c"),
+        ("Sub", "c", "start", "d"),
+    ]
+    nodes = [helper.make_node(op, [one, other], [out], name=out) for op, one, other, out in steps]
+    save(
+        Path("model.onnx"),
+        [*nodes, helper.make_node("Neg", ["d"], ["e"], name="e")],
+        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()],
+    )
+    ran = cli(*LINE, "--onnxrt", "--bf16")
+    assert ran.status == 0, ran.out
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["c", "d"]
+    assert "rounded to bf16" in result["measured_on"]
+    check_mixed(Path("mixed.onnx"), kept(result), BFLOAT16)
+
+
+def test_any_number_of_workers_finds_the_same(cli: CommandLine, here: Path) -> None:
+    found = []
+    for workers in ("1", "2", "5"):
+        check = planted(here, 30, 4, 5, 21)
+        line = ["precision", "model.onnx", "-o", f"{workers}.onnx", "--json", "r.json", "--workers", workers]
+        assert cli(*line, "--fp16", *check).status == 0
+        result = read_json(Path("r.json"))
+        result["probes"].pop("wasted")
+        log = cli("log", result["artifacts"]["run"]).out.splitlines()
+        decisions = [re.sub(" +[0-9.]+ s ", " ", entry) for entry in log if re.search("FAIL|PASS", entry)]
+        decisions = [entry for entry in decisions if "read back" not in entry]
+        found.append((Path(f"{workers}.onnx").read_bytes(), kept(result), result["probes"], decisions))
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == ["<4>", "<5>", "<21>"]
+
+
+def test_patterns(cli: CommandLine, here: Path) -> None:
+    check = planted(here, 12, 3, 8)
+    options = ["--exclude", "<8>", "--include", "op:Add", "--overwrite"]
+    assert cli(*LINE, "--fp16", *options, *check).status == 0
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["<3>"]
+    assert (result["lowered"], result["not_lowered"]) == (10, 1)
+    check_mixed(Path("mixed.onnx"), ["<3>", "<8>"])
+    assert cli(*LINE, "--fp16", "--include", "<[0-5]>", "--overwrite", *check).status == 0
+    assert kept(read_json(Path("r.json"))) == ["<3>"]
+    assert read_json(Path("r.json"))["not_lowered"] == 6
+
+
+def test_ends_in_fp16(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"))
+    assert cli(*LINE, *TARGET, "--io-fp16").status == 0
+    mixed = check_mixed(Path("mixed.onnx"), ["big", "small"])
+    assert {v.type.tensor_type.elem_type for v in (*mixed.graph.input, *mixed.graph.output)} == {FLOAT16}
+    assert sum(node.op_type == "Cast" for node in mixed.graph.node) == 2
+
+
+def test_ends_in_fp16_for_a_check_command(cli: CommandLine, here: Path) -> None:
+    """What it is fed fits the types of the candidate."""
+    check = planted(here, 6, 2)
+    (here / "fed.py").write_text(
+        "import sys, numpy\nwith numpy.load(sys.argv[1]) as f: sys.exit(f['x'].dtype != numpy.float16)\n"
+    )
+    body = (here / "check").read_text().replace("exit 0", f'{sys.executable} fed.py "$2" || exit 125; exit 0')
+    (here / "check").write_text(body)
+    ran = cli(*LINE, "--fp16", "--io-fp16", *check, "{inputs}")
+    assert ran.status == 0, ran.out
+    assert kept(read_json(Path("r.json"))) == ["<2>"]
+
+
+def test_weights_stay_as_they_are_if_asked_for(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"))
+    assert cli(*LINE, *TARGET, "--keep-weights").status == 0
+    mixed = check_mixed(Path("mixed.onnx"), ["big", "small"])
+    assert {tensor.data_type for tensor in mixed.graph.initializer} == {FLOAT}
+
+
+def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [numpy_helper.from_array(np.full(SHAPE, value, np.float32), name) for name, value in
+               (("big", 6e4), ("small", 1e-5), ("one", 1.0))]  # fmt: skip
+    steps = ["one", "big", "small", "one"]
+    names = ["x", "a", "b", "c", "d"]
+    nodes = [
+        helper.make_node(
+            "Add" if weight == "one" else "Mul", [names[i], weight], [names[i + 1]], name=f"<{names[i + 1]}>"
+        )
+        for i, weight in enumerate(steps)
+    ]
+    model = onnx.load(str(save(Path("model.onnx"), nodes, weights)))
+    onnx.save_model(model, "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    monkeypatch.setattr("bisect_trt.graph.save.SINGLE_FILE_LIMIT_BYTES", 1)
+    monkeypatch.setattr("onnx.external_data_helper.convert_model_to_external_data.__defaults__", (True, None, 0, False))
+    ran = cli(*LINE, *TARGET)
+    assert ran.status == 0, ran.out
+    assert kept(read_json(Path("r.json"))) == ["<b>", "<c>"]
+    bare = onnx.load("mixed.onnx", load_external_data=False)
+    assert {t.name: t.data_type for t in bare.graph.initializer} == {"big": FLOAT, "small": FLOAT, "one_fp16": FLOAT16}
+    assert all(tensor.data_location == TensorProto.EXTERNAL for tensor in bare.graph.initializer)
+    assert Path("mixed.onnx.data").exists()
+    check_mixed(Path("mixed.onnx"), ["<b>", "<c>"])
+
+
+def test_free_dimensions_stay_free(cli: CommandLine) -> None:
+    model = onnx.load(str(overflowing(Path("model.onnx"))))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(model, "model.onnx")
+    assert cli(*LINE, *TARGET, "--input-shapes", "x:[4,3]").status == 0
+    mixed = onnx.load("mixed.onnx")
+    assert mixed.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+def test_what_holds_no_values_stays_out(cli: CommandLine) -> None:
+    """Shapes, integers and their arithmetic are no units."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], name="<shape>"),
+        helper.make_node("Cast", ["shape"], ["sizes"], name="<sizes>", to=FLOAT),
+        helper.make_node("Mul", ["sizes", "two"], ["double"], name="<double>"),
+        helper.make_node("Cast", ["double"], ["wanted"], name="<wanted>", to=TensorProto.INT64),
+        helper.make_node("Mul", ["x", "big"], ["y"], name="<y>"),
+        helper.make_node("Mul", ["y", "small"], ["z"], name="<z>"),
+        helper.make_node("Reshape", ["z", "flat"], ["r"], name="<r>"),
+        helper.make_node("Tile", ["r", "once"], ["t"], name="<t>"),
+    ]
+    weights = {"two": np.array(2, np.float32), "big": np.array(1e5, np.float32), "small": np.array(1e-4, np.float32)}
+    weights |= {"flat": np.array(SHAPE), "once": np.array([1, 1])}
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    path = save(Path("model.onnx"), nodes, tensors)
+    model = onnx.load(str(path))
+    model.graph.output.append(helper.make_tensor_value_info("wanted", TensorProto.INT64, [2]))
+    onnx.save(model, str(path))
+    assert cli(*LINE, *TARGET).status == 0
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["<y>", "<z>"]
+    assert (result["lowered"], result["not_lowered"]) == (2, 4)
+
+
+def test_the_budget_leaves_the_best_so_far(cli: CommandLine, here: Path) -> None:
+    ran = cli(*LINE, "--fp16", "--max-probes", "6", *planted(here, 60, 7, 41))
+    assert ran.status == 3
+    assert "the best so far" in ran.out
+    result = read_json(Path("r.json"))
+    assert {"<7>", "<41>"} < set(kept(result))
+    assert len(kept(result)) < 60
+    check_mixed(Path("mixed.onnx"), kept(result))
+
+
+def test_an_interrupted_search_goes_on(here: Path) -> None:
+    check = planted(here, 30, 7, 21)
+    body = (here / "check").read_text().removeprefix("#!/bin/sh\n")
+    interrupt = 'echo . >> seen; [ "$(wc -l < seen)" -eq 6 ] && kill -INT $PPID && sleep 9'
+    script(here / "check", f"{interrupt}\n{body}")
+    ran = bisect_trt(*LINE, "--fp16", "--workers", "1", *check, cwd=here)
+    assert ran.status == 130, ran.err
+    assert "the best so far" in ran.out
+    ran = bisect_trt("resume", read_json(here / "r.json")["artifacts"]["run"], cwd=here)
+    assert ran.status == 0, ran.err
+    result = read_json(here / "r.json")
+    assert kept(result) == ["<7>", "<21>"]
+    # Each candidate once, but for the one that was interrupted.
+    assert len((here / "seen").read_text().splitlines()) == result["probes"]["run"] + 1
+
+
+def test_a_check_that_fails_sometimes(cli: CommandLine, here: Path) -> None:
+    assert cli(*LINE, "--fp16", "--repeat", "3", *planted(here, 8, 2)).status == 0
+    assert read_json(Path("r.json"))["flaky"]["rate"] == 1
+
+
+def test_a_diagnosis_ends_with_the_fix(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"))
+    ran = cli("diagnose", "model.onnx", *TARGET, "-o", "out", "--json", "r.json")
+    assert ran.status == 0
+    result = read_json(Path("r.json"))
+    assert [node["name"] for node in result["culprits"]] == ["big"], "what fails is another question"
+    assert kept(result) == ["big", "small"]
+    assert result["artifacts"]["mixed"] == "out/mixed.onnx"
+    assert "To mend it: keep 2 of 8 nodes in fp32, as out/mixed.onnx does." in ran.out
+    check_mixed(Path("out/mixed.onnx"), ["big", "small"])
+
+
+def test_a_diagnosis_leaves_the_fix_where_the_budget_ends(cli: CommandLine) -> None:
+    """All that is asked before the minimal case is delivered, and one probe more."""
+    overflowing(Path("model.onnx"))
+    assert cli("diagnose", "model.onnx", *TARGET, "-o", "all", "--json", "r.json").status == 0
+    log = cli("log", read_json(Path("r.json"))["artifacts"]["run"]).out
+    delivered = next(line for line in log.splitlines() if "the reproducer, read back" in line).split()[0]
+    ran = cli(
+        "diagnose", "model.onnx", *TARGET, "-o", "out", "--json", "r.json", "--max-probes", str(int(delivered) + 1)
+    )
+    assert ran.status == 0, "what fails is proven all the same"
+    assert "This goes on: bisect-trt precision model.onnx --onnxrt --fp16 -o mixed.onnx" in ran.out
+    assert not Path("out/mixed.onnx").exists()
+    assert Path("out/reproduce.py").exists()

@@ -1,0 +1,206 @@
+"""The report from the outside: every run leaves one, however it ends; it is made of ``result.json`` alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CommandLine
+from support import TARGET, chain, command_lines, has, node_tag, overflowing, read_json, script
+
+RUNS = Path(".bisect-trt")
+ENDINGS = {"diagnose": 0, "reduce": 0, "layerwise": 0, "extract": 0, "run": 1}
+
+
+def the_run() -> Path:
+    """The folder of the only run."""
+    (run,) = RUNS.iterdir()
+    return run
+
+
+def sections(page: Path) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", ENDINGS)
+def test_every_command_leaves_a_result_and_a_report(cli: CommandLine, command: str) -> None:
+    model = overflowing(Path("model.onnx"))
+    assert cli(*command_lines(model)[command], "--json", "r.json").status == ENDINGS[command]
+    run = the_run()
+    result = read_json(run / "result.json")
+    assert result == read_json(Path("r.json"))
+    assert result["artifacts"]["report"] == str(run / "report.html")
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert f"<h1>{result['report']['story']['answers'][0]}</h1>".replace("'", "&#x27;") in page
+    assert {"answer", "graph", "commands", "environment"} <= set(sections(run / "report.html"))
+
+
+def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    assert cli("diagnose", model, *TARGET, "-o", "out", "--val-range", "[3,4]").status == 0
+    run = the_run()
+    report = read_json(run / "result.json")["report"]
+    (culprit,) = [node for node in report["graph"]["nodes"] if node["verdict"] == "culprit"]
+    assert (culprit["name"], report["graph"]["centre"]) == ("big", [culprit["id"]])
+    made = report["graph"]["tensors"]["big_out"]
+    assert (made["dtype"], made["shape"], made["error"]["ratio"]) == ("float32", [2, 3], "inf")
+    assert 1.8e5 < made["reference"]["min"] < made["reference"]["max"] == made["reference"]["absmax"] < 2.2e5
+    assert next(point["name"] for point in report["curve"]["points"] if not point["passed"]) == "big_out"
+    first, *_, last = report["probes"]
+    assert (first["title"], first["verdict"], first["step"][:2]) == ("the original", "FAIL", "1.")
+    assert (last["title"], last["step"][:2]) == ("the reproducer, read back", "5.")
+    assert {Path(file["path"]).name for file in report["files"]} >= {"model.onnx", "reproduce.py", "README.md"}
+    assert report["target"] == "ONNX Runtime (CPU, all graph optimisations, fp16)"
+    assert {"bisect-trt", "onnx", "numpy", "Python", "CPU"} <= report["environment"].keys()
+    commands = [entry["command"] for entry in report["commands"]]
+    assert commands[0] == "python out/reproduce.py"
+    assert "bisect-trt diagnose model.onnx --onnxrt --fp16 -o out --val-range '[3,4]'" in commands
+    assert set(sections(run / "report.html")) == {
+        "answer", "graph", "error", "findings", "search", "commands", "environment",
+    }  # fmt: skip
+
+
+def test_it_is_made_again_of_the_result_alone(cli: CommandLine, tmp_path: Path) -> None:
+    assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
+    run = the_run()
+    page = (run / "report.html").read_bytes()
+    assert cli("report", run, "-o", "again.html").out == "again.html\n"
+    assert Path("again.html").read_bytes() == page
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(run / "result.json", alone)
+    shutil.rmtree(RUNS)
+    Path("model.onnx").unlink()
+    assert cli("report", alone / "result.json").status == 0
+    assert (alone / "report.html").read_bytes() == page
+    assert cli("report", alone).status == 0
+
+
+def test_it_is_also_written_where_it_is_asked_for(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    assert cli("run", model, *TARGET, "--report", "here.html", "--json", "r.json").status == 1
+    assert read_json(Path("r.json"))["artifacts"]["report"] == "here.html"
+    assert Path("here.html").read_bytes() == (the_run() / "report.html").read_bytes()
+    ran = cli("run", model, *TARGET, "--report", "nowhere/report.html")
+    assert (ran.status, "no folder nowhere" in ran.error) == (2, True)
+
+
+def test_a_run_that_finds_nothing_leaves_one_too(cli: CommandLine) -> None:
+    assert cli("diagnose", chain(Path("model.onnx")), *TARGET, "-o", "out").status == 1
+    page = (the_run() / "report.html").read_text(encoding="utf-8")
+    assert "Does not reproduce" in page
+    assert "the failure does not reproduce on the original model" in page
+
+
+def test_a_run_that_ends_early_says_how_to_go_on(cli: CommandLine) -> None:
+    model = chain(Path("model.onnx"), 20)
+    check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi")
+    options = ["-o", "out.onnx", "--max-probes", "6", "--check", f"./{check}", "{model}"]
+    assert cli("reduce", model, *options).status == 3
+    run = the_run()
+    result = read_json(run / "result.json")
+    assert result["status"] == "inconclusive"
+    assert f"bisect-trt resume {run}" in [entry["command"] for entry in result["report"]["commands"]]
+    assert len(result["report"]["probes"]) == 6
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "Unproven" in page
+    assert "the budget is spent (--max-probes 6)." in page
+
+
+def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
+    Path("model.onnx").write_text("no model")
+    ran = cli("run", "model.onnx", *TARGET)
+    assert ran.status == 4
+    page = (the_run() / "report.html").read_text(encoding="utf-8")
+    assert "it is another kind of file or was cut short" in page
+    assert sections(the_run() / "report.html") == ["answer", "commands", "environment"]
+
+
+def test_a_report_that_cannot_be_written_does_not_change_the_answer(cli: CommandLine) -> None:
+    model = chain(Path("model.onnx"), 8)
+    check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(5))}; then exit 1; fi")
+    assert cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--check", f"./{check}", "{model}").status == 0
+    run = the_run()
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    (run / "report.html" / "file").touch()
+    ran = cli("resume", run)
+    assert (ran.status, "warning: no report: " in ran.err) == (0, True)
+    assert read_json(Path("r.json"))["artifacts"]["report"] is None
+
+
+def test_a_graph_that_cannot_be_described_does_not_change_the_answer(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("bisect_trt.workflows.record.describe_region", broken)
+    ran = cli("layerwise", overflowing(Path("model.onnx")), *TARGET, "--json", "r.json")
+    assert (ran.status, "warning: the report has no graph (ValueError: a bug)" in ran.err) == (0, True)
+    assert read_json(Path("r.json"))["first_mismatch"]["tensor"] == "big_out"
+    assert sections(the_run() / "report.html") == ["answer", "findings", "search", "commands", "environment"]
+
+
+HOSTILE = '</script><script>document.title="taken"</script>"\'&amp;@SCRIPT@\u202e\x07' + "x" * 480
+
+
+def test_names_and_output_are_text_and_nothing_more(cli: CommandLine) -> None:
+    import onnx
+
+    model = onnx.load(str(overflowing(Path("model.onnx"))))
+    for place, node in enumerate(model.graph.node):
+        node.name = f"{HOSTILE}{place}"
+        node.doc_string = HOSTILE
+    onnx.save(model, "model.onnx")
+    check = script(Path("check.sh"), "echo '<img src=x onerror=alert(1)>'; exit 1")
+    assert cli("layerwise", "model.onnx", *TARGET).status == 0
+    assert (
+        cli("reduce", "model.onnx", "-o", "o.onnx", "--fail-regex", "<img", "--check", f"./{check}", "{model}").status
+        == 0
+    )
+    for run in RUNS.iterdir():
+        page = (run / "report.html").read_text(encoding="utf-8")
+        assert page.count("<script") == page.count("</script>") <= 2
+        assert "<img" not in page
+        assert not set(page) & {"\u202e", "\x07"}
+
+
+BAD = {
+    "nothing": (None, "cannot be read: No such file"),
+    "no JSON": ("hello", "is damaged or no result of bisect-trt"),
+    "a list": ("[1]", "is no result of bisect-trt"),
+    "another file": ('{"a": 1}', "is no result of bisect-trt"),
+    "another version": ('{"schema": 99}', "has schema 99"),
+    "a part": ('{"schema": 1, "status": "found"}', "is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_result_is_refused(cli: CommandLine, kind: str) -> None:
+    content, words = BAD[kind]
+    if content is not None:
+        Path("result.json").write_text(content)
+    ran = cli("report", "result.json")
+    assert (ran.status, words in ran.error) == (4, True)
+    assert not Path("report.html").exists()
+
+
+def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: CommandLine) -> None:
+    assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
+    plain: dict[str, Any] = read_json(the_run() / "result.json")
+    del plain["report"]
+    Path("old.json").write_text(json.dumps(plain))
+    assert cli("report", "old.json").status == 0
+    assert sections(Path("report.html")) == ["answer", "findings", "environment"]
+    assert "Mul &#x27;big&#x27;" in Path("report.html").read_text()
+
+
+def test_the_page_goes_to_no_folder(cli: CommandLine) -> None:
+    assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
+    ran = cli("report", the_run(), "-o", "nowhere/page.html")
+    assert (ran.status, "no folder nowhere" in ran.error) == (2, True)

@@ -1,0 +1,143 @@
+"""Several input samples in the searches: a candidate fails if it fails on any, and the report names which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from support import SHAPE, TARGET, arrays, overflowing, read_json, script
+
+OVERFLOWS_AT = 2.0
+"""The model of these tests makes (x + 3) * 3e4 somewhere, which is past fp16 from here on, and not at -2.9."""
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return overflowing(here / "model.onnx")
+
+
+@pytest.fixture
+def data(here: Path) -> list[str]:
+    """Three samples, of which only the second overflows."""
+    (here / "data.py").write_text(
+        "import numpy\n"
+        "def load_data():\n"
+        f"    for value in (-2.9, {OVERFLOWS_AT}, -2.8):\n"
+        "        yield {'x': numpy.full((2, 3), value, numpy.float32)}\n"
+        "def endless():\n"
+        "    while True:\n"
+        "        yield from load_data()\n"
+    )
+    return ["--data-loader-script", "data.py"]
+
+
+def test_reduce_fails_on_any_sample(cli: CommandLine, model: Path, data: list[str]) -> None:
+    # The first sample alone does not fail.
+    assert cli("reduce", model, "-o", "none.onnx", *TARGET, *data, "--iterations", "1").status == 1
+    ran = cli("reduce", model, "-o", "out.onnx", *TARGET, *data, "--json", "r.json", "-v")
+    assert ran.status == 0
+    assert "sample 2: 'small_out'" in ran.out or "sample 2: 'b2_out'" in ran.out
+    assert "it fails on sample 2, whose values are used from here on" in ran.out
+    assert {culprit["name"] for culprit in read_json(Path("r.json"))["culprits"]} == {"big"}
+    # What lies beside the answer is the sample on which it fails: it fails again with that.
+    assert np.isclose(arrays("out.inputs.npz")["a2_out"], OVERFLOWS_AT + 3).all()
+    assert cli("run", "out.onnx", *TARGET, "--load-inputs", "out.inputs.npz").status == 1
+    folder = next(path.parent for path in Path(".bisect-trt").glob("*reduce*/candidates/*/inputs-3.npz"))
+    assert {path.name for path in folder.iterdir()} >= {"inputs.npz", "inputs-2.npz", "golden-2.npz", "golden-3.npz"}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_command_runs_once_a_sample_until_one_fails(
+    cli: CommandLine, model: Path, data: list[str], here: Path, workers: str
+) -> None:
+    (here / "check.py").write_text(
+        "import os, sys, numpy\n"
+        "with numpy.load(sys.argv[1]) as file:\n"
+        "    values = [file[name] for name in file.files]\n"
+        "assert sys.argv[1] == os.environ['BISECT_TRT_INPUTS']\n"
+        "with open('seen.txt', 'a') as seen:\n"
+        "    seen.write(os.environ['BISECT_TRT_SAMPLE'])\n"
+        "with open(sys.argv[2], 'rb') as file:\n"
+        "    has_big = b'big_out' in file.read()\n"
+        f"sys.exit(has_big and any((value > {OVERFLOWS_AT} - 0.1).any() for value in values))\n"
+    )
+    check = ["--check", "python", "check.py", "{inputs}", "{model}"]
+    ran = cli("reduce", model, "-o", "out.onnx", *data, "--workers", workers, "-v", *check)
+    assert ran.status == 0
+    assert "sample 2: exit status 1" in ran.out
+    seen = Path("seen.txt").read_text()
+    if workers == "1":
+        assert seen.startswith("12")
+        assert "123" in seen  # a candidate that passes is seen on all
+        assert seen.replace("123", "").replace("12", "") == ""
+
+
+def test_one_sample_sets_no_variable(cli: CommandLine, model: Path, here: Path) -> None:
+    check = script(here / "check.sh", 'test -z "$BISECT_TRT_SAMPLE" && exit 1')
+    assert cli("reduce", model, "-o", "out.onnx", "--check", check, "{model}").status == 0
+    assert not list(here.glob(".bisect-trt/*/candidates/*/inputs-2.npz"))
+
+
+def test_layerwise_names_the_sample(cli: CommandLine, model: Path, data: list[str]) -> None:
+    ran = cli("layerwise", model, *TARGET, *data, "--json", "r.json")
+    assert ran.status == 0
+    assert "first mismatch: 'big_out': on sample 2, max error inf" in ran.out
+    result = read_json(Path("r.json"))
+    assert result["first_mismatch"]["comparison"]["sample"] == 2
+    tensors = {entry["name"]: entry["sample"] for entry in result["tensors"] if not entry["passed"]}
+    assert set(tensors.values()) == {2}
+
+
+def test_diagnose_delivers_the_failing_sample(cli: CommandLine, model: Path, data: list[str]) -> None:
+    ran = cli("diagnose", model, *TARGET, *data, "-o", "out", "-v")
+    assert ran.status == 0, ran.err
+    values = next(iter(arrays("out/inputs.npz").values()))
+    assert np.isclose(values, OVERFLOWS_AT + 3).all()
+
+
+@pytest.mark.usefixtures("data")
+def test_iterations(cli: CommandLine, model: Path) -> None:
+    keep = ["--save-inputs", "x.npz"]
+    assert cli("run", model, "--onnxrt", "--iterations", "3", *keep).status == 0
+    samples = [arrays(f"x-{number}.npz")["x"] for number in (1, 2, 3)]
+    assert not any(np.array_equal(samples[one], samples[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+    assert cli("run", model, "--onnxrt", "--save-inputs", "one.npz").status == 0
+    np.testing.assert_array_equal(arrays("one.npz")["x"], samples[0])  # the first is what it always was
+    endless = ["--data-loader-script", "data.py", "--data-loader-func-name", "endless", "--iterations", "4"]
+    ran = cli("run", model, "--onnxrt", *endless, "--json", "r.json")
+    assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3, 4]
+    assert ran.status == 0
+    # What was saved as several files is loaded by the name that was given.
+    assert cli("run", model, "--onnxrt", "--load-inputs", "x.npz", "--save-inputs", "y.npz").status == 0
+    np.testing.assert_array_equal(arrays("y-3.npz")["x"], samples[2])
+    assert samples[0].shape == SHAPE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--load-inputs", "x.npz", "--iterations", "2"], "--iterations says how many samples to make"),
+        (["--data-loader-func-name", "f"], "names a function of a script, and there is none"),
+        (["--data-loader-script", "data.py:endless", "--data-loader-func-name", "f"], "names a function and so does"),
+        (["--data-loader-script", "data.py", "--data-loader-func-name", "f"], "has no function 'f'"),
+        (["--load-inputs", "bad.json"], "bad.json: it is not JSON"),
+        (["--load-inputs", "y.json"], "y.json does not fit the model: 'x' missing; 'y' unknown"),
+        (["--load-inputs", "shapes.json"], "Sample 1 of shapes.json does not fit the model: 'x' has shape [5, 3]"),
+        (["--load-inputs", "types.json"], "'x' is int32 and must be float32"),
+    ],
+)
+@pytest.mark.usefixtures("data")
+def test_values_that_do_not_fit(cli: CommandLine, model: Path, words: list[str], message: str) -> None:
+    from bisect_trt.tensors.saved import save_samples
+
+    x = np.zeros(SHAPE, np.float32)
+    np.savez("x.npz", x=x)
+    Path("bad.json").write_text("[1,")
+    save_samples(Path("y.json"), [{"y": x}])
+    save_samples(Path("shapes.json"), [{"x": x}, {"x": np.zeros((5, 3), np.float32)}])
+    save_samples(Path("types.json"), [{"x": x.astype(np.int32)}])
+    ran = cli("run", model, "--onnxrt", *words)
+    assert ran.status == 2
+    assert message in ran.error

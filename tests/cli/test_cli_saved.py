@@ -1,0 +1,231 @@
+"""Saved values: formats, Polygraphy's files in both directions, results compared without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import SHAPE, arrays, chain, read_json
+
+from bisect_trt.tensors import saved
+
+ZERO = ["--atol", "0", "--rtol", "0"]
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return chain(here / "model.onnx", 2)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_save_here_compare_there(cli: CommandLine, model: Path, suffix: str) -> None:
+    x, y = f"x{suffix}", f"y{suffix}"
+    assert cli("run", model, "--onnxrt", "--seed", "3", "--save-inputs", x, "--save-outputs", y).status == 0
+    ran = cli("run", model, "--onnxrt", "--load-inputs", x, "--load-outputs", y, *ZERO)
+    assert ran.status == 0
+    assert f"against {y}, 1 output(s)" in ran.out
+    assert "against the reference" not in ran.out
+    assert cli("run", model, "--onnxrt", "--seed", "4", "--load-outputs", y).status == 1
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_several_samples_are_saved_and_loaded(cli: CommandLine, model: Path, suffix: str) -> None:
+    Path("data.py").write_text(
+        "import numpy\n"
+        "def load_data():\n"
+        "    for value in (1, 2, 3):\n"
+        "        yield {'x': numpy.full((2, 3), value, numpy.float32)}\n"
+    )
+    keep = ["--save-inputs", f"x{suffix}", "--save-outputs", f"y{suffix}"]
+    assert cli("run", model, "--onnxrt", "--data-loader-script", "data.py", *keep).status == 0
+    values = ["--load-inputs", f"x{suffix}", "--load-outputs", f"y{suffix}"]
+    ran = cli("run", model, "--onnxrt", *values, *ZERO, "--json", "r.json")
+    assert ran.status == 0
+    assert [entry["sample"] for entry in read_json(Path("r.json"))["comparisons"]] == [1, 2, 3]
+    assert cli("run", "--load-outputs", f"y{suffix}", f"y{suffix}").status == 0
+    ran = cli("run", model, "--onnxrt", "--load-outputs", f"y{suffix}")
+    assert ran.status == 2
+    assert f"y{suffix} holds 3 sample(s) where the target runs 1" in ran.error
+
+
+def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
+    np.savez("a.npz", y=np.zeros(3, np.float32), z=np.ones(2), only=np.ones(1))
+    np.savez("b.npz", y=np.array([0, 0, 0.5], np.float32), z=np.ones(2, np.float32))
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz", "--json", "r.json")
+    assert ran.status == 1
+    assert "a.npz against b.npz, 2 output(s)" in ran.out
+    first, second = read_json(Path("r.json"))["comparisons"]
+    # As in Polygraphy, the last is what is right.
+    assert (first["worst"]["target"], first["worst"]["reference"]) == (0, 0.5)
+    assert first["details"]["atol_needed"] == 0.5
+    assert (second["name"], second["passed"]) == ("z", True)
+    assert "float64 is compared with float32" in ran.out
+    assert "passes with --atol 0.5" in ran.out
+    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--atol", "0.5").status == 0
+    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--onnx-outputs", "z").status == 0
+    ran = cli("run", "--load-outputs", "b.npz", "a.npz", "a.npz", "--fail-fast")
+    assert ran.status == 1
+    assert "b.npz has no 'only'" in ran.err
+    assert not list(here.glob(".bisect-trt"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is no model to run"),
+        (["--onnxrt"], "there is no model to run"),
+        (["--onnxrt", "--load-outputs", "a.npz", "a.npz"], "there is no model to run"),
+        (["--load-outputs", "a.npz"], "a.npz is one saved result"),
+        (["--load-outputs", "a.npz", "none.npz"], "Cannot read none.npz"),
+        (["--load-outputs", "a.npz", "other.npz"], "has none of the outputs to compare"),
+        (["--load-outputs", "a.npz", "two.json"], "a.npz holds 1 sample(s) where two.json holds 2"),
+        (["--load-outputs", "a.npz", "bad.json"], "bad.json: it is not JSON as polygraphy run saves it"),
+        (["--load-outputs", "a.npz", "odd.json"], "odd.json holds something else than arrays by tensor name"),
+        (["--load-outputs", "a.npz", "nothing.json"], "nothing.json holds no values"),
+        (["--load-outputs", "a.npz", "torch.json"], "it holds tensors of PyTorch"),
+        (["--load-outputs", "a.npz", "empty"], "empty is a folder without .json or .npz files"),
+        (["--load-outputs", "a.npz", "a.npz", "--atol", "q:1"], "is given for 'q', which is not compared"),
+        (["--load-outputs", "a.npz", "a.npz", "--index-tolerance", "1"], "add --compare indices"),
+        (["--load-outputs", "a.npz", "a.npz", "--compare-func-script", "no.py"], "comparison script no.py does not"),
+        (["--load-outputs", "a.npz", "a.npz", "--onnx-outputs", "q"], "has none of the outputs to compare, 'q'"),
+    ],
+)
+def test_what_cannot_be_compared(cli: CommandLine, words: list[str], message: str) -> None:
+    np.savez("a.npz", y=np.ones(2))
+    np.savez("other.npz", z=np.ones(2))
+    saved.save_samples(Path("two.json"), [{"y": np.ones(2)}, {"y": np.ones(2)}])
+    Path("bad.json").write_text("{")
+    Path("odd.json").write_text('{"y": [1, 2]}')
+    Path("nothing.json").write_text("[]")
+    Path("torch.json").write_text(json.dumps([{"y": {"tensor": "", "polygraphy_class": "Tensor"}}]))
+    Path("empty").mkdir()
+    ran = cli("run", *words)
+    assert ran.status == 2
+    assert message in ran.error
+
+
+def test_a_folder_of_iterations(cli: CommandLine, here: Path) -> None:
+    (here / "run").mkdir()
+    for number in range(3):
+        saved.save_samples(Path(f"run/000{number}.json"), [{"y": np.full(2, number)}], "here")
+    saved.save_samples(Path("b.json"), [{"y": np.full(2, number)} for number in (0, 1, 5)], "there")
+    ran = cli("run", "--load-outputs", "run", "b.json", "--json", "r.json")
+    assert ran.status == 1
+    assert [entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]] == [True, True, False]
+
+
+def test_nan_in_what_is_compared_with(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+    np.savez("a.npz", y=np.array([np.inf, 1.0]))
+    np.savez("b.npz", y=np.array([np.nan, 1.0]))
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz")
+    assert ran.status == 1
+    assert "'y' is NaN or Inf in 1 of 2 elements of what it is compared with" in ran.err
+    assert cli("run", "--load-outputs", "a.npz", "a.npz").status == 1
+    assert cli("run", "--load-outputs", "a.npz", "a.npz", "--infinities-compare-equal").status == 0
+    assert cli("run", "--load-outputs", "b.npz", "b.npz", "--infinities-compare-equal").status == 1
+    options = ["--infinities-compare-equal", "--validate"]
+    ran = cli("run", "--load-outputs", "a.npz", "a.npz", *options)
+    assert ran.status == 1
+    assert "the target has 1 Inf among 2 elements" in ran.out
+
+
+def test_other_comparisons(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+    np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), e=np.zeros((0, 4)))
+    np.savez("b.npz", y=np.array([[0.2, 0.6, 0.7]]), e=np.zeros((0, 4)))
+    common = ["run", "--load-outputs", "a.npz", "b.npz"]
+    assert cli(*common).status == 1
+    assert cli(*common, "--postprocess", "y:top-3").status == 1
+    assert cli(*common, "--postprocess", "y:top-3", "--compare", "indices", "--index-tolerance", "1").status == 0
+    ran = cli(*common, "--postprocess", "y:top-3", "--compare", "indices")
+    assert "1 at (0, 0) is 1 places away (index tolerance 0; 2 of 3 elements)" in ran.out
+    assert cli(*common, "--check-error-stat", "quantile", "--error-quantile", "y:0", "--atol", "0.11").status == 0
+    assert cli(*common, "--check-error-stat", "quantile", "--atol", "0.11").status == 1
+    np.savez("c.npz", y=np.array([0.2, 0.6, 0.7]), e=np.zeros((4, 0)))
+    assert cli("run", "--load-outputs", "c.npz", "b.npz").status == 1
+    assert cli("run", "--load-outputs", "c.npz", "b.npz", "--no-shape-check").status == 0
+    Path("mine.py").write_text("def near(a, b):\n    return {'y': abs(a['y'] - b['y']).max() < 0.5}\n")
+    assert cli(*common, "--compare-func-script", "mine.py:near").status == 0
+    Path("mine.py").write_text("def near(a, b):\n    raise KeyError('y')\n")
+    assert "mine.py, line 2 raised KeyError: 'y'" in cli(*common, "--compare-func-script", "mine.py:near").error
+
+
+def polygraphy(capfd: pytest.CaptureFixture[str], *words: str) -> None:
+    """Polygraphy's own command line, in this process."""
+    from polygraphy.tools._main import main as run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["polygraphy", *words])
+        status = run()
+    assert not status, capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_polygraphys_files_load_here_and_ours_there(
+    cli: CommandLine, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("polygraphy")
+    theirs = ["--save-inputs", "px.json", "--save-outputs", "py.json", "--iterations", "2", "--seed", "5"]
+    polygraphy(capfd, "run", str(model), "--onnxrt", *theirs)
+    ran = cli("run", model, "--onnxrt", "--load-inputs", "px.json", "--load-outputs", "py.json", *ZERO, "--json", "r")
+    assert ran.status == 0
+    assert len(read_json(Path("r"))["comparisons"]) == 2
+    assert cli("run", model, "--onnxrt", "--load-inputs", "px.json", "--save-outputs", "y.json").status == 0
+    assert cli("run", "--load-outputs", "y.json", "py.json", *ZERO).status == 0
+    ours = ["--save-inputs", "x.json", "--save-outputs", "z.json", "--seed", "9"]
+    assert cli("run", model, "--onnxrt", *ours).status == 0
+    polygraphy(capfd, "run", str(model), "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "z.json", *ZERO)
+    polygraphy(capfd, "run", "--load-outputs", "z.json", "z.json")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "str", "bfloat16"])
+def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
+    if dtype == "bfloat16":
+        values: Any = np.arange(4).astype(pytest.importorskip("ml_dtypes").bfloat16)
+    else:
+        values = np.array(["a", "bc", "", "d"], object) if dtype == "str" else np.arange(4).astype(dtype)
+    for shape in ((4,), (2, 2), (1, 4, 1)):
+        path = tmp_path / "v.json"
+        for runner in (None, "me"):
+            saved.save_samples(path, [{"a/b:0": values.reshape(shape)}], runner)
+            again = saved.load_runs(path)[0].samples[0]["a/b:0"]
+            assert again.dtype == values.dtype
+            assert again.shape == shape
+            np.testing.assert_array_equal(again, values.reshape(shape))
+            from polygraphy.json import load_json
+
+            load_json(str(path))
+
+
+def test_scalars_go_through_json(tmp_path: Path) -> None:
+    saved.save_samples(tmp_path / "v.json", [{"x": np.array(3, np.int32), "e": np.zeros((0, 2))}])
+    values = saved.load_runs(tmp_path / "v.json")[0].samples[0]
+    assert (values["x"].shape, values["x"].item(), values["e"].shape) == ((), 3, (0, 2))
+
+
+def test_diagnose_wants_numbers(cli: CommandLine, model: Path) -> None:
+    for words in (["--postprocess", "top-1"], ["--compare", "indices"], ["--no-shape-check"]):
+        ran = cli("diagnose", model, "--onnxrt", *words)
+        assert ran.status == 2
+        assert "`diagnose` compares every tensor inside" in ran.error
+
+
+def test_int_and_bool_models(cli: CommandLine, here: Path) -> None:
+    import onnx
+
+    nodes = [helper.make_node("Not", ["b"], ["nb"]), helper.make_node("Add", ["i", "i"], ["ii"])]
+    kinds = {"b": TensorProto.BOOL, "i": TensorProto.INT32, "nb": TensorProto.BOOL, "ii": TensorProto.INT32}
+    infos = {name: helper.make_tensor_value_info(name, kind, SHAPE) for name, kind in kinds.items()}
+    graph = helper.make_graph(nodes, "g", [infos["b"], infos["i"]], [infos["nb"], infos["ii"]])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), here / "m.onnx")
+    keep = ["--save-inputs", "x.json", "--save-outputs", "y.npz", "--val-range", "i:[5,9]"]
+    assert cli("run", "m.onnx", "--onnxrt", *keep).status == 0
+    y = arrays("y.npz")
+    assert (y["nb"].dtype, y["ii"].dtype) == (np.bool_, np.int32)
+    assert 10 <= y["ii"].min() <= y["ii"].max() <= 18
+    assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz").status == 0

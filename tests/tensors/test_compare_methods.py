@@ -1,0 +1,305 @@
+"""What else a comparison does and says: Polygraphy's other comparisons, and the further numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.method import Algorithm, Method, TopK
+from bisect_trt.tensors.metrics import ulp_distance
+from bisect_trt.tensors.postprocess import match_shape, postprocess, top_k
+from bisect_trt.tensors.tolerance import ErrorStat, Tolerance, ToleranceOptions
+
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
+TIGHT = Tolerance(1e-5, 1e-5)
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[None]:
+    logger = pytest.importorskip("polygraphy.logger").G_LOGGER
+    with logger.verbosity(logger.CRITICAL + 1):
+        yield
+
+
+def results(*sides: Array) -> Any:  # noqa: ANN401
+    from polygraphy.comparator import IterationResult
+
+    return [IterationResult({"x": values.copy()}, runner_name="") for values in sides]
+
+
+def floats(low: float = -100, high: float = 100) -> st.SearchStrategy[Array]:
+    return SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=st.floats(low, high, width=32)))
+
+
+@st.composite
+def near(draw: st.DrawFn) -> tuple[Array, Array]:
+    """Reference and target of one shape, of ordinary size."""
+    reference = draw(floats())
+    noise = draw(hnp.arrays(np.float32, reference.shape, elements=st.floats(-1, 1, width=32)))
+    return reference, reference + noise
+
+
+@st.composite
+def coarse(draw: st.DrawFn) -> tuple[Array, Array]:
+    """Reference and target of one shape, in sixteenths."""
+    values = draw(SHAPES.flatmap(lambda shape: hnp.arrays(np.int16, (2, *shape), elements=st.integers(-99, 99))))
+    reference, target = (values / 16).astype(np.float32)
+    return reference, target
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
+@given(st.data(), st.integers(0, 3))
+@settings(max_examples=100)
+def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None:
+    from polygraphy.comparator import CompareFunc
+
+    shape = data.draw(SHAPES)
+    rows = [data.draw(st.permutations(range(shape[-1] + 2))) for _ in range(2 * math.prod(shape[:-1]))]
+    values = np.array(rows, np.int64)[:, : shape[-1]].reshape((2, *shape))
+    reference, target = values if data.draw(st.booleans()) else (values[0], values[0])
+    theirs = CompareFunc.indices(index_tolerance=places)(*results(target, reference))["x"]
+    ours = compare_tensor("x", reference, target, TIGHT, places=places)
+    assert ours.passed == bool(theirs)
+    if not ours.passed:
+        assert ours.worst is not None
+        assert target[ours.worst.index] == ours.worst.target != reference[ours.worst.index]
+        assert ours.describe()
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(floats() | SHAPES.flatmap(lambda shape: hnp.arrays(np.int16, shape)), st.integers(1, 6), st.data())
+def test_top_k_agrees_with_polygraphy(values: Array, k: int, data: st.DataObject) -> None:
+    from polygraphy.comparator import PostprocessFunc
+
+    assume(values.dtype.kind == "f" or values.min() > np.iinfo(np.int16).min)
+    axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
+    theirs = PostprocessFunc.top_k(k=(k, axis))(results(values)[0])["x"]
+    np.testing.assert_array_equal(top_k(values, TopK(k, axis)), theirs)
+
+
+@given(SHAPES, st.data())
+def test_shapes_are_matched_as_polygraphy_does(shape: tuple[int, ...], data: st.DataObject) -> None:
+    from polygraphy import util
+
+    values = np.arange(math.prod(shape))
+    other = data.draw(st.sampled_from([shape[::-1], (math.prod(shape),), (1, *shape), tuple(sorted(shape)), (3, 3)]))
+    given_values = values.reshape(shape)
+    np.testing.assert_array_equal(match_shape(given_values, other), util.try_match_shape(given_values, other))
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
+@given(near())
+@settings(max_examples=150)
+def test_similarity_agrees_with_polygraphy(pair: tuple[Array, Array]) -> None:
+    comparator = pytest.importorskip("polygraphy.comparator")
+    if not hasattr(comparator, "SnrCompareFunc"):
+        pytest.skip("this Polygraphy has no such comparison")
+    reference, target = pair
+    ours = compare_tensor("x", reference, target, TIGHT, details=True).details
+    assert ours is not None
+    # Polygraphy adds up in fp32, where small squares vanish.
+    assume(np.abs(reference).max() > 1e-3 and np.abs(target).max() > 1e-3)
+    cosine = comparator.CosineSimilarityCompareFunc()(*results(target, reference))["x"].cosine_similarity
+    assert ours.cosine == pytest.approx(cosine, abs=1e-4)
+    noise = np.abs(reference - target).max()
+    assume(noise == 0 or noise > 1e-3)
+    # Its signal is the first of the two.
+    snr = comparator.SnrCompareFunc()(*results(reference, target))["x"].snr
+    assert ours.snr_db == pytest.approx(snr, abs=1e-2)
+
+
+@given(coarse(), st.sampled_from(ErrorStat), st.floats(0, 2), st.floats(0, 2))
+def test_the_tolerance_that_would_have_passed_does(
+    pair: tuple[Array, Array], stat: ErrorStat, atol: float, rtol: float
+) -> None:
+    reference, target = pair
+    result = compare_tensor("x", reference, target, Tolerance(atol, rtol), stat, details=True)
+    assert result.details is not None
+    needed = result.details.atol_needed, result.details.rtol_needed
+    for tolerance in (Tolerance(needed[0], rtol), Tolerance(atol, needed[1])):
+        assert compare_tensor("x", reference, target, tolerance, stat).passed
+    if not result.passed:
+        for tolerance in (Tolerance(needed[0] * 0.999, rtol), Tolerance(atol, needed[1] * 0.999)):
+            assert not compare_tensor("x", reference, target, tolerance, stat).passed
+        # What people read is rounded up, so it passes as well.
+        said = result.details.describe().split(" or ")[0].rpartition(" ")[2]
+        assert float(said) >= needed[0]
+
+
+@given(near())
+def test_percentiles_are_errors_in_order(pair: tuple[Array, Array]) -> None:
+    reference, target = pair
+    result = compare_tensor("x", reference, target, TIGHT, details=True)
+    assert result.details is not None
+    errors = list(result.details.percentiles.values())
+    assert errors == sorted(errors)
+    assert errors[-1] <= (result.max_abs or 0)
+    assert set(errors) <= set(np.abs(target - reference).astype(float).ravel().tolist())
+
+
+@given(hnp.arrays(np.float32, st.integers(1, 9), elements=st.floats(width=32)), st.data())
+def test_ulp_distance_counts_neighbours(reference: Array, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(0, 5))
+    target = reference.copy()
+    for _ in range(steps):
+        target = np.nextafter(target, np.float32(-1))
+    moved = ~np.isnan(reference) & (reference > -1)
+    if not (~np.isnan(reference)).any():
+        assert ulp_distance(reference, target) is None
+    elif np.isfinite(reference).all() and (reference >= 1).any():
+        assert ulp_distance(reference, target) == steps
+    elif not moved.any() and (reference == target)[~np.isnan(reference)].all():
+        assert ulp_distance(reference, target) == 0
+
+
+def test_ulp_distance_of_other_types() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    one = np.ones(3, np.float32)
+    assert ulp_distance(np.array([0.0]), np.array([-0.0])) == 0
+    assert ulp_distance(np.array([65504], np.float16), np.array([math.inf], np.float32)) == 1
+    assert ulp_distance(one, (one * 1.01).astype(bfloat16)) == 1
+    assert ulp_distance(one, one * 1.001) == 8389
+    assert ulp_distance(np.array([-1.7e308]), np.array([1.7e308])) > 1.8e19  # type: ignore[operator]
+    assert ulp_distance(one, one.astype(np.int32)) is None
+
+
+def test_comparisons_survive_json() -> None:
+    values = np.array([1, math.inf, math.nan, -0.0], np.float32)
+    options = ToleranceOptions.parse(
+        stat=["quantile"],
+        quantile=["x:0.5", "0.9"],
+        infinities_equal=True,
+        method=Method.parse(Algorithm.INDICES, ["2", "y:1"], ["z:top-3,axis=0"], shape_check=False, script="a.py"),
+    )
+    assert ToleranceOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+    for method in (Method(), Method(validate=True), Method(Algorithm.INDICES)):
+        options = ToleranceOptions(stat={"": ErrorStat.QUANTILE}, method=method)
+        for target in (values, values[::-1], values[:2]):
+            (result,) = compare_all({"nan": values}, {"nan": target}, options, details=True)
+            again = TensorComparison.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False)))
+            assert repr(again) == repr(result)
+
+
+def test_validate_fails_whatever_is_not_finite() -> None:
+    good, bad = np.ones(4, np.float32), np.array([1, math.nan, -math.inf, math.inf], np.float32)
+    for reference, target, said in (
+        (good, bad, "the target has 1 NaN and 2 Inf among 4 elements"),
+        (bad, good, "the reference has 1 NaN and 2 Inf among 4 elements"),
+        (bad[2:], bad[2:], "the target has 2 Inf among 2 elements, the reference has 2 Inf among 2 elements"),
+    ):
+        options = ToleranceOptions(nonfinite_equal=True, atol={"": math.inf}, method=Method(validate=True))
+        (result,) = compare_all({"x": reference}, {"x": target}, options)
+        assert not result.passed
+        assert result.describe() == said
+        assert result.kind is (ComparisonKind.NAN if "NaN" in said else ComparisonKind.INF)
+    assert compare_all({"x": good}, {"x": good}, ToleranceOptions(method=Method(validate=True)))[0].passed
+
+
+def test_nan_in_the_reference_is_counted() -> None:
+    reference = np.array([1, math.nan, math.inf], np.float32)
+    assert compare_tensor("x", reference, reference, TIGHT).reference_nonfinite == 2
+    assert compare_tensor("x", reference, np.ones(3, np.float32), TIGHT).reference_nonfinite == 2
+    assert compare_tensor("x", np.ones(3, np.float32), reference, TIGHT).reference_nonfinite == 0
+
+
+def test_postprocessing_before_comparison() -> None:
+    reference = {"x": np.array([[1.0, 5, 3, 4]]), "s": np.array(1.0), "t": np.array(["a"], object)}
+    target = {**reference, "x": np.array([[2.0, 50, 30, 40]])}
+    options = ToleranceOptions(method=Method.parse(postprocess=["top-3"]))
+    assert all(result.passed for result in compare_all(reference, target, options))  # the same order
+    assert not compare_all(reference, target, ToleranceOptions())[0].passed
+    for named, words in (("s:top-2", "of shape [] has no such axis"), ("t:top-1", "holds strings")):
+        options = ToleranceOptions(method=Method.parse(postprocess=[named]))
+        with pytest.raises(UsageError, match="--postprocess") as raised:
+            compare_all(reference, target, options)
+        assert words in str(raised.value)
+    swapped = {**reference, "x": np.array([[1.0, 4.5, 3, 5]])}
+    for places, passed in (("0", False), ("1", True)):
+        options = ToleranceOptions(method=Method.parse(Algorithm.INDICES, [places], ["x:top-3"]))
+        assert compare_all({"x": reference["x"]}, swapped, options)[0].passed is passed
+
+
+@pytest.mark.parametrize("text", ["5", "top-", "top-0", "top-2,axis=", "top-2,1", "top-x"])
+def test_malformed_postprocessing(text: str) -> None:
+    with pytest.raises(UsageError, match="--postprocess"):
+        Method.parse(postprocess=[text])
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", ""])
+def test_malformed_index_tolerances(text: str) -> None:
+    with pytest.raises(UsageError, match="--index-tolerance"):
+        Method.parse(index_tolerance=[text])
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1.1", "nan", "x"])
+def test_malformed_quantiles(text: str) -> None:
+    with pytest.raises(UsageError, match="--error-quantile"):
+        ToleranceOptions.parse(quantile=[text])
+
+
+def test_without_shape_check() -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    loose = ToleranceOptions(method=Method(shape_check=False))
+    for target, passed in ((values.ravel(), True), (values.T, True), (values.T.ravel(), False), (values[:1], False)):
+        assert compare_all({"x": values}, {"x": target}, loose)[0].passed is passed
+    assert not compare_all({"x": values}, {"x": values.ravel()}, ToleranceOptions())[0].passed
+    untouched = postprocess("x", values, Method())
+    assert untouched is values
+
+
+SCRIPT = """
+def compare_outputs(target, reference):
+    assert (target.runner_name, reference.runner_name) == ("target", "reference")
+    return {name: bool((target[name] > values).all()) for name, values in reference.items()}
+
+def raises(target, reference):
+    return {"x": 1 / 0}
+
+def nothing(target, reference):
+    return {}
+
+def other(target, reference):
+    return {"z": True}
+
+answer = lambda target, reference: True
+"""
+
+
+def test_a_script_compares(tmp_path: Path) -> None:
+    script = tmp_path / "compare.py"
+    script.write_text(SCRIPT)
+    reference, target = {"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.ones(2), "y": np.array([1, 0])}
+
+    def compare(function: str) -> list[TensorComparison]:
+        options = ToleranceOptions(method=Method(script=f"{script}{function}"))
+        return compare_all(reference, target, options)
+
+    assert [(each.name, each.passed) for each in compare("")] == [("x", True), ("y", False)]
+    assert "compare.py" in compare("")[1].describe()
+    for function, words in {
+        ":raises": f"The comparison script {script}, line 7 raised ZeroDivisionError",
+        ":nothing": "'nothing' of",
+        ":answer": "'answer' of",
+        ":other": "judges 'z'; the outputs are 'x', 'y'",
+        ":missing": "has no function 'missing'",
+        "x": "does not exist",
+    }.items():
+        with pytest.raises(UsageError) as raised:
+            compare(function)
+        assert words in str(raised.value)
