@@ -10,7 +10,7 @@ import sys
 import onnx
 
 if __name__ == "__main__":
-    from modelopt.onnx.autocast import convert_to_mixed_precision
+    from modelopt.onnx.autocast import convert_to_mixed_precision  # type: ignore[import-not-found]
 
     model, inputs, output, *low = sys.argv[1:]
     # All its rules at their defaults; the values it goes by are those that the model is fed.

@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = ("vit_overflow", "masked_attention", "instance_norm")
-Arrays = dict[str, npt.NDArray[np.generic]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from hypothesis import settings
 from support import LIGHT_MODELS, Light, Ran, tag_light
 
 from bisect_trt.cli.main import main
+from bisect_trt.errors import BisectError
+from bisect_trt.runtimes.trt.api import tensorrt
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -22,6 +24,26 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 CommandLine = Callable[..., Ran]
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a GPU is skipped without one, and says so."""
+    mine = [item for item in items if GPU_TESTS in item.path.parents]
+    why = missing_gpu() if mine else None
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU and TensorRT: {why}"))
+
+
+def missing_gpu() -> str | None:
+    """Why there is no TensorRT here, if there is none."""
+    try:
+        tensorrt()
+    except BisectError as error:
+        return str(error)
+    return None
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from bisect_trt.probing.worker import end_spare, start_spare
 
-_NEEDS_WORKER = {"diagnose", "reduce", "layerwise", "run", "resume"}
+_NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
 
 
 def main() -> NoReturn:

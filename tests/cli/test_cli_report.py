@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import CommandLine
 from support import TARGET, chain, command_lines, has, node_tag, overflowing, read_json, script
@@ -47,12 +48,13 @@ def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
     (culprit,) = [node for node in report["graph"]["nodes"] if node["verdict"] == "culprit"]
     assert (culprit["name"], report["graph"]["centre"]) == ("big", [culprit["id"]])
     made = report["graph"]["tensors"]["big_out"]
+    assert (made["target"]["inf"], made["target"]["nan"], made["target"]["max"]) == (6, 0, "nan")
     assert (made["dtype"], made["shape"], made["error"]["ratio"]) == ("float32", [2, 3], "inf")
     assert 1.8e5 < made["reference"]["min"] < made["reference"]["max"] == made["reference"]["absmax"] < 2.2e5
     assert next(point["name"] for point in report["curve"]["points"] if not point["passed"]) == "big_out"
-    first, *_, last = report["probes"]
-    assert (first["title"], first["verdict"], first["step"][:2]) == ("the original", "FAIL", "1.")
-    assert (last["title"], last["step"][:2]) == ("the reproducer, read back", "5.")
+    asked = {probe["title"]: (probe["verdict"], probe["step"][:2]) for probe in report["probes"]}
+    assert asked["the original"] == ("FAIL", "1.")
+    assert asked["the reproducer, read back"] == ("FAIL", "5.")
     assert {Path(file["path"]).name for file in report["files"]} >= {"model.onnx", "reproduce.py", "README.md"}
     assert report["target"] == "ONNX Runtime (CPU, all graph optimisations, fp16)"
     assert {"bisect-trt", "onnx", "numpy", "Python", "CPU"} <= report["environment"].keys()
@@ -87,6 +89,14 @@ def test_it_is_also_written_where_it_is_asked_for(cli: CommandLine) -> None:
     assert Path("here.html").read_bytes() == (the_run() / "report.html").read_bytes()
     ran = cli("run", model, *TARGET, "--report", "nowhere/report.html")
     assert (ran.status, "no folder nowhere" in ran.error) == (2, True)
+
+
+def test_saved_results_are_compared_without_a_run(cli: CommandLine) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        np.savez(f"{name}.npz", y=np.full(3, value, np.float32))
+    assert cli("run", "--load-outputs", "a.npz", "b.npz", "--report", "here.html").status == 1
+    assert not RUNS.exists()
+    assert sections(Path("here.html")) == ["answer", "findings", "search", "commands", "environment"]
 
 
 def test_a_run_that_finds_nothing_leaves_one_too(cli: CommandLine) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import SHAPE, arrays, chain, read_json
+from support import SHAPE, arrays, chain, overflowing, read_json
 
 from bisect_trt.tensors import saved
 
@@ -229,3 +229,15 @@ def test_int_and_bool_models(cli: CommandLine, here: Path) -> None:
     assert (y["nb"].dtype, y["ii"].dtype) == (np.bool_, np.int32)
     assert 10 <= y["ii"].min() <= y["ii"].max() <= 18
     assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz").status == 0
+
+
+def test_a_quantile_goes_into_the_reproducer(cli: CommandLine, here: Path) -> None:
+    import subprocess
+    import sys
+
+    model = overflowing(here / "over.onnx")
+    options = ["--check-error-stat", "quantile", "--error-quantile", "0.5", "--no-shrink"]
+    assert cli("diagnose", model, "--onnxrt", "--fp16", *options, "-o", "out").status == 0
+    assert '"quantile 0.5"' in Path("out/reproduce.py").read_text()
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr

@@ -42,9 +42,9 @@ def with_external_weights(folder: Path) -> Path:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     folder.mkdir()
-    options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
-    onnx.save(model, str(folder / "model.onnx"), **options)
-    return folder / "model.onnx"
+    path = folder / "model.onnx"
+    onnx.save(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "textproto"])

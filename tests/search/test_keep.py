@@ -62,6 +62,8 @@ def test_monotone_checks_end_at_exactly_the_culprits(data: st.DataObject) -> Non
     assert minimum.units == culprits
     assert minimum.proven
     assert minimum.why is None
+    # Nothing is kept that was not seen to be needed, so the proof finds nothing left to lower.
+    assert any(f"lowering in groups: {len(culprits)} units left" in step for step in minimum.steps)
     # What passes only shrinks, so a search that is cut short has the best so far, which the oracle was told of.
     assert all(later <= earlier for earlier, later in zip(oracle.passed, oracle.passed[1:], strict=False))
     assert len(culprits) == count or minimum.units == oracle.passed[-1]
@@ -192,6 +194,8 @@ def test_groups_grow_where_nothing_is_found_and_shrink_where_much_is() -> None:
         density.hit()
         density.cleared(1)
     assert density.group(1000, dirty=False) < before
+    density.hit()  # the next is surely none, and all together would be no question
+    assert density.group(2, dirty=True) == 1
 
 
 UNITS, SEEDS = 1000, 60

@@ -65,6 +65,17 @@ def test_one_culprit_costs_one_bisection_and_one_question(count: int, data: st.D
     assert len(oracle.asked) <= math.ceil(math.log2(count)) + 1
 
 
+@given(culprits_among(), st.data())
+def test_a_suspect_changes_the_cost_and_not_the_answer(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+    count, culprits = case
+    plain, guided = Oracle(needs(*culprits)), Oracle(needs(*culprits))
+    suspect = data.draw(st.integers(0, count - 1))
+    assert minimise(range(count), guided, suspect=suspect).units == minimise(range(count), plain).units
+    assert len(guided.asked) <= len(plain.asked) + math.ceil(math.log2(max(count, 2))) + 2
+    if suspect == max(culprits) and len(culprits) == 1:  # the prefix that ends with it, the one before, and it alone
+        assert len(guided.asked) <= 3
+
+
 @st.composite
 def any_predicate(draw: st.DrawFn) -> tuple[int, Predicate]:
     """Not monotone: fails if one of several sets is in and another is not; some sets break in other ways."""

@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = ("diagnose", "reduce", "precision", "layerwise", "extract", "run", "resume", "log", "report")
+COMMANDS = ("diagnose", "reduce", "precision", "layerwise", "extract", "run", "resume", "log", "report", "doctor")
 """In the order that --help lists them; each is a module of this package."""
 flags: dict[str, frozenset[str]] = {}
 """For each command the flags that take several values."""
@@ -106,8 +106,7 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
 
 def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
-    if invocation.folder is not None:
-        leave_record(result, invocation.folder, invocation.argv, console, general.report)
+    leave_record(result, invocation.folder, invocation.argv, console, general.report)
     if general.json is not None:
         try:
             result.write(general.json)

@@ -50,7 +50,7 @@ def diagnose_command(
         checks = CheckSettings(target=runtime, tolerance=compare.settings(runtime), timeout=timeout)
         settings = DiagnoseSettings(checks, search.settings(), output or Path(f"{model.stem}-reproducer"))
         workspace = open_run("diagnose", model, [*data.files(), *compare.files()])
-        with Subject(data.settings(model), workspace, console) as subject:
+        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
             check_folder(settings.output, overwrite=overwrite or invocation.resumed is not None)
             prober = make_prober(checks, search.settings(), subject, console)
             known = recorded(subject, result, console, prober=prober, target=runtime, annotation=annotation)

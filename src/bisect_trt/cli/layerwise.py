@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,9 @@ from bisect_trt.cli.target import Target
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.layerwise import layerwise
+from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.subject import Subject
 
@@ -28,19 +31,32 @@ def layerwise_command(
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time the target may take.", callback=seconds)
     ] = None,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Show each layer's own error too: fed the reference's values.")
+    ] = False,
+    save_error_plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the error along the network, .png or .svg (extra: plots).")
+    ] = None,
     annotation: Annotation = None,
 ) -> None:
-    """Mark every tensor as an output, compare each, and name the first that goes wrong."""
+    """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
 
     def work(console: Console, result: Result) -> Result:
         if annotation is not None:
             check_annotated(annotation, model)
+        if save_error_plot is not None:
+            check_picture(save_error_plot, "--save-error-plot")
         runtime = target.required()
         workspace = open_run("layerwise", model, [*data.files(), *compare.files()])
         with (
-            Subject(data.settings(model), workspace, console) as subject,
+            Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject,
             recorded(subject, result, console, target=runtime, annotation=annotation),
         ):
-            return layerwise(subject, runtime, compare.settings(runtime), timeout, console, result)
+            tolerance = compare.settings(runtime)
+            require_target(subject, runtime)
+            layerwise(subject, runtime, tolerance, timeout, console, result, isolated=isolate)
+            if save_error_plot is not None:
+                draw_error_curve(save_error_plot, runtime.describe(), result)
+            return result
 
     finish(work, "layerwise", general)

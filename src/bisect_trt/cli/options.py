@@ -19,6 +19,7 @@ from bisect_trt.tensors.method import Algorithm, Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import split_script
+from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 
@@ -238,6 +239,32 @@ class Compare:
             infinities_equal=self.infinities_compare_equal,
             method=self.method(),
         )
+
+
+@dataclass
+class Plots:
+    """Pictures of the errors, drawn with matplotlib (extra: plots)."""
+
+    save_heatmaps: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the errors of each output are.")] = (
+        None
+    )
+    save_error_metrics_plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Errors over the magnitude of the reference.")
+    ] = None
+    save_histograms: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="How values and errors are distributed.")
+    ] = None
+
+    def settings(self) -> Pictures:
+        """As plain data.
+
+        Raises:
+            UnavailableError: matplotlib is not installed.
+            UsageError: A folder is a file.
+        """
+        pictures = Pictures(self.save_heatmaps, self.save_error_metrics_plot, self.save_histograms)
+        pictures.check()
+        return pictures
 
 
 @dataclass

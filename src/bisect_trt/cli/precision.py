@@ -106,7 +106,7 @@ def precision_command(
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         workspace = open_run("precision", model, [*data.files(), *check.files()], checks.fixed_path)
-        with Subject(data.settings(model), workspace, console) as subject:
+        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
             settings, checks = by_whom(subject, settings, checks)
             lowering = make_lowering(subject, settings)
             prober = make_prober(built_in_check(checks, subject, low), search.settings(), subject, console)

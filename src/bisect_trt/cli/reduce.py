@@ -64,7 +64,7 @@ def reduce_command(
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         files = [*data.files(), *compare.files(), *check.files()]
         workspace = open_run("reduce", model, files, checks.fixed_path)
-        with Subject(data.settings(model), workspace, console) as subject:
+        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
             prober = make_prober(checks, search.settings(), subject, console)
             known = recorded(subject, result, console, prober=prober, target=checks.target, annotation=annotation)
             try:

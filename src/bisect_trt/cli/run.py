@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Compare, Data, General, seconds
+from bisect_trt.cli.options import Compare, Data, General, Plots, seconds
 from bisect_trt.cli.runs import open_run
 from bisect_trt.cli.target import Target
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.compare import CompareSettings, compare
 from bisect_trt.workflows.compare_saved import compare_saved
 from bisect_trt.workflows.record import recorded
@@ -24,6 +25,7 @@ from bisect_trt.workflows.subject import Subject
 def run_command(
     target: Target,
     compare_options: Compare,
+    plots: Plots,
     data: Data,
     general: General,
     model: Annotated[
@@ -56,17 +58,20 @@ def run_command(
     """Compare a target with the reference, or with saved results, or saved results alone."""
 
     def work(console: Console, result: Result) -> Result:
-        runtime = target.settings()
+        runtime = target.settings(engines=True)
         tolerance = compare_options.settings(runtime, nonfinite_equal=False)
+        pictures = plots.settings()
         if model is None:
             if runtime is not None or not load_outputs:
                 raise UsageError(
                     "there is no model to run; name one, or two saved results with --load-outputs and no target."
                 )
             wanted = onnx_outputs or ()
-            return compare_saved(load_outputs, tolerance, wanted, console, result, fail_fast=fail_fast)
+            return compare_saved(
+                load_outputs, tolerance, wanted, console, result, fail_fast=fail_fast, pictures=pictures
+            )
         settings = CompareSettings(
-            target=target.required(),
+            target=target.required(engines=True),
             tolerance=tolerance,
             onnx_outputs=tuple(onnx_outputs or ()),
             fail_fast=fail_fast,
@@ -74,12 +79,16 @@ def run_command(
             save_inputs=save_inputs,
             save_outputs=save_outputs,
             load_outputs=tuple(load_outputs or ()),
+            pictures=pictures,
         )
         files = [*data.files(), *compare_options.files(), *settings.load_outputs]
         with (
-            Subject(data.settings(model), open_run("run", model, files), console) as subject,
+            Subject(
+                data.settings(model), open_run("run", model, files), console, fresh_process=target.fresh_process
+            ) as subject,
             recorded(subject, result, console, target=settings.target),
         ):
+            require_target(subject, settings.target)
             return compare(subject, settings, console, result)
 
     finish(work, "run", general)

@@ -15,6 +15,8 @@ from bisect_trt.runtimes.settings import Shapes, TargetSettings, TrtSettings
 from bisect_trt.tensors.inputs import parse_shapes
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE)
+_WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
+"""What a prebuilt engine leaves to be said."""
 _PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
@@ -56,6 +58,15 @@ class Target:
     precision_constraints: Annotated[
         Constraints, typer.Option(help="Whether precisions of layers are only preferred, or obeyed (T).")
     ] = Constraints.NONE
+    hold_precision: Annotated[
+        bool,
+        typer.Option(
+            "--hold-precision", help="All layers in the low precision, fp32 only where there is no other (T)."
+        ),
+    ] = False
+    keep_fp32: Annotated[
+        list[str], typer.Option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
+    ] = field(default_factory=list)
     strongly_typed: Annotated[
         bool, typer.Option("--strongly-typed", help="The types in the graph are those that run (T).")
     ] = False
@@ -96,11 +107,14 @@ class Target:
         bool, typer.Option("--fresh-process", help="Each candidate in a process of its own: slower, nothing shared.")
     ] = False
 
-    def settings(self) -> TargetSettings | None:
+    def settings(self, *, engines: bool = False) -> TargetSettings | None:
         """As plain data; ``None`` if no target was asked for.
 
+        Args:
+            engines: Whether engines may be loaded and saved: where one model is built, and not one after the other.
+
         Raises:
-            UsageError: An option of a target without the target, or of the other one.
+            UsageError: An option of a target without the target, or of the other one, or one that others rule out.
         """
         defaults = Target()
         given = [each.name for each in fields(self) if getattr(self, each.name) != getattr(defaults, each.name)]
@@ -112,19 +126,23 @@ class Target:
         if self.trt:
             if self.providers:
                 raise UsageError("--providers is an option of ONNX Runtime, and the target is TensorRT; drop one.")
-            return TargetSettings(runtime="trt", **self._precisions(), trt=self._trt_settings())
+            self._check_engines(options, engines=engines)
+            self._check_types()
+            return TargetSettings(
+                runtime="trt", **self._precisions(), held=self.hold_precision, trt=self._trt_settings()
+            )
         for option in options:
-            if option not in ("--fp16", "--bf16", "--providers", "--fresh-process"):
+            if option not in ("--fp16", "--bf16", "--keep-fp32", "--providers", "--fresh-process"):
                 raise UsageError(f"{option} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
         return TargetSettings(runtime="onnxrt", **self._precisions(), providers=tuple(self.providers))
 
-    def required(self) -> TargetSettings:
-        """As plain data.
+    def required(self, *, engines: bool = False) -> TargetSettings:
+        """As plain data; see :meth:`settings`.
 
         Raises:
             UsageError: No target was asked for.
         """
-        settings = self.settings()
+        settings = self.settings(engines=engines)
         if settings is None:
             raise UsageError(
                 "no target is named, so there is nothing to compare with the reference; add --onnxrt or --trt."
@@ -136,8 +154,30 @@ class Target:
         named = (self.load_timing_cache, self.load_engine, *self.plugins)
         return [path for path in named if path is not None]
 
+    def _check_engines(self, options: list[str], *, engines: bool) -> None:
+        """Make sure that an engine that is loaded or saved is the one of the model that is run."""
+        for option in options:
+            if option in ("--load-engine", "--save-engine") and not engines:
+                raise UsageError(
+                    f"{option} is for `run` alone: other commands build engines of other models too; drop it, or save "
+                    "timings instead (--save-timing-cache)."
+                )
+        # The precision also says how far the results may be off.
+        idle = [option for option in options if option[2:] not in (*_PRECISIONS, *_WITH_AN_ENGINE)]
+        if self.load_engine is not None and idle:
+            raise UsageError(f"{idle[0]} says how an engine is built, and --load-engine brings one that is; drop it.")
+
+    def _check_types(self) -> None:
+        """Make sure that those who say what runs in which type do not contradict each other."""
+        if self.lowering is not None and not (self.fp16 or self.bf16):
+            raise UsageError("--lowering says how half precision comes about, and none is asked for; add --fp16.")
+        if self.strongly_typed and self.lowering is LoweringChoice.LAYER:
+            raise UsageError(
+                "--lowering layer leaves types to TensorRT, and --strongly-typed takes them from the graph; drop one."
+            )
+
     def _precisions(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PRECISIONS}
+        return {**{name: getattr(self, name) for name in _PRECISIONS}, "keep": tuple(self.keep_fp32)}
 
     def _trt_settings(self) -> TrtSettings:
         low, usual, high = (

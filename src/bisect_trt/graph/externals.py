@@ -137,7 +137,7 @@ def _move_out(tensors: Iterable[TensorProto], path: Path) -> None:
 
 def tensor_bytes(tensor: TensorProto) -> int:
     """How many bytes the elements of a tensor take, wherever they lie; a string counts as one."""
-    return math.prod(tensor.dims) * _ELEMENT_BYTES.get(tensor.data_type, 1)
+    return math.prod(int(dim) for dim in tensor.dims) * _ELEMENT_BYTES.get(tensor.data_type, 1)
 
 
 def inner_bytes(tensor: TensorProto) -> int:

@@ -25,7 +25,7 @@ class Isolated:
 
     Attributes:
         proto: The model; its outputs go by the original's names.
-        fed: The original's tensor that each of its inputs stands for, by the input's name.
+        fed: The original's tensor that an input stands for, by the input's name; none for graph inputs.
         outputs: The tensors that it gives back, in topological order.
         left_out: Tensors that were asked for and that it lacks, with the reason.
     """
@@ -67,7 +67,7 @@ def isolate(
     read = dict.fromkeys(name for index in chosen for name in network.reads[index])
     renamed = _fresh_names(network, [name for name in read if name in computed])
     ends = {renamed.get(name, name): name for name in read if name in computed or name in network.inputs}
-    fed = {end: name for end, name in ends.items() if name not in frozen}
+    inputs = tuple(end for end, name in ends.items() if name not in frozen)
     constants = _makers_of_weights(network, chosen)
     weights: dict[str, onnx.TensorProto | None] = {
         name: None
@@ -76,11 +76,12 @@ def isolate(
         if name in network.initializers or name in network.sparse_initializers
     }
     weights |= {end: numpy_helper.from_array(frozen[name], end) for end, name in ends.items() if name in frozen}
-    known = {**infos, **{end: replace(infos[name], name=end) for end, name in fed.items()}}
-    model = assemble(network, [*constants, *chosen], tuple(fed), outputs, weights, known)
+    known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
+    model = assemble(network, [*constants, *chosen], inputs, outputs, weights, known)
     del model.graph.node[:]
     model.graph.node.extend(network.nodes[index] for index in constants)
     model.graph.node.extend(_rename(network.nodes[index], renamed) for index in chosen)
+    fed = {end: ends[end] for end in inputs if end not in network.inputs}
     return Isolated(model, fed, tuple(outputs), left_out)
 
 

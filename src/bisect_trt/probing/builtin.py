@@ -55,16 +55,14 @@ class BuiltinCheck:
         except WorkerDied as death:
             outcome = outcome_of_death(death.end)
         else:
-            outcome = outcome_of_reply(reply, time.monotonic() - began)
-            if not given:
-                outcome = replace(outcome, severity=max((c.severity for c in outcome.comparisons), default=None))
+            outcome = outcome_of_reply(reply, time.monotonic() - began, self.tolerance)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")
         return outcome
 
     def _target(self, files: CandidateFiles) -> TargetSettings:
-        return self.target if files.keep is None else replace(self.target, keep=files.keep)
+        return replace(self.target, keep=files.keep or self.target.keep, held=files.held or self.target.held)
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
@@ -82,18 +80,20 @@ def outcome_of_death(end: ProcessEnd) -> Outcome:
     return Outcome(Ending.BROKEN, f"signal {name}", f"the target crashed ({name})", end.seconds)
 
 
-def outcome_of_reply(reply: dict[str, Any], seconds: float) -> Outcome:
-    """What a worker's answer to ``compare`` means."""
+def outcome_of_reply(reply: dict[str, Any], seconds: float, tolerance: ToleranceOptions) -> Outcome:
+    """What a worker's answer to ``compare`` means; how severe a failure is counts unless the user gave tolerances."""
     if "error" in reply:
-        doing = "the target refuses the model" if reply["error"] == "build" else "the target fails while running"
-        return Outcome(Ending.BROKEN, reply["signature"], f"{doing}: {reply['message']}", seconds)
+        return outcome_of_error(reply, seconds)
     latency = reply.get("latency_ms")
     comparisons = _worst_sample([TensorComparison.from_json(entry) for entry in reply["comparisons"]])
     sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
+    given = bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
+    severity = None if given else max((comparison.severity for comparison in comparisons), default=None)
     if not failed:
         said = f"{len(comparisons)} outputs match"
-        return Outcome(Ending.PASSED, "match", said, seconds, comparisons=tuple(comparisons), latency_ms=latency)
+        known: dict[str, Any] = {"comparisons": tuple(comparisons), "latency_ms": latency, "severity": severity}
+        return Outcome(Ending.PASSED, "match", said, seconds, **known)
     worst = max(failed, key=lambda comparison: comparison.severity)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     where = "" if sample is None else f"sample {sample}: "
@@ -106,7 +106,14 @@ def outcome_of_reply(reply: dict[str, Any], seconds: float) -> Outcome:
         comparisons=tuple(comparisons),
         sample=sample,
         latency_ms=latency,
+        severity=severity,
     )
+
+
+def outcome_of_error(reply: dict[str, Any], seconds: float) -> Outcome:
+    """What it means that the target does not build or run the model."""
+    doing = "the target refuses the model" if reply["error"] == "build" else "the target fails while running"
+    return Outcome(Ending.BROKEN, reply["signature"], f"{doing}: {reply['message']}", seconds)
 
 
 def _worst_sample(comparisons: list[TensorComparison]) -> list[TensorComparison]:

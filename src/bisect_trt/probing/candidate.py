@@ -42,6 +42,7 @@ class Candidate:
         values: Of its inputs and outputs, where they are not the reference's activations of the original.
         keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
             the target's to do.
+        held: Whether the target is held to its low precision, where left to itself it may choose fp32.
     """
 
     proto: onnx.ModelProto
@@ -51,6 +52,7 @@ class Candidate:
     units: Subset = frozenset()
     values: Mapping[str, NDArray[Any]] | None = None
     keep: tuple[str, ...] | None = None
+    held: bool = False
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -64,6 +66,8 @@ class Candidate:
             digest.update(name.encode() + value.tobytes())
         if self.keep is not None:
             digest.update("\0".join(("keep", *self.keep)).encode())
+        if self.held:
+            digest.update(b"held")
         return Identity(digest.hexdigest(), self.title, self.units)
 
     @property

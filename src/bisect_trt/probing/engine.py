@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.builtin import outcome_of_death, outcome_of_reply
+from bisect_trt.probing.builtin import outcome_of_death, outcome_of_error
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.process import Cancel
@@ -58,7 +58,7 @@ class EngineCheck:
         except WorkerDied as death:
             return outcome_of_death(death.end)
         if "error" in reply:
-            return outcome_of_reply(reply, time.monotonic() - began)
+            return outcome_of_error(reply, time.monotonic() - began)
         try:
             if not self.command.names_placeholder:
                 shutil.copyfile(engine, FIXED_ENGINE)

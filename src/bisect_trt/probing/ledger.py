@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from threading import TIMEOUT_MAX
 from typing import Protocol
 
-from bisect_trt.errors import BisectError, ExitStatus
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.probing.candidate import Identity
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.outcome import BROKEN_PREFIXES, Outcome
 from bisect_trt.search.verdict import Verdict
+
+_OUT_OF_MEMORY = ("build: out of memory", "run: out of memory")
+"""Signatures that say nothing of the model."""
 
 
 class Listener(Protocol):
@@ -132,6 +135,10 @@ class Ledger:
         Args:
             candidate: What was asked about.
             outcome: What is known of it.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+            UnavailableError: It is the original, and there is no memory for it: a smaller model fails no more.
         """
         record = self._decided.get(candidate.key)
         if record is None:
@@ -150,7 +157,13 @@ class Ledger:
         if record is not None:
             self.cached += 1
             return record
-        return self._record(candidate, outcome, verdict)
+        record = self._record(candidate, outcome, verdict)
+        if record.number == 1 and record.signature in _OUT_OF_MEMORY:
+            raise UnavailableError(
+                f"the original model does not fit: {outcome.reason}; free the GPU, feed less at a time (--input-shapes), or "
+                "allow less scratch space (--pool-limit workspace:1G)."
+            )
+        return record
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
         record = Record(

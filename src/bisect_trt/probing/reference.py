@@ -201,7 +201,7 @@ class Reference:
         """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
         self._model.write_bytes(model.SerializeToString())
         request = {"op": "collect", "model": str(self._model), "inputs": str(self._inputs), "to": str(self._folder)}
-        request |= {"append": True, "feeds": str(self._folder)} if append else {}
+        request |= {"append": "yes", "feeds": str(self._folder)} if append else {}
         try:
             reply = self._workers.ask({**request, "target": reference_settings().to_json()})
         except WorkerDied as death:

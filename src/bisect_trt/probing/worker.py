@@ -155,9 +155,9 @@ class WorkerPool:
         fresh_process: Whether each request gets a worker of its own instead.
     """
 
-    def __init__(self, folder: Path, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, gpus: Sequence[str] = (), *, fresh_process: bool = False) -> None:
         """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them."""
-        self.fresh_process = False
+        self.fresh_process = fresh_process
         self._log = folder / "workers.log"
         self._gpus = list(gpus)
         self._given: Counter[str] = Counter()

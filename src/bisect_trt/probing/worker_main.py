@@ -10,8 +10,10 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bisect_trt.errors import BisectError
@@ -79,7 +81,12 @@ class Worker:
 
     def _load(self, request: Request) -> Session:
         """Prepare a model for the inputs of a request."""
-        return self._runtime(TargetSettings.from_json(request["target"])).load(Path(request["model"]), _feed(request))
+        feed = _feed(request, request["inputs"], request.get("golden"))
+        return self._runtime(TargetSettings.from_json(request["target"])).load(Path(request["model"]), feed)
+
+    def _load_unfused(self, request: Request) -> Session | None:
+        runtime = self._runtime(TargetSettings.from_json(request["target"]))
+        return runtime.load_unfused(Path(request["model"]), load_npz(Path(request["inputs"])))
 
     def _collect(self, request: Request) -> dict[str, Any]:
         """Run a model and keep every output: in a store, or in an ``.npz`` file."""
@@ -113,14 +120,10 @@ class Worker:
     def _compare(self, request: Request) -> dict[str, Any]:
         """Run a model and compare each of its outputs that the reference has a value of.
 
-        With ``more`` input samples, on one after the other: until one does not match, or on ``every`` one.
+        With ``more`` input samples, on one after the other: until one does not match, or on ``every`` one. With
+        ``unfused``, not its outputs alone but all that the target does not fuse away, if it can show that.
         """
-        session: Session | None
-        if request.get("fused"):
-            runtime = self._runtime(TargetSettings.from_json(request["target"]))
-            session = runtime.load_unfused(Path(request["model"]), _feed(request))
-        else:
-            session = self._load(request)
+        session = self._load_unfused(request) if request.get("unfused") else self._load(request)
         if session is None:
             return {"unsupported": True}
         comparisons: list[TensorComparison] = []
@@ -132,12 +135,22 @@ class Worker:
                 break
         latency = _median_ms(session, request["inputs"]) if request.get("timed") else None
         plain = [each.to_json() for each in comparisons]
-        return {"comparisons": plain, "skipped": dict(session.skipped), "latency_ms": latency}
+        layers = session.layers() if request.get("layers") else []
+        return {"comparisons": plain, "skipped": dict(session.skipped), "layers": layers, "latency_ms": latency}
 
 
-def _run(session: Session, request: Request, inputs: str) -> dict[str, Any]:
-    """Run a model on the values of a file, which may hold more than it takes, and of a store where one is named."""
+def _feed(request: Request, inputs: str, golden: str | None) -> dict[str, Any]:
+    """The values of a file; and activations of the reference, by the inputs that are ``fed`` them, left on disk till used."""
     feed: dict[str, Any] = load_npz(Path(inputs))
+    if request.get("fed") and golden is not None:
+        reference = ActivationStore.open(Path(golden))
+        feed |= {name: reference.get(tensor) for name, tensor in request["fed"].items()}
+    return feed
+
+
+def _run(session: Session, request: Request, inputs: str, golden: str | None = None) -> dict[str, Any]:
+    """Run a model on the values of a file, which may hold more than it takes, and of a store where one is named."""
+    feed = _feed(request, inputs, golden)
     if request.get("feeds"):
         store = ActivationStore.open(Path(request["feeds"]))
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
@@ -145,10 +158,23 @@ def _run(session: Session, request: Request, inputs: str) -> dict[str, Any]:
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
+def _median_ms(session: Session, inputs: str) -> float:
+    """Milliseconds that one run takes, with its inputs copied to the target and its outputs back."""
+    names = {info.name for info in session.inputs}
+    feed = {name: value for name, value in load_npz(Path(inputs)).items() if name in names}
+    session.run(feed)
+    seconds = []
+    for _ in range(TIMED_RUNS):
+        began = time.perf_counter()
+        session.run(feed)
+        seconds.append(time.perf_counter() - began)
+    return 1000 * median(seconds)
+
+
 def _compare_sample(
     session: Session, request: Request, inputs: str, golden: Path, number: int
 ) -> list[TensorComparison]:
-    outputs = _run(session, request, inputs)
+    outputs = _run(session, request, inputs, str(golden))
     if "keep" in request:
         with StoreWriter(Path(request["feeds_next"]), append=bool(request.get("feeds"))) as writer:
             for name in request["keep"]:
@@ -157,6 +183,8 @@ def _compare_sample(
         save_npz(Path(request["save_outputs"][number - 1]), outputs)
     reference = ActivationStore.open(golden) if golden.is_dir() else NpzFile(golden)
     wanted = request.get("names") or outputs
+    if request.get("unfused"):
+        wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
     options = ToleranceOptions.from_json(request["tolerance"])
     fail_fast, details = bool(request.get("fail_fast")), bool(request.get("details"))

@@ -42,6 +42,7 @@ class CandidateFiles:
         more: Inputs and reference values of the input samples after the first.
         sample: The number of the input sample, from 1, where there are several.
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
+        held: Whether the target is held to its low precision; see ``Candidate``.
         engine: The engine that was built of it, where there is one.
     """
 
@@ -54,6 +55,7 @@ class CandidateFiles:
     more: tuple[tuple[Path, Path], ...] = ()
     sample: int | None = None
     keep: tuple[str, ...] | None = None
+    held: bool = False
     engine: Path | None = None
 
     def samples(self) -> Iterator[CandidateFiles]:
@@ -147,7 +149,7 @@ class Workspace:
             UsageError: The disk is full or the folder is gone.
         """
         files = self.files(candidate.key, shared_weights=has_external_data(candidate.proto))
-        files = replace(files, keep=candidate.keep)
+        files = replace(files, keep=candidate.keep, held=candidate.held)
         try:
             files.folder.mkdir(parents=True, exist_ok=True)
             files.model.write_bytes(candidate.content())

@@ -45,6 +45,7 @@ def trt_script(settings: TargetSettings, *, lowered: bool) -> TargetScript:
     values: dict[str, object] = {
         "FLAGS": [name.upper() for name in names],
         "STRONGLY_TYPED": lowered or settings.trt.strongly_typed,
+        "HELD": settings.held,
         "POOL_LIMITS": [[pool.upper(), size] for pool, size in settings.trt.pool_limits],
         "LEVEL": settings.trt.builder_optimization_level,
         "PLUGINS": list(settings.trt.plugins),

@@ -48,7 +48,7 @@ class Story:
         if self._lines <= _MOST_LINES:
             if not self.steps:
                 self.step("")
-            self.steps[-1].lines.append(text.strip())
+            self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
 
     def answer(self, text: str) -> None:
         """A line of the result."""

@@ -65,6 +65,7 @@ class TargetSettings:
         int8: Whether it may run in 8-bit integers.
         tf32: Whether fp32 products may be computed in TF32.
         keep: Nodes that stay in fp32 all the same, each given by its first output tensor.
+        held: Whether all else runs in the low precision, also where the runtime would choose fp32.
         providers: ONNX Runtime's execution providers, by long or short name (``cuda``); its CPU provider where empty.
         optimize: Whether ONNX Runtime may optimise the graph.
         trt: What only TensorRT has.
@@ -77,6 +78,7 @@ class TargetSettings:
     int8: bool = False
     tf32: bool = False
     keep: tuple[str, ...] = ()
+    held: bool = False
     providers: tuple[str, ...] = ()
     optimize: bool = True
     trt: TrtSettings = field(default_factory=TrtSettings)
@@ -99,13 +101,15 @@ class TargetSettings:
     def flags(self) -> list[str]:
         """The options that ask for it, in the words of a command line."""
         words = ["--trt" if self.runtime == "trt" else "--onnxrt", *(f"--{name}" for name in self.low_precisions)]
+        words += ["--hold-precision"] if self.held else []
+        words += ["--keep-fp32", *self.keep] if self.keep else []
         words += [word for name in self.providers for word in ("--providers", name)]
         return words + [word for name in _changed(self.trt) for word in _flag(name, getattr(self.trt, name))]
 
     def describe(self) -> str:
         """In words."""
         if self.runtime == "trt":
-            said = [*self.low_precisions, *_said(self.trt)]
+            said = [*self.low_precisions, *(["held to it"] if self.held else []), *_said(self.trt)]
             return f"TensorRT ({', '.join(said)})" if said else "TensorRT (fp32)"
         where = ", ".join(self.providers) or "CPU"
         how = "all graph optimisations" if self.optimize else "graph optimisations off"

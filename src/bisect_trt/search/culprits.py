@@ -7,6 +7,7 @@ look for the shortest prefix that fails together with it; until what was kept fa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally
@@ -27,7 +28,13 @@ def alone(unit: int) -> Subset:
     return frozenset({unit})
 
 
-def find_culprits(units: Sequence[int], ask: Ask, weights: Completion = frozenset, pattern: Pattern = alone) -> Subset:
+def find_culprits(
+    units: Sequence[int],
+    ask: Ask,
+    weights: Completion = frozenset,
+    pattern: Pattern = alone,
+    suspect: int | None = None,
+) -> Subset:
     """Units that fail together, each needed when it was found.
 
     With k culprits among N, at most about k (log2(N/k) + 2) questions where failures are monotone. Where most
@@ -41,6 +48,7 @@ def find_culprits(units: Sequence[int], ask: Ask, weights: Completion = frozense
         pattern: What a unit belongs to. If the first culprit does not fail alone, its pattern is asked about before
             other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed,
             most of them probably are: then it stops, because leaving out one at a time is cheaper.
+        suspect: The unit that is probably the first culprit, if one is known.
 
     Returns:
         A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
@@ -55,7 +63,8 @@ def find_culprits(units: Sequence[int], ask: Ask, weights: Completion = frozense
         def ask_prefix(chosen: Subset, bare: Subset = found) -> Verdict:
             return tally(chosen if chosen == bare else weights(chosen))
 
-        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=odds)
+        guess = None if found or suspect is None else bisect_left(rest, suspect) + 1
+        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=odds, guess=guess)
         if length == 0:
             return found
         found |= {rest[length - 1]}

@@ -31,7 +31,7 @@ def find_keep(
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
 
     Where passing is monotone (more units in fp32 never hurt) and nothing is suspected, finding k culprits among N takes
-    about log2 (N choose k) questions, the least there can be, and some 5% more; the proof takes one for each culprit.
+    about log2 (N choose k) questions, the least there can be, and 5 to 15% more; the proof takes one for each culprit.
 
     Args:
         units: In topological order. Kept in fp32 altogether they are known to pass, none kept is known not to.

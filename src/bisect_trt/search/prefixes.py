@@ -13,7 +13,9 @@ from bisect_trt.search.oracle import Ask, Subset
 from bisect_trt.search.verdict import Verdict
 
 
-def shortest_failing_prefix(units: Sequence[int], kept: Subset, ask: Ask, *, empty_odds: float = 0.0) -> int:
+def shortest_failing_prefix(
+    units: Sequence[int], kept: Subset, ask: Ask, *, empty_odds: float = 0.0, guess: int | None = None
+) -> int:
     """The least n for which ``kept`` with the first n of ``units`` fails, all of them together being known to fail.
 
     Each question halves what is possible, by weight: every length from 1 on counts alike, and length 0 ("``kept`` alone
@@ -27,6 +29,7 @@ def shortest_failing_prefix(units: Sequence[int], kept: Subset, ask: Ask, *, emp
         kept: Units that are in every question.
         ask: The oracle.
         empty_odds: The chance, 0 to under 1, that ``kept`` alone fails; 0 leaves that question out.
+        guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
 
     Returns:
         The length, 0 to ``len(units)``.
@@ -34,8 +37,11 @@ def shortest_failing_prefix(units: Sequence[int], kept: Subset, ask: Ask, *, emp
     longest = len(units)
     passed = -1 if empty_odds > 0 else 0
     empty_weight = longest * empty_odds / (1 - empty_odds)
+    guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
-        middle = _middle(passed, longest, empty_weight)
+        middle = guesses.pop() if guesses else _middle(passed, longest, empty_weight)
+        if not passed < middle < longest:
+            continue
         if ask(kept.union(units[:middle])) is Verdict.FAIL:
             longest = middle
         else:

@@ -34,6 +34,7 @@ def minimise(
     weights: Completion = frozenset,
     inseparable: Completion = frozenset,
     pattern: Pattern = alone,
+    suspect: int | None = None,
 ) -> Minimum:
     """A 1-minimal failing set of units.
 
@@ -44,12 +45,13 @@ def minimise(
         weights: Adds the units that come along with others until the end of the search.
         inseparable: Adds the units that others can never be cut from.
         pattern: What a unit belongs together with, tried as a whole before its parts.
+        suspect: The unit that is probably the last of the shortest failing prefix, if one is known.
     """
     tally = Tally(ask)
     steps: list[str] = []
     failing = weights(frozenset(units))
     if mode in (Mode.AUTO, Mode.BISECT):
-        failing = find_culprits(units, tally, weights, pattern)
+        failing = find_culprits(units, tally, weights, pattern, suspect)
         steps.append(f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions")
     if mode is Mode.DDMIN or (mode is Mode.AUTO and len(failing) > _SMALL):
         reason = "most candidates broke in other ways, so " if tally.mostly_unresolved else ""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.metrics import details
-from bisect_trt.tensors.stats import count_nonfinite
+from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
 from bisect_trt.tensors.tolerance import ErrorStat, ResolvedTolerance
 
 _EPSILON = 2.0**-52
@@ -84,6 +84,7 @@ def compare_numbers(
         reference=ours[flat_index].item(),
         error=float(absolute[flat_index]),
     )
+    statistics["target_range"] = _range(theirs, finite=finite)
     elementwise = (_largest(absolute, within_rel), _largest(relative, within_abs)) if want_details else None
     if stat is ErrorStat.QUANTILE:
         statistics |= {f"quantile_{way}": _quantile(errors, known) for way, errors in _ways(absolute, relative)}
@@ -97,6 +98,15 @@ def compare_numbers(
 
     passed = _passes(stat, statistics, tolerance)
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **statistics)
+
+
+def _range(values: Array, *, finite: bool) -> dict[str, float] | None:
+    """What the target's values lie between, for the report; complex numbers are in no order."""
+    if values.dtype.kind == "c":
+        return None
+    stats = tensor_stats(values)
+    nan, inf = (0, 0) if finite else count_nonfinite(values)
+    return {"min": stats.min, "max": stats.max, "absmax": stats.absmax, "nan": nan, "inf": inf}
 
 
 def _ways(absolute: Array, relative: Array) -> tuple[tuple[str, Array], tuple[str, Array]]:

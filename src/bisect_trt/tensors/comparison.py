@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
 
@@ -69,7 +70,7 @@ class Details:
         ways = [f"{option} {_up(value)}" for option, value in needed.items() if math.isfinite(value)]
         parts = [f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"]
         parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
-        parts += [] if self.cosine is None else [f"cosine {self.cosine:.6g}"]
+        parts += [] if self.cosine is None or math.isnan(self.cosine) else [f"cosine {self.cosine:.6g}"]
         parts += [] if self.snr_db is None else [f"SNR {self.snr_db:.1f} dB"]
         parts += [] if self.max_ulp is None else [f"up to {self.max_ulp:.0f} ULP"]
         return "; ".join(parts)
@@ -103,6 +104,7 @@ class TensorComparison:
         quantile_abs: That quantile of the absolute errors.
         quantile_rel: That quantile of the relative errors.
         reference_nonfinite: How many elements of the reference are NaN or Inf.
+        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and how many are ``nan`` and ``inf``.
         reason: Why it passed or failed, where that is not a matter of errors and tolerances.
         details: Further numbers, where they were asked for.
         sample: The number of the input sample, from 1, where there are several.
@@ -131,6 +133,7 @@ class TensorComparison:
     quantile_abs: float | None = None
     quantile_rel: float | None = None
     reference_nonfinite: int = 0
+    target_range: Mapping[str, float] | None = None
     reason: str | None = None
     details: Details | None = None
     sample: int | None = None
@@ -172,6 +175,8 @@ class TensorComparison:
         if known["worst"] is not None:
             worst = {key: _number(value) for key, value in known["worst"].items()}
             known["worst"] = WorstElement(**{**worst, "index": tuple(worst["index"])})
+        if known.get("target_range") is not None:
+            known["target_range"] = {key: _number(value) for key, value in known["target_range"].items()}
         if known["details"] is not None:
             details = {key: _number(value) for key, value in known["details"].items()}
             percentiles = {key: _number(value) for key, value in details["percentiles"].items()}
@@ -203,12 +208,12 @@ class TensorComparison:
         return replace(self, sample=number)
 
 
+_THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
+
+
 def _up(value: float) -> str:
     """A tolerance rounded up to three digits, so that what is shown passes."""
-    text = f"{value:.2e}"
-    if float(text) < value:
-        text = f"{math.nextafter(value * 1.005, math.inf):.2e}"
-    return f"{float(text):g}"
+    return f"{float(_THREE_DIGITS_UP.create_decimal_from_float(value)):g}"
 
 
 def _short(value: float | str | complex) -> str:

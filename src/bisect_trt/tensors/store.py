@@ -233,7 +233,9 @@ class ActivationStore:
 
     def raw(self) -> tuple[dict[str, dict[str, Any]], dict[str, NDArray[Any]], dict[str, str]]:
         """What the index and the file of strings hold, for a writer that goes on."""
-        strings = {entry["string"]: self._strings[entry["string"]] for entry in self._tensors.values() if "string" in entry}
+        strings = {
+            entry["string"]: self._strings[entry["string"]] for entry in self._tensors.values() if "string" in entry
+        }
         return dict(self._tensors), strings, dict(self.skipped)
 
     def _entry(self, name: str) -> dict[str, Any]:

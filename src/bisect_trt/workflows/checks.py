@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.artifacts import ArtifactSorter
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.devices import default_workers
 from bisect_trt.probing.engine import EngineCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Check, Runner
-from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.reporting.console import Console, is_interactive
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -93,6 +93,7 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
     if isinstance(check, BuiltinCheck):
+        require_target(subject, check.target)
         require_reference(subject)
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
@@ -102,6 +103,23 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)
+
+
+def require_target(subject: Subject, target: TargetSettings) -> None:
+    """Make sure that the target is there and has what is asked of it, before anything is computed.
+
+    Raises:
+        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
+        UsageError: It has no such option.
+    """
+    try:
+        reply = subject.workers.ask({"op": "about", "target": target.to_json()})
+    except WorkerDied as death:
+        reply = {"message": death.end.describe()}
+    if "message" in reply:
+        raise UnavailableError(
+            f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
+        )
 
 
 def require_reference(subject: Subject) -> None:
@@ -115,13 +133,3 @@ def require_reference(subject: Subject) -> None:
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
             "`bisect-trt reduce` with a --check command of your own goes on all the same."
         )
-
-
-def default_workers() -> int:
-    """As many as there are GPUs that may be used, or else cores."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip():
-        return len(visible.split(","))
-    gpus = sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia*"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return gpus or cores or 1

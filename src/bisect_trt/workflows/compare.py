@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare_saved import same_outputs, same_samples
 from bisect_trt.workflows.matches import conclude, tell
+from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.subject import Subject
 
 MARK_ALL = ("mark", "all")
@@ -38,6 +39,7 @@ class CompareSettings:
         save_inputs: Where the inputs are written to.
         save_outputs: Where the target's outputs are written to.
         load_outputs: Saved outputs to compare with instead of the reference's.
+        pictures: Which pictures to draw.
     """
 
     target: TargetSettings
@@ -48,6 +50,7 @@ class CompareSettings:
     save_inputs: Path | None = None
     save_outputs: Path | None = None
     load_outputs: tuple[Path, ...] = ()
+    pictures: Pictures = field(default_factory=Pictures)
 
 
 def compare(subject: Subject, settings: CompareSettings, console: Console, result: Result) -> Result:
@@ -64,7 +67,7 @@ def compare(subject: Subject, settings: CompareSettings, console: Console, resul
     runs = [run for path in settings.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
     console.step(f"{settings.target.describe()} against {against}, {len(names)} output(s)")
-    comparisons = _Samples(subject, settings, names, console).compare(runs)
+    comparisons = _Samples(subject, settings, names, console, result).compare(runs)
     return conclude(comparisons, console, result)
 
 
@@ -88,7 +91,10 @@ def choose_outputs(subject: Subject, wanted: Sequence[str]) -> list[str]:
 class _Samples:
     """Compares a model's outputs, sample by sample."""
 
-    def __init__(self, subject: Subject, settings: CompareSettings, names: Sequence[str], console: Console) -> None:
+    def __init__(
+        self, subject: Subject, settings: CompareSettings, names: Sequence[str], console: Console, result: Result
+    ) -> None:
+        self._result = result
         self._subject = subject
         self._settings = settings
         self._names = names
@@ -123,7 +129,11 @@ class _Samples:
         return comparisons
 
     def _run_reference(self, number: int) -> None:
-        request = {"op": "collect", "model": str(self._model), "inputs": str(self._scratch("inputs", number))}
+        request: dict[str, Any] = {
+            "op": "collect",
+            "model": str(self._model),
+            "inputs": str(self._scratch("inputs", number)),
+        }
         request |= {"to": str(self._scratch("golden", number)), "target": reference_settings().to_json()}
         self._ask(request, None, "reference")
 
@@ -139,6 +149,9 @@ class _Samples:
         reply = self._ask(request, settings.timeout, "target")
         comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
         tell(comparisons, prefix, self._console)
+        files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
+        seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
+        settings.pictures.draw(comparisons, seen, self._console, self._result)
         return comparisons
 
     def _scratch(self, name: str, number: int) -> Path:

@@ -15,6 +15,7 @@ from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.matches import conclude, tell
+from bisect_trt.workflows.pictures import Pictures
 
 
 def compare_saved(
@@ -25,6 +26,7 @@ def compare_saved(
     result: Result,
     *,
     fail_fast: bool = False,
+    pictures: Pictures | None = None,
 ) -> Result:
     """Compare each saved run with the last one, which stands for what is right.
 
@@ -35,6 +37,7 @@ def compare_saved(
         console: Who is told.
         result: Is filled in.
         fail_fast: Whether to stop at the first output that does not match.
+        pictures: Which pictures to draw.
 
     Raises:
         UsageError: There are not two runs to compare, or they do not fit each other.
@@ -60,6 +63,8 @@ def compare_saved(
                 seen = [comparison.of_sample(number) for comparison in seen]
             tell(seen, f"{run.name}: " if len(runs) > 1 else "", console)
             comparisons += seen
+            samples = list(zip(run.samples, right.samples, strict=True))
+            (pictures or Pictures()).draw(seen, samples, console, result)
             if fail_fast and not all(comparison.passed for comparison in seen):
                 return conclude(comparisons, console, result)
     return conclude(comparisons, console, result)

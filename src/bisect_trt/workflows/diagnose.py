@@ -12,11 +12,15 @@ from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.layerwise import Layerwise, compare_layers, tell, to_json
+from bisect_trt.workflows.layerwise_hiding import report_hiding
+from bisect_trt.workflows.layerwise_look import Look, compare_layers
+from bisect_trt.workflows.layerwise_origins import Layerwise
+from bisect_trt.workflows.layerwise_report import tell, to_json
 from bisect_trt.workflows.precision_fix import find_fix
 from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folder
@@ -56,11 +60,12 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
         DoesNotReproduce: It does not differ.
     """
     confirm(subject, prober, settings.search, console, result)
-    layers = None if is_broken(prober, console) else look_at_layers(subject, settings.check, console, result)
+    layers = None if is_broken(prober, console) else look_at_layers(subject, prober, settings, console, result)
     try:
-        minimum = isolate(subject, prober, layers, console) if layers else None
+        chooses = may_choose_precision(settings.check.target)
+        minimum = isolate(subject, prober, layers, console, may_choose=chooses) if layers else None
         if minimum is None:
-            minimum = reduce_all(subject, prober, console)
+            minimum = reduce_all(subject, prober, layers, console)
         deliver(subject, prober, settings, minimum, console, result)
     except (BudgetSpent, KeyboardInterrupt):
         leave_best(subject, prober, settings, console, result)
@@ -130,26 +135,37 @@ def is_broken(prober: Prober, console: Console) -> bool:
     return broken
 
 
-def look_at_layers(subject: Subject, check: CheckSettings, console: Console, result: Result) -> Layerwise | None:
+def look_at_layers(
+    subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result
+) -> Layerwise | None:
     """Step 2: which tensor goes wrong first? ``None`` if looking does not show it."""
+    check = settings.check
     assert check.target is not None
     console.step("2. Mark every tensor as an output: which goes wrong first?")
-    layers = compare_layers(subject, check.target, check.tolerance, check.timeout)
+    look = Look(subject, check.target, check.tolerance, check.timeout)
+    layers = compare_layers(look, prober.ledger.outcome(subject.original.key))
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
         console.say("  so go on to reduce the whole model")
         return None
     result.extra |= to_json(subject, layers)
     tell(subject, layers, console)
-    if not layers.outputs_fail:
-        console.say("  marking hides it: with every tensor an output, the model's own outputs match")
+    if layers.hidden:
+        report_hiding(look, layers, prober, console, result, settings.search.budget.probes)
     if not (layers.outputs_fail and layers.origins):
         console.say("  so go on to reduce the whole model")
         return None
     return layers
 
 
-def isolate(subject: Subject, prober: Prober, layers: Layerwise, console: Console) -> Minimum | None:
+def may_choose_precision(target: TargetSettings | None) -> bool:
+    """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
+    return target is not None and target.runtime == "trt" and (target.fp16 or target.bf16)
+
+
+def isolate(
+    subject: Subject, prober: Prober, layers: Layerwise, console: Console, *, may_choose: bool = False
+) -> Minimum | None:
     """Step 3: does that layer fail alone, on the reference's own activations? If not, with what it reads?"""
     for index in layers.origins[:ORIGINS_TRIED]:
         console.step(
@@ -158,6 +174,8 @@ def isolate(subject: Subject, prober: Prober, layers: Layerwise, console: Consol
         units = frozenset({subject.network.rank[index]})
         for step in range(GROWTH_STEPS + 1):
             failing = _first_failing(subject, prober, units)
+            if failing is None and step == 0 and may_choose:
+                failing = _first_failing_held(subject, prober, units, console)
             if failing is not None:
                 console.say(
                     "  yes: this is a minimal case" if step == 0 else f"  yes, with {len(units)} units: minimise them"
@@ -183,13 +201,22 @@ def _first_failing(subject: Subject, prober: Prober, units: Subset) -> Subset | 
     return None
 
 
+def _first_failing_held(subject: Subject, prober: Prober, units: Subset, console: Console) -> Subset | None:
+    """The same with the target held to the low precision that it has there in the whole model."""
+    console.say("  no, but alone it may run in fp32: hold it to the low precision")
+    subject.held = True
+    failing = _first_failing(subject, prober, units)
+    subject.held = failing is not None  # all that is cut from here on is cut from this piece
+    return failing
+
+
 def _with_producers(subject: Subject, units: Subset) -> Subset:
     network = subject.network
     parents = {parent for unit in units for parent in network.parents(network.order[unit])}
     return units | {network.rank[parent] for parent in parents if not network.constant[parent]}
 
 
-def reduce_all(subject: Subject, prober: Prober, console: Console) -> Minimum:
+def reduce_all(subject: Subject, prober: Prober, layers: Layerwise | None, console: Console) -> Minimum:
     """Step 4: reduce the whole model, step by step, to the smallest that still fails."""
     units = subject.units
     console.step(f"4. Reduce the whole model: which of its {len(units)} units are needed to fail?")
@@ -200,6 +227,7 @@ def reduce_all(subject: Subject, prober: Prober, console: Console) -> Minimum:
             weights=units.with_weights,
             inseparable=units.bare,
             pattern=subject.patterns.around,
+            suspect=subject.network.rank[layers.origins[0]] if layers is not None else None,
         ),
         subject.cut,
     )

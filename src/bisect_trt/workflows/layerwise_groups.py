@@ -89,8 +89,8 @@ def gather(
                 _leave_out(found, group, seen, "it")
             pending.extend(_halves(group))
     for group in pending:
-        what = "it" if len(group) == 1 else f"it and {len(group) - 1} others"
-        _leave_out(found, group, first, f"{what} among them, and {found.builds} builds were spent on finding out which")
+        why = f"{found.builds} builds were spent, and the target does not run the model with it and others shown"
+        found.unseen |= dict.fromkeys(group, f"{why}: {first.refused}")
     return found
 
 

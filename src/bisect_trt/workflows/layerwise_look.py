@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.layer_slices import compare_slices, layer_slices
 from bisect_trt.workflows.layerwise_groups import Gathered, Seen, gather
 from bisect_trt.workflows.layerwise_origins import Layerwise, judge_layers
 from bisect_trt.workflows.subject import Subject
@@ -57,7 +58,7 @@ class Look:
         names: Sequence[str],
         *,
         fed: Mapping[str, str] | None = None,
-        fused: bool = False,
+        unfused: bool = False,
         layers: bool = False,
     ) -> Seen | None:
         """Run a model on every input sample and compare some of its outputs with the reference's.
@@ -66,7 +67,7 @@ class Look:
             model: The model; its outputs go by the original's names.
             names: What to compare.
             fed: Activations that it is fed beside the graph's inputs: tensor by the name of the input.
-            fused: Whether to see what the target does not fuse away, rather than the outputs alone.
+            unfused: Whether to see what the target does not fuse away, rather than the outputs alone.
             layers: Whether to ask what the target makes of the model.
 
         Returns:
@@ -79,23 +80,21 @@ class Look:
         request |= {"inputs": str(reference.inputs_file), "golden": str(reference.store), "fed": dict(fed or {})}
         request |= {"more": [[str(each.inputs_file), str(each.store)] for each in reference.more]}
         request |= {"target": self.target.to_json(), "tolerance": self.tolerance.to_json()}
-        request |= {"fused": fused, "layers": layers}
-        began = time.monotonic()
-        try:
-            reply = self.subject.workers.ask(request, self.timeout)
-        except WorkerDied as death:
-            outcome = outcome_of_death(death.end)
-            return Seen(refused=outcome.reason, signature=outcome.signature, seconds=outcome.seconds)
-        seconds = time.monotonic() - began
-        if "error" in reply:
-            return Seen(refused=str(reply["message"]), signature=str(reply["signature"]), seconds=seconds)
-        if reply["unsupported"]:
-            return None
-        comparisons = tuple(TensorComparison.from_json(entry) for entry in reply["comparisons"])
-        return Seen(comparisons, dict(reply["skipped"]), tuple(reply["layers"]), seconds=seconds)
+        request |= {"unfused": unfused, "layers": layers}
+        seen = _read(lambda: self.subject.workers.ask(request, self.timeout))
+        if seen is None or seen.refused is not None or not unfused:
+            return seen
+        shown = {comparison.name for comparison in seen.comparisons} | seen.unseen.keys()
+        return replace(seen, unseen={**seen.unseen, **{name: "fused away" for name in names if name not in shown}})
 
     def marked(self, names: Sequence[str]) -> Seen:
-        """Run the model with these tensors as outputs, beside its own."""
+        """Run the model with these tensors as outputs, beside its own; slice by slice where all are too many to hold."""
+        slices = layer_slices(self.subject, self.target) if len(names) == len(self.wanted) else []
+        if len(slices) > 1:
+            arguments = (self.subject, self.target, self.tolerance, self.timeout, slices)
+            sliced = _read(lambda: compare_slices(*arguments))
+            assert sliced is not None
+            return sliced
         # Graph outputs that have no reference stay outputs all the same: without them the model would be another one.
         own = [name for name in self.outputs if name in self.subject.reference.infos]
         shown = [*dict.fromkeys([*names, *own])]
@@ -124,6 +123,23 @@ class Look:
         return self.judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
 
 
+def _read(ask: Callable[[], dict[str, Any]]) -> Seen | None:
+    """What a worker's answer shows; ``None`` if the target cannot do what it was asked for."""
+    began = time.monotonic()
+    try:
+        reply = ask()
+    except WorkerDied as death:
+        outcome = outcome_of_death(death.end)
+        return Seen(refused=outcome.reason, signature=outcome.signature, seconds=outcome.seconds)
+    seconds = time.monotonic() - began
+    if "error" in reply:
+        return Seen(refused=str(reply["message"]), signature=str(reply["signature"]), seconds=seconds)
+    if reply.get("unsupported"):
+        return None
+    comparisons = tuple(TensorComparison.from_json(entry) for entry in reply["comparisons"])
+    return Seen(comparisons, dict(reply.get("skipped", {})), tuple(reply.get("layers", ())), seconds=seconds)
+
+
 def compare_layers(look: Look, original: Outcome | None = None) -> Layerwise:
     """Compare every tensor that the target can be made to show with the reference's.
 
@@ -134,7 +150,7 @@ def compare_layers(look: Look, original: Outcome | None = None) -> Layerwise:
         look: How to look.
         original: How the model ends as it is, if that is known.
     """
-    seen = look.run(look.subject.marked(look.outputs), look.wanted, fused=True)
+    seen = look.run(look.subject.marked(look.outputs), look.wanted, unfused=True)
     fused = None
     if seen is not None and seen.refused is None:
         fused = replace(_judge(look, [seen], dict(seen.unseen)), fused=True, hidden=look.hides(original, seen))
@@ -154,8 +170,11 @@ def compare_marked(look: Look, original: Outcome | None = None) -> Layerwise:
         return replace(_judge(look, [], found.unseen), refused=found.refused, builds=found.builds)
     telling = _telling(look, original, found)
     layers = _judge(look, telling or found.groups, found.unseen)
-    hidden = not telling
-    return replace(layers, outputs_fail=layers.outputs_fail and not hidden, hidden=hidden, builds=found.builds)
+    if telling:
+        return replace(layers, builds=found.builds)
+    # What is off all the same is not what was looked for.
+    mild = (*layers.origins, *layers.mild)
+    return replace(layers, origins=[], mild=mild, outputs_fail=False, hidden=True, builds=found.builds)
 
 
 def _telling(look: Look, original: Outcome | None, found: Gathered) -> list[Seen]:

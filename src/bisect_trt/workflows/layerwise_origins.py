@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bisect_trt.graph.network import Network
+from bisect_trt.runtimes.trt.inspect import EngineLayer
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
@@ -45,34 +46,8 @@ class Layerwise:
 
     def is_exact(self, network: Network) -> bool:
         """Whether all that some origin reads was seen, so that nothing before it can be the one to blame."""
-        known = self.tensors.keys() | set(network.inputs)
-        return any(_seen_before(network, index, known) for index in self.origins)
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """A layer of the engine that a target makes of a model.
-
-    Attributes:
-        name: As the target calls it.
-        kind: Its type, in the target's words.
-        nodes: The nodes that it runs, by number, in topological order.
-        precisions: The types of what it makes.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[int, ...]
-    precisions: tuple[str, ...]
-
-
-def _seen_before(network: Network, index: int, known: Iterable[str]) -> bool:
-    computed = (
-        name
-        for name in network.reads[index]
-        if name in network.inputs or (name in network.producer and not network.constant[network.producer[name]])
-    )
-    return set(computed) <= set(known)
+        computed = set(network.computed)
+        return any(computed.intersection(network.reads[index]) <= self.tensors.keys() for index in self.origins)
 
 
 def judge_layers(

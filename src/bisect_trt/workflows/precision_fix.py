@@ -9,13 +9,14 @@ from pathlib import Path
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.devices import default_workers
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.checks import default_workers, make_check
+from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.precision import PrecisionSettings, built_in_check, make_lowering, write_answer
 from bisect_trt.workflows.precision_layers import lowers_by
 from bisect_trt.workflows.precision_lowering import marked

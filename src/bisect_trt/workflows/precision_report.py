@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from bisect_trt.graph.externals import has_external_data
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
 
@@ -107,12 +109,9 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
         f"{settings.output}: {_nodes(len(nodes))} in fp32, {lowered} in {settings.precision} ({result.minimality})."
     )
     tell_nodes(nodes, console)
-    for output in result.extra["accuracy"]:
-        if output["max_abs"] is not None:
-            console.answer(
-                f"  accuracy: '{output['name']}' is off by at most {float(output['max_abs']):.3g} "
-                f"(atol {output['atol']:.3g}, rtol {output['rtol']:.3g})"
-            )
+    for output in result.extra["accuracy"][:_SHOWN]:
+        comparison = TensorComparison.from_json(output)
+        console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
     console.answer(f"  measured on {result.extra['measured_on']}")
     latency = result.extra["latency_ms"] or {}
     times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
@@ -144,8 +143,10 @@ def checker_problem(original: Path, written: Path) -> str | None:
 
 
 def _checked(path: Path) -> str | None:
+    """What the checker has against a model; by its path it reads the binary format only, but any size."""
     try:
-        onnx.checker.check_model(str(path), full_check=True)
+        model = onnx.load(str(path), load_external_data=False)
+        onnx.checker.check_model(str(path) if has_external_data(model) else model, full_check=True)
     except Exception as error:  # of the checker, of shape inference, of protobuf
         return " ".join(str(error).split())[:300]
     return None

@@ -7,6 +7,7 @@ from typing import Literal
 
 from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.search.keep import find_keep
+from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.precision_lowering import Lowering
@@ -14,10 +15,6 @@ from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect
 
 Low = Literal["fp16", "bf16"]
-
-
-class _Enough(Exception):  # noqa: N818 - how a search that costs too much ends
-    """It has asked as much as it may."""
 
 
 def find_suspects(subject: Subject, lowering: Lowering, precision: Low) -> list[Suspect]:
@@ -52,35 +49,16 @@ def search_keep(
             return everything
         if ask(nothing) is not Verdict.FAIL:
             return nothing
-        limited = _Limited(ask, everything, most)
+        limited = Limited(ask, everything, most)
         try:
             return find_keep(lowering.units, limited, suspects=ranking, groups=groups)
-        except _Enough:
+        except Enough:
             return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
     answer = prober.search(story, lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
     raise refusal(prober, lowering, answer)
-
-
-class _Limited:
-    """An ``Ask`` that ends the search after a number of questions, and knows the smallest set that passed."""
-
-    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
-        self.best = best
-        self._ask = ask
-        self._left = most
-
-    def __call__(self, units: Subset) -> Verdict:
-        if self._left is not None:
-            if self._left == 0:
-                raise _Enough
-            self._left -= 1
-        verdict = self._ask(units)
-        if verdict is Verdict.PASS and len(units) < len(self.best):
-            self.best = units
-        return verdict
 
 
 def groups_of(subject: Subject, units: Subset) -> list[Subset]:

@@ -27,6 +27,7 @@ MOST_PROBES = 2000
 _REASON_LENGTH = 400
 _FILES = {
     "model.onnx": "the smallest model that still fails",
+    "mixed.onnx": "the model in mixed precision: it passes",
     "model_fp16.onnx": "the same, lowered to fp16: what the target really ran",
     "inputs.npz": "what it is fed inside the network, by tensor name",
     "golden.npz": "what the reference makes of it, by tensor name",
@@ -104,18 +105,22 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
     ]
 
 
-def leave_record(result: Result, folder: Path, argv: tuple[str, ...], console: Console, report: Path | None) -> None:
+def leave_record(
+    result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
+) -> None:
     """Write ``result.json`` and ``report.html`` into a run's folder; what cannot be written is warned of.
 
     Args:
         result: Complete; gets what it lacks for the report.
-        folder: The run's.
+        folder: The run's; ``None`` if it did not come to have one.
         argv: What was typed, without the program's name.
         console: Who was told of the run.
         report: Where else the report goes, if it was asked for.
     """
-    path = folder / REPORT_FILE if report is None else report
-    result.artifacts["report"] = str(path)
+    places = [place for place in (folder and folder / REPORT_FILE, report) if place is not None]
+    if not places:
+        return
+    result.artifacts["report"] = str(places[-1])
     known = result.extra.setdefault("report", {})
     known |= {
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -125,15 +130,16 @@ def leave_record(result: Result, folder: Path, argv: tuple[str, ...], console: C
         "environment": {**environment(), "working directory": str(Path.cwd())},
     }
     try:
-        result.write(folder / RESULT_FILE)
-        for place in dict.fromkeys((folder / REPORT_FILE, path)):
+        if folder is not None:
+            result.write(folder / RESULT_FILE)
+        for place in places:
             write_report(result.to_json(), place)
     except BisectError as error:
         result.artifacts["report"] = None
         console.warn(f"no report: {error}")
 
 
-def _commands(result: Result, folder: Path, argv: tuple[str, ...]) -> list[dict[str, str]]:
+def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[dict[str, str]]:
     commands = [("Run it again", ["bisect-trt", *argv])]
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
@@ -142,7 +148,8 @@ def _commands(result: Result, folder: Path, argv: tuple[str, ...]) -> list[dict[
         commands.append(("Go on where it stopped", ["bisect-trt", "resume", str(folder)]))
     if result.probes["run"]:
         commands.append(("List the probes; add a number for one in full", ["bisect-trt", "log", str(folder)]))
-    commands.append(("Make this page again", ["bisect-trt", "report", str(folder)]))
+    if folder is not None:
+        commands.append(("Make this page again", ["bisect-trt", "report", str(folder)]))
     return [{"what": what, "command": shlex.join(words)} for what, words in commands]
 
 

@@ -15,13 +15,14 @@ from bisect_trt.probing.prompt import Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
+from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.suspected import looks, suspected_unit
 
 _SHOWN = 12
 
@@ -64,7 +65,7 @@ def _reduce(
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     if search.repeat > 1:
         probe_original(subject, prober, search, console, result)
-    minimum = find_minimum(subject, prober, settings)
+    minimum = find_minimum(subject, prober, settings, look_first(subject, prober, settings, search, console, result))
     for step in minimum.steps:
         console.say(f"  {step}")
     answer = subject.cut(minimum.units)
@@ -75,8 +76,21 @@ def _reduce(
     return deliver(subject, prober, settings, answer, minimum, console, result)
 
 
-def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings) -> Minimum:
-    """Search as far as the settings let the graph's ends move."""
+def look_first(
+    subject: Subject, prober: Prober, settings: ReduceSettings, search: SearchSettings, console: Console, result: Result
+) -> int | None:
+    """The unit that the search tries first, where one look at all tensors is cheaper than bisecting to it."""
+    if settings.mode not in (Mode.AUTO, Mode.BISECT) or not (settings.reduce_inputs and settings.reduce_outputs):
+        return None
+    if not looks(prober):
+        return None
+    if search.repeat == 1:
+        probe_original(subject, prober, search, console, result)
+    return suspected_unit(subject, prober, console)
+
+
+def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings, suspect: int | None = None) -> Minimum:
+    """Search as far as the settings let the graph's ends move, with a unit that is probably the first culprit if any."""
     units = subject.units
 
     def algorithm(ask: Ask) -> Minimum:
@@ -88,6 +102,7 @@ def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings) -> 
                 weights=units.with_weights,
                 inseparable=units.bare,
                 pattern=subject.patterns.around,
+                suspect=suspect,
             )
 
         def ask_whole(chosen: Subset) -> Verdict:

@@ -95,9 +95,9 @@ def leave_reproducer(
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
         prober.last_outcome.comparisons,
-        _script(check.target, lowered=lowered is not None),
+        _script(replace(check.target, held=candidate.held), lowered=lowered is not None),
         answer.sentence,
-        check.target.describe(),
+        replace(check.target, held=candidate.held).describe(),
         answer.found,
         None if prober.last_outcome.comparisons else record.reason,
     ).write(folder)

@@ -80,7 +80,9 @@ class _Shrinker:
         proto = with_output_shapes(piece, golden)
         names = tuple(input_order(piece))
         values = {**piece.inputs, **golden}
-        candidate = Candidate(proto, names, tuple(piece.outputs), title, self.best.units, values)
+        candidate = replace(
+            self.best, proto=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
+        )
         self.probes += 1
         record = self._prober.probe(candidate)
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:

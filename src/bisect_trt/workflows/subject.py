@@ -23,6 +23,7 @@ from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos, input_info
 from bisect_trt.graph.units import Units
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
+from bisect_trt.probing.devices import visible_gpus
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.reference import Reference
@@ -48,19 +49,29 @@ class Subject:
         samples: The values fed to it, one or more sets.
         sample: Which of them, from 0, the values of an answer are of.
         console: Who is told what is noticed on the way.
+        held: Whether pieces are probed with the target held to its low precision; see ``Candidate``.
     """
 
-    def __init__(self, settings: ModelSettings, workspace: Workspace, console: Console) -> None:
+    def __init__(
+        self, settings: ModelSettings, workspace: Workspace, console: Console, *, fresh_process: bool = False
+    ) -> None:
         """Read the model and make its inputs.
+
+        Args:
+            settings: What the user said of it.
+            workspace: The run's folder.
+            console: Who is told what is noticed on the way.
+            fresh_process: Whether each probe gets a worker process of its own.
 
         Raises:
             UnavailableError: The model cannot be read.
             UsageError: Inputs or shapes do not fit it.
         """
         self.settings = settings
+        self.held = False
         self.workspace = workspace
         self.console = console
-        self.workers = WorkerPool(workspace.folder)
+        self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
         proto = load_model(settings.path)
         share_weights(proto, settings.path, workspace.candidates)
         try:
@@ -174,7 +185,7 @@ class Subject:
         bare = self.units.bare(units)
         piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare)
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=self.held)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""

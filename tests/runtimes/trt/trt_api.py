@@ -81,7 +81,10 @@ VARIABLES: Mapping[str, str] = {
 }
 """What a variable or an attribute of this name is, where its assignment does not tell."""
 
-UNTYPED = {
+NOT_TENSORRTS = {("inspect.py", "layer")}
+"""Variables of these names that are something of our own."""
+
+UNTYPED: Mapping[str, Mapping[str, str]] = {
     "trt": {"api.py": MODULE},
     "library": {},
     "module": {},
@@ -89,6 +92,11 @@ UNTYPED = {
     "logger": {},
     "shape": {},
     "severity": {},
+    "addr": {},
+    "location": {},
+    "type": {},
+    "pointer": {},
+    "kind": {},
 }
 """Other parameters of type ``Any``: what they are, in the files where they are TensorRT's."""
 
@@ -246,7 +254,7 @@ class _Reader(ast.NodeVisitor):
             return
         prefix = "" if owner == MODULE else f"{owner}."
         if isinstance(name, ast.Constant):
-            self._use(f"{prefix}{name.value}", node)
+            self._use(f"{prefix}{name.value!s}", node)
         elif (text := ast.unparse(node)) in DYNAMIC:
             for each in DYNAMIC[text]:
                 self._use(f"{prefix}{each}", node)
@@ -263,7 +271,7 @@ class _Reader(ast.NodeVisitor):
             for scope in reversed(self._scopes):
                 if node.id in scope:
                     return scope[node.id]
-            return VARIABLES.get(node.id)
+            return None if (self._file, node.id) in NOT_TENSORRTS else VARIABLES.get(node.id)
         if isinstance(node, ast.Attribute):
             return self._kind_of_attribute(node)
         if isinstance(node, ast.Call):
@@ -275,7 +283,7 @@ class _Reader(ast.NodeVisitor):
         if owner == MODULE:
             return node.attr if any(node.attr in api.names for api in APIS.values()) else None
         if owner in FIELDS:
-            return FIELDS[owner].get(node.attr)
+            return FIELDS[owner or ""].get(node.attr)
         return VARIABLES.get(node.attr) if owner is None else None
 
     def _kind_of_call(self, node: ast.Call) -> str | None:
@@ -294,6 +302,6 @@ class _Reader(ast.NodeVisitor):
 def missing(uses: Uses) -> Iterator[str]:
     """What a file uses and a version whose branch uses it does not have."""
     for name, places in uses.names.items():
-        for version in BRANCHES.get(name, VERSIONS):
+        for version in BRANCHES.get(name, BRANCHES.get(name.partition(".")[0], VERSIONS)):
             if not APIS[version].has(name):
                 yield f"{', '.join(places)}: TensorRT {version} has no {name}"

@@ -165,7 +165,7 @@ def _node(node: Json, layout: Layout, centre: Sequence[int]) -> Markup:
         tag("title", ", ".join(filter(None, words))),
         *stubs,
         tag("rect", x=-_WIDTH / 2, y=-_HEIGHT / 2, width=_WIDTH, height=_HEIGHT, rx=6),
-        tag("text", shorten(node["op"], 18), x=-_WIDTH / 2 + 12, y=-4, class_="op"),
+        tag("text", shorten(node["op"], 15), x=-_WIDTH / 2 + 12, y=-4, class_="op"),
         tag("text", shorten(title, _NAME_LENGTH), x=-_WIDTH / 2 + 12, y=12, class_="name"),
         tag("text", _MARKS.get(node["verdict"], ""), x=_WIDTH / 2 - 12, y=-3, class_="mark"),
         href=f"#node-{int(node['id'])}",

@@ -28,7 +28,7 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
         "article",
         tag(
             "h4",
-            tag("span", domain + node["op"], class_="op"),
+            tag("span", shorten(domain + node["op"], 80), class_="op"),
             " ",
             tag("code", shorten(node_title(node), _NAME_LENGTH)),
         ),

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.runtimes.base import clean_message
 from bisect_trt.runtimes.trt.cuda import Cuda, load_cuda
 
 Version = tuple[int, int, int]
@@ -49,9 +50,15 @@ def version_of(trt: Any) -> Version:
 
 @dataclass
 class Log:
-    """What TensorRT says: all of it goes to the log, and errors are kept for whoever asks why."""
+    """What TensorRT says: all of it goes to the log, and errors are kept for whoever asks why.
+
+    Attributes:
+        errors: The last ones.
+        warnings: The last ones; that CUDA does not start is one of them.
+    """
 
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=50))
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=5))
 
     def take(self) -> list[str]:
         """The errors since this was last asked."""
@@ -70,6 +77,8 @@ def make_logger(trt: Any, log: Log) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 log.errors.append(message)
+            if severity == trt.ILogger.WARNING:
+                log.warnings.append(message)
             if severity != trt.ILogger.VERBOSE:
                 print(f"TensorRT {severity.name}: {message}", flush=True)
 
@@ -120,16 +129,21 @@ def tensorrt() -> TensorRt:
     trt = load_tensorrt()
     version = version_of(trt)
     if version < (8, 6, 0):
-        raise UnavailableError(f"TensorRT {trt.__version__} is too old; bisect-trt needs 8.6 or later.")
+        raise UnavailableError(f"TensorRT {trt.__version__} is too old; install 8.6 or later.")
     cuda = load_cuda()
     if cuda.device_count() == 0:
-        raise UnavailableError("there is no NVIDIA GPU here.")
+        raise UnavailableError(
+            "there is no NVIDIA GPU here that CUDA may use (nvidia-smi lists them; CUDA_VISIBLE_DEVICES hides them)."
+        )
     log = Log()
     logger = make_logger(trt, log)
     trt.init_libnvinfer_plugins(logger, "")
     try:
         builder, runtime = trt.Builder(logger), trt.Runtime(logger)
     except Exception as error:  # it says why in its log alone
-        why = "; ".join(log.take()) or str(error)
-        raise UnavailableError(f"TensorRT {trt.__version__} cannot use this GPU: {why}") from error
+        why = clean_message([str(error), *log.warnings, *log.errors][-1])
+        raise UnavailableError(
+            f"TensorRT {trt.__version__} cannot use this GPU: {why}; update the driver, or install the TensorRT that was made "
+            "for it."
+        ) from error
     return TensorRt(trt, version, log, builder, runtime, cuda, cuda.stream(), _logger=logger)

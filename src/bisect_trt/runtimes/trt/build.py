@@ -12,16 +12,25 @@ from onnx import ModelProto
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
-from bisect_trt.runtimes.base import BuildError
+from bisect_trt.runtimes.base import BuildError, RunError
 from bisect_trt.runtimes.settings import Lowering, TargetSettings
 from bisect_trt.runtimes.trt.api import TensorRt, tensorrt
 from bisect_trt.runtimes.trt.config import check_settings, lowers_by_cast, make_config
-from bisect_trt.runtimes.trt.inspect import EngineLayer, engine_layers
 from bisect_trt.runtimes.trt.debug import FIRST_VERSION, UnfusedSession
+from bisect_trt.runtimes.trt.inspect import Origins
 from bisect_trt.runtimes.trt.layers import constrain, named_layers
 from bisect_trt.runtimes.trt.messages import is_out_of_memory, is_poisoning, reason, signature
-from bisect_trt.runtimes.trt.network import Feed, Parsed, free_dimensions, load_proto, names_of, output_types, parse
-from bisect_trt.runtimes.trt.session import TensorRtSession
+from bisect_trt.runtimes.trt.network import (
+    Feed,
+    Parsed,
+    free_dimensions,
+    load_proto,
+    name_nodes,
+    names_of,
+    output_types,
+    parse,
+)
+from bisect_trt.runtimes.trt.session import TensorRtSession, failed
 
 
 class TensorRtRuntime:
@@ -76,10 +85,10 @@ class TensorRtRuntime:
         proto = load_proto(model)
         if self._settings.trt.load_engine is not None:
             path = Path(self._settings.trt.load_engine)
-            return TensorRtSession(self._tensorrt, _deserialise(_read(path), path, self._tensorrt), output_types(proto))
+            return TensorRtSession(self._tensorrt, _load_prebuilt(path, self._tensorrt), output_types(proto))
         parsed, plan = self._build(proto, model, feed)
-        engine = _deserialise(plan, model, self._tensorrt)
-        return TensorRtSession(self._tensorrt, engine, output_types(proto), parsed.skipped, parsed.model)
+        engine = _deserialise(plan, self._tensorrt)
+        return TensorRtSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
 
     def load_unfused(self, model: Path, feed: Feed | None = None) -> UnfusedSession | None:
         """Build an engine that shows what it does not fuse away; ``None`` before TensorRT 10.12, or with a prebuilt one.
@@ -91,18 +100,8 @@ class TensorRtRuntime:
             return None
         proto = load_proto(model)
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
-        engine = _deserialise(plan, model, self._tensorrt)
-        return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, parsed.model)
-
-    def layers(self, model: Path, feed: Feed | None = None) -> list[EngineLayer]:
-        """The layers of a model's engine, each with the places of its nodes in the model.
-
-        Raises:
-            BuildError: TensorRT refuses the model.
-        """
-        parsed, plan = self._build(load_proto(model), model, feed)
-        origins = named_layers(parsed.network, parsed.model)
-        return engine_layers(_deserialise(plan, model, self._tensorrt), parsed.model, self._tensorrt, origins)
+        engine = _deserialise(plan, self._tensorrt)
+        return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.
@@ -119,6 +118,7 @@ class TensorRtRuntime:
     ) -> tuple[Parsed, bytes]:
         settings, trt = self._settings, self._tensorrt
         free_dimensions(proto, settings)
+        name_nodes(proto)  # before it is lowered, so that nodes are found again by their names
         if lowers_by_cast(settings, trt.version):
             proto = self._lower(proto)
         parsed = parse(proto, path, settings, feed, trt)
@@ -157,13 +157,19 @@ class TensorRtRuntime:
             _write(Path(path), bytes(memoryview(config.get_timing_cache().serialize())))
 
 
+def _origins(parsed: Parsed, original: ModelProto) -> Origins:
+    return Origins(parsed.model, named_layers(parsed.network, parsed.model), original)
+
+
 def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: TensorRt) -> None:
     """Say how the dimensions that vary do, where some do."""
     tensors = [network.get_input(index) for index in range(network.num_inputs)]
     free = [tensor for tensor in tensors if -1 in tuple(tensor.shape)]
-    if not free:
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
         return
     lows, usual, highs = (dict(shapes) for shapes in _profile_shapes(settings))
+    # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
     profile = trt.builder.create_optimization_profile()
     for tensor in free:
         name = tensor.name
@@ -180,15 +186,23 @@ def _profile_shapes(settings: TargetSettings) -> Sequence[Sequence[tuple[str, tu
     return trt.min_shapes, trt.opt_shapes or trt.max_shapes, trt.max_shapes
 
 
-def _deserialise(plan: bytes, path: Path, tensorrt: TensorRt) -> Any:
+def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
+    try:
+        return _deserialise(_read(path), tensorrt)
+    except RunError as error:
+        if is_out_of_memory([error.message]):
+            raise
+        raise UnavailableError(
+            f"TensorRT {tensorrt.trt.__version__} cannot load the engine {path}: {error.message}; an engine runs on the "
+            "version and the kind of GPU that it was built for, so build it again here."
+        ) from error
+
+
+def _deserialise(plan: bytes, tensorrt: TensorRt) -> Any:
     tensorrt.log.take()
     engine = tensorrt.runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        why = reason(tensorrt.log.take(), "it gives no reason")
-        raise UnavailableError(
-            f"TensorRT {tensorrt.trt.__version__} cannot load the engine of {path}: {why}. An engine runs on the version "
-            "and the kind of GPU that it was built for; build it again here."
-        )
+        raise failed(tensorrt, "the engine cannot be loaded, and TensorRT does not say why")
     return engine
 
 

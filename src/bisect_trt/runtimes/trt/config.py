@@ -94,6 +94,8 @@ def _set_constraints(config: Any, settings: TargetSettings, tensorrt: TensorRt) 
     wanted = settings.trt.precision_constraints
     if wanted == "none" and (settings.keep or lowers_by_cast(settings, tensorrt.version)):
         wanted = "obey"  # what stays in fp32 would be no more than a wish
+    if wanted == "none" and settings.held:
+        wanted = "prefer"  # some layers have nothing but fp32
     if wanted != "none":
         config.set_flag(getattr(tensorrt.trt.BuilderFlag, f"{wanted.upper()}_PRECISION_CONSTRAINTS"))
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.runtimes.base import RunError
+from bisect_trt.runtimes.trt.messages import OUT_OF_MEMORY
 
 _PYTHON_MODULES = ("cuda.bindings.runtime", "cuda.cudart")
 """cuda-python since 12.8, and before."""
@@ -59,7 +60,9 @@ class CudaError(RunError):
     def __init__(self, call: str, status: int, text: str) -> None:
         """``text`` is CUDA's own for ``status``."""
         # What comes after a failed kernel or copy fails too, whatever it is: the process is of no more use.
-        super().__init__(f"CUDA error {status} in {call}: {text}", poisoned=status != CudaStatus.OUT_OF_MEMORY)
+        no_memory = status == CudaStatus.OUT_OF_MEMORY
+        signature = OUT_OF_MEMORY if no_memory else None
+        super().__init__(f"CUDA error {status} in {call}: {text}", signature=signature, poisoned=not no_memory)
         self.status = status
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from bisect_trt.runtimes.base import Arrays
 from bisect_trt.runtimes.trt.api import TensorRt
+from bisect_trt.runtimes.trt.inspect import Origins
 from bisect_trt.runtimes.trt.session import TensorRtSession, to_dtype
 
 FIRST_VERSION = (10, 12, 0)
@@ -27,10 +27,10 @@ class UnfusedSession(TensorRtSession):
     """An engine that gives back, beside its outputs, every tensor that it has under a name of the model's."""
 
     def __init__(
-        self, tensorrt: TensorRt, engine: Any, wanted: Mapping[str, int], skipped: Mapping[str, str], model: ModelProto
+        self, tensorrt: TensorRt, engine: Any, wanted: Mapping[str, int], skipped: Mapping[str, str], origins: Origins
     ) -> None:
         """As :class:`TensorRtSession`, of an engine whose unfused tensors were marked."""
-        super().__init__(tensorrt, engine, wanted, skipped, model)
+        super().__init__(tensorrt, engine, wanted, skipped, origins)
         self._listener = make_listener(tensorrt)
         self._context.set_debug_listener(self._listener)
         self._context.unfused_tensors_debug_state = True

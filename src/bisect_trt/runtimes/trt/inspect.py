@@ -42,14 +42,19 @@ class EngineLayer:
 class Origins:
     """Which node a name in an engine comes from."""
 
-    def __init__(self, model: ModelProto, layers: Sequence[tuple[str, int | None]] = ()) -> None:
+    def __init__(
+        self, model: ModelProto, layers: Sequence[tuple[str, int | None]] = (), original: ModelProto | None = None
+    ) -> None:
         """Collect the names.
 
         Args:
-            model: What was built, each node with a name of its own.
+            model: What was parsed, each node with a name of its own.
             layers: The network's layers in the parser's order, each with the place of its node. Without them, regions
                 are taken in the order of the graph, and names of layers that are no node's are not known.
+            original: What it was before it was lowered, its nodes by the same names.
         """
+        made = {node.name: [name for name in node.output if name] for node in (original or model).graph.node}
+        self._made = [made.get(node.name, []) for node in model.graph.node]
         self._order = [place for _, place in layers]
         self._layers = {name: index for index, (name, _) in enumerate(layers)}
         # A name may be several things; the last one set here counts.
@@ -66,6 +71,10 @@ class Origins:
         """The place of the node that a layer, a node or a tensor of this name belongs to."""
         return self._places.get(name, self._places.get(LAYER_SUFFIX.sub("", name)))
 
+    def tensors(self, place: int) -> list[str]:
+        """What a node makes, by the names in the original; nothing for a Cast that was added."""
+        return self._made[place]
+
     def region(self, first: str, last: str) -> set[int]:
         """The nodes from one layer to another; one of them if the other is not known."""
         if first in self._layers and last in self._layers:
@@ -75,32 +84,29 @@ class Origins:
         return set(range(min(ends), max(ends) + 1)) if ends else set()
 
 
-def engine_layers(
-    engine: Any, model: ModelProto, tensorrt: TensorRt, layers: Sequence[tuple[str, int | None]] = ()
-) -> list[EngineLayer]:
+def engine_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[EngineLayer]:
     """The layers of an engine, in the order they run.
 
     Args:
         engine: Built with detailed profiling verbosity.
-        model: What it was built from, each node with a name of its own.
+        origins: Which node a name comes from.
         tensorrt: This process's TensorRT.
-        layers: See :class:`Origins`.
     """
     inspector = engine.create_engine_inspector()
     plain = inspector.get_engine_information(tensorrt.trt.LayerInformationFormat.JSON)
-    return parse_layers(json.loads(plain).get("Layers", []), Origins(model, layers))
+    return parse_layers(json.loads(plain).get("Layers", []), origins)
 
 
-def describe_layers(engine: Any, model: ModelProto, tensorrt: TensorRt) -> list[dict[str, Any]]:
+def describe_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[dict[str, Any]]:
     """The same as plain values; its nodes are given by the ``tensors`` that they make."""
     return [
         {
             "name": layer.name,
             "kind": layer.kind,
             "precisions": list(layer.precisions),
-            "tensors": [name for place in layer.nodes for name in model.graph.node[place].output if name],
+            "tensors": [name for place in layer.nodes for name in origins.tensors(place)],
         }
-        for layer in engine_layers(engine, model, tensorrt)
+        for layer in engine_layers(engine, origins, tensorrt)
     ]
 
 

@@ -59,22 +59,34 @@ def constrain(network: Any, model: ModelProto, settings: TargetSettings, tensorr
     """Say in what precision layers run, where that is TensorRT's to choose.
 
     With ``layer``, layers of kept nodes run in fp32. With ``cast`` on a version without strong typing, each layer runs
-    in the type of what it reads: the types in the graph are no more than hints there.
+    in the type of what it reads: the types in the graph are no more than hints there. A target that is held runs all
+    else in the low precision.
 
     Returns:
         The names of the layers that are told to run in fp32.
     """
     if is_strongly_typed(settings, tensorrt.version):
         return []
+    types = tensorrt.trt.DataType
+    low = types.BF16 if settings.bf16 else types.HALF
+    told: list[str] = []
+    for layer, kept in zip(layers_of(network), _kept(network, model, settings, tensorrt), strict=True):
+        if kept and _hold(layer, types.FLOAT, tensorrt):
+            told.append(layer.name)
+        elif kept is False:
+            _hold(layer, low, tensorrt)
+    return told
+
+
+def _kept(network: Any, model: ModelProto, settings: TargetSettings, tensorrt: TensorRt) -> Iterator[bool | None]:
+    """For each layer whether it is to run in fp32, in the low precision, or (``None``) as TensorRT likes."""
     if lowers_by_cast(settings, tensorrt.version):
-        chosen = [layer for layer in layers_of(network) if not _reads_half(layer, tensorrt)]
-    elif settings.keep:
-        kept = {index for index, node in enumerate(model.graph.node) if first_output(node) in set(settings.keep)}
-        places = layer_nodes(network, model)
-        chosen = [layer for layer, node in zip(layers_of(network), places, strict=True) if node in kept]
-    else:
-        return []
-    return [layer.name for layer in chosen if _hold_fp32(layer, tensorrt)]
+        yield from (not _reads_half(layer, tensorrt) for layer in layers_of(network))
+        return
+    names = set(settings.keep)
+    kept = {index for index, node in enumerate(model.graph.node) if first_output(node) in names}
+    other = False if settings.held else None
+    yield from (True if node in kept else other for node in layer_nodes(network, model))
 
 
 def _reads_half(layer: Any, tensorrt: TensorRt) -> bool:
@@ -83,15 +95,20 @@ def _reads_half(layer: Any, tensorrt: TensorRt) -> bool:
     return any(tensor is not None and tensor.dtype == half for tensor in tensors)
 
 
-def _hold_fp32(layer: Any, tensorrt: TensorRt) -> bool:
-    """Whether it makes floats at all; if so, it makes them in fp32."""
+def _hold(layer: Any, precision: Any, tensorrt: TensorRt) -> bool:
+    """Whether it makes floats at all; if so, it makes them in this precision.
+
+    A Cast has its type already. What the network returns keeps the type that the model gives it.
+    """
     trt = tensorrt.trt
-    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE):
+    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE, trt.LayerType.CAST):
         return False
-    floats = [index for index in range(layer.num_outputs) if layer.get_output(index).dtype == trt.DataType.FLOAT]
-    if not floats or any(layer.get_output(index).is_shape_tensor for index in floats):
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    floats = [index for index, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
+    if not floats or any(outputs[index].is_shape_tensor for index in floats):
         return False
-    layer.precision = trt.DataType.FLOAT
+    layer.precision = precision
     for index in floats:
-        layer.set_output_type(index, trt.DataType.FLOAT)
+        if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
+            layer.set_output_type(index, precision)
     return True

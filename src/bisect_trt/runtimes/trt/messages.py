@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from bisect_trt.runtimes.base import mask_message
 
-_PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))")
-"""``[optimizer.cpp::computeCosts::3869]``, or with a number before it: where in its source. Since 10 it is the method
+_PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?")
+"""``[optimizer.cpp::computeCosts::3869]``: where in its source; its error's number may stand before it. Since 10 it is the method
 that was called (``IBuilder::buildSerializedNetwork: ``)."""
 _CODE = re.compile(r"^Error Code \d+: (?P<kind>[\w ]+?)? ?\((?P<text>.*)\)$", re.DOTALL)
 """``Error Code 10: Internal Error (text)``."""

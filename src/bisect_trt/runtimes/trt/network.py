@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output
 from bisect_trt.runtimes.base import BuildError
 from bisect_trt.runtimes.settings import TargetSettings
@@ -89,11 +92,15 @@ def _why(model: ModelProto, parser: Any, tensorrt: TensorRt) -> str:
 
 def name_nodes(model: ModelProto) -> None:
     """Give every node a name of its own, because TensorRT's layers are found again by it."""
-    seen: set[str] = set()
+    given = Counter(node.name for node in model.graph.node)
+    taken = set(given)
     for node in model.graph.node:
-        if not node.name or node.name in seen:
-            node.name = first_output(node)
-        seen.add(node.name)
+        if node.name and given[node.name] == 1:
+            continue
+        given[node.name] -= 1
+        named = chain([first_output(node)], (f"{first_output(node)}_{number}" for number in count(1)))
+        node.name = next(name for name in named if name and name not in taken)
+        taken.add(node.name)
 
 
 def names_of(model: ModelProto) -> Iterator[str]:
@@ -111,12 +118,21 @@ def freeze(model: ModelProto, values: Feed) -> None:
 
 
 def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
-    """Let those input dimensions vary for which an optimisation profile gives a range."""
+    """Let those input dimensions vary for which an optimisation profile gives a range.
+
+    Raises:
+        UsageError: A shape has another number of dimensions than its input.
+    """
     lows, highs = dict(settings.trt.min_shapes), dict(settings.trt.max_shapes)
     for value in model.graph.input:
         if value.name not in lows or value.name not in highs:
             continue
         dims = value.type.tensor_type.shape.dim
+        if len(lows[value.name]) != len(dims):
+            raise UsageError(
+                f"--trt-min-shapes: the input '{value.name}' has {len(dims)} dimensions, but "
+                f"{list(lows[value.name])} has {len(lows[value.name])}; give one number for each."
+            )
         for place, (low, high) in enumerate(zip(lows[value.name], highs[value.name], strict=True)):
             if low != high:
                 dims[place].dim_param = f"{value.name}_{place}"

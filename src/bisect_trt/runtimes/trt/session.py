@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from bisect_trt.graph.values import element_dtype
 from bisect_trt.runtimes.base import Arrays, RunError
 from bisect_trt.runtimes.trt.api import TensorRt
-from bisect_trt.runtimes.trt.inspect import describe_layers
+from bisect_trt.runtimes.trt.inspect import Origins, describe_layers
 from bisect_trt.runtimes.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.tensors.dtypes import dtype_from_name
 from bisect_trt.tensors.info import TensorInfo
@@ -53,7 +52,7 @@ class TensorRtSession:
         engine: Any,
         wanted: Mapping[str, int],
         skipped: Mapping[str, str] | None = None,
-        model: ModelProto | None = None,
+        origins: Origins | None = None,
     ) -> None:
         """Make an execution context.
 
@@ -62,17 +61,17 @@ class TensorRtSession:
             engine: A deserialised engine.
             wanted: ONNX element types that outputs are to be given in; TensorRT computes int64 as int32 before 10.
             skipped: Outputs of the model that the engine does not have.
-            model: What the engine was built from, each node with a name of its own; ``None`` where that is not known.
+            origins: Which nodes the engine's layers come from; ``None`` where that is not known.
         """
         self.engine = engine
         self.skipped = dict(skipped or {})
         self._tensorrt = tensorrt
         self._wanted = wanted
-        self._model = model
+        self._origins = origins
         tensorrt.log.take()
         self._context = engine.create_execution_context()
         if self._context is None:
-            raise _failed(tensorrt, "no execution context could be made")
+            raise failed(tensorrt, "no execution context could be made")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self._inputs = [name for name in names if self._mode(name) == "INPUT"]
         self._outputs = [name for name in names if self._mode(name) == "OUTPUT"]
@@ -83,7 +82,7 @@ class TensorRtSession:
 
     def layers(self) -> list[dict[str, Any]]:
         """The engine's layers, in the order they run."""
-        return [] if self._model is None else describe_layers(self.engine, self._model, self._tensorrt)
+        return [] if self._origins is None else describe_layers(self.engine, self._origins, self._tensorrt)
 
     def _dtype(self, name: str) -> np.dtype[Any]:
         return to_dtype(self.engine.get_tensor_dtype(name))
@@ -149,7 +148,7 @@ class TensorRtSession:
             if name in addresses:
                 cuda.upload(addresses[name], value, stream)
         if not self._context.execute_async_v3(stream):
-            raise _failed(self._tensorrt, "the engine does not run and gives no reason")
+            raise failed(self._tensorrt, "the engine does not run and gives no reason")
         cuda.synchronize(stream)
         outputs = dict(host)
         for name, shape in known.items():
@@ -165,7 +164,8 @@ class TensorRtSession:
         return value.astype(element_dtype(self._wanted[name]), copy=False)
 
 
-def _failed(tensorrt: TensorRt, otherwise: str) -> RunError:
+def failed(tensorrt: TensorRt, otherwise: str) -> RunError:
+    """What TensorRT said since its log was last read, as an error to be raised; ``otherwise`` if it said nothing."""
     errors = tensorrt.log.take()
     message = reason(errors, otherwise)
     if is_out_of_memory(errors):

@@ -24,15 +24,15 @@ def inside(facts: Facts, index: int) -> Iterator[Finding]:
     made = next(iter(facts.makes(index)), None)
     read = next(iter(facts.reads(index)), None)
     values = None if read is None else facts.value(read)
-    if made is None or values is None or not values.size or values.dtype.kind != "f":
+    if made is None or read is None or values is None or not values.size or not np.isfinite(values).all():
         return
     if node.op_type in _NORMS:
         yield from _squares(facts, index, values)
     elif node.op_type in ("ReduceMean", "GlobalAveragePool"):
         yield from _sums(facts, index, values, made)
     elif node.op_type in _EXPONENTIALS:
-        yield from _exponentials(facts, index, values)
-    elif node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
+        yield from _exponentials(facts, index, read)
+    elif node.op_type in ("MatMul", "Gemm", "Conv"):
         yield from _products(facts, index)
 
 
@@ -85,32 +85,34 @@ def _sums(facts: Facts, index: int, values: Values, made: str) -> Iterator[Findi
         yield Finding(within(MAY + 0.5, total / FP16_MAX), "sum inside", reason)
 
 
-def _exponentials(facts: Facts, index: int, values: Values) -> Iterator[Finding]:
+def _exponentials(facts: Facts, index: int, read: str) -> Iterator[Finding]:
     """Some operators raise e to what they read, or to its negative."""
-    lowest, highest = float(np.nanmin(values)), float(np.nanmax(values))
-    power = max(highest, 0.0) if facts.node(index).op_type == "ReduceLogSumExp" else max(highest, -lowest)
+    seen = facts.magnitudes(read)
+    adds = facts.node(index).op_type == "ReduceLogSumExp"
+    power = 0.0 if seen is None else max(seen.high, 0.0) if adds else seen.absmax
     if power > _LARGEST_EXPONENT:
         reason = f"{facts.who(index)} may compute exp({number(power)}) inside, past {number(FP16_MAX)}"
-        band = INSIDE if facts.node(index).op_type == "ReduceLogSumExp" else MAY
-        yield Finding(within(band, power / _LARGEST_EXPONENT), "exponential inside", reason)
+        yield Finding(within(INSIDE if adds else MAY, power / _LARGEST_EXPONENT), "exponential inside", reason)
 
 
 def _products(facts: Facts, index: int) -> Iterator[Finding]:
     """Sums of products, whose terms may be larger than what they add up to."""
     node = facts.node(index)
-    ranges = [facts.magnitudes(name) for name in node.input[:2]]
     left, right = (facts.value(name) for name in node.input[:2])
-    if left is None or right is None or any(seen is None for seen in ranges):
+    seen = [facts.magnitudes(name) for name in node.input[:2]]
+    if left is None or right is None or seen[0] is None or seen[1] is None:
         return
-    bound = math.prod(seen.absmax for seen in ranges if seen is not None)
-    bound *= right[0].size if node.op_type == "Conv" else right.shape[0 if right.ndim < 2 else -2]
-    if bound <= FP16_MAX or any(seen is not None and seen.absmax > FP16_MAX for seen in ranges):
+    if node.op_type == "Gemm":
+        left = left.T if facts.attribute(index, "transA", 0) else left
+        right = right.T if facts.attribute(index, "transB", 0) else right
+    terms = right[0].size if node.op_type == "Conv" else left.shape[-1]
+    bound = terms * seen[0].absmax * seen[1].absmax
+    if bound <= FP16_MAX or max(seen[0].absmax, seen[1].absmax) > FP16_MAX:
         return  # there is nothing to find, or it is said of the input already
-    if node.op_type == "MatMul" and left.size * right.shape[-1] <= _MOST_PRODUCTS:
+    if node.op_type == "Conv":
+        bound = seen[0].absmax * float(np.abs(right).reshape(right.shape[0], -1).sum(axis=1).max())
+    elif left.size * right.shape[-1] <= _MOST_PRODUCTS:
         bound = float(np.matmul(np.abs(left), np.abs(right)).max())
-    elif node.op_type == "Conv":
-        filters = np.abs(right).reshape(right.shape[0], -1).sum(axis=1)
-        bound = float(filters.max()) * (ranges[0].absmax if ranges[0] is not None else 0.0)
     if bound > FP16_MAX:
         reason = f"{facts.who(index)} may add up products to {number(bound)} inside, past {number(FP16_MAX)}"
         yield Finding(within(MAY, bound / FP16_MAX), "products inside", reason)

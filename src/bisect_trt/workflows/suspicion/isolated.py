@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx
 
 from bisect_trt.graph.lower_common import subgraphs
@@ -12,11 +14,12 @@ from bisect_trt.graph.lower_roundtrip import EXACT_OPS
 from bisect_trt.graph.values import from_info, value_info
 from bisect_trt.probing.worker import WorkerDied
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.tensors.stats import blocks
+from bisect_trt.tensors.store import ActivationStore
+from bisect_trt.tensors.tolerance import Precision, ResolvedTolerance, automatic_tolerance
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspicion.facts import Facts
+from bisect_trt.workflows.suspicion.facts import Facts, Values
 from bisect_trt.workflows.suspicion.finding import BREAKS, MAY, Finding, within
 
 NEW_INF = "new Inf"
@@ -24,6 +27,23 @@ _SLICE_BYTES = 256 << 20
 """Of activations in memory at a time."""
 _NOTABLE = 0.1
 """Of the tolerance. Rounding alone takes about 0.02 of it."""
+
+
+@dataclass(frozen=True)
+class OwnError:
+    """How far a tensor is from the reference's, in units of the automatic tolerance.
+
+    Attributes:
+        worst: The largest error; 1 is just within the tolerance.
+        mean: The mean error over the absolute tolerance.
+        nan: Whether there is a NaN where the reference has a number.
+        inf: The same for Inf.
+    """
+
+    worst: float
+    mean: float
+    nan: bool
+    inf: bool
 
 
 def own_errors(facts: Facts) -> dict[int, Finding]:
@@ -34,32 +54,55 @@ def own_errors(facts: Facts) -> dict[int, Finding]:
     """
     found: dict[int, Finding] = {}
     for nodes in _slices(facts):
-        for name, comparison in _compare(facts, nodes).items():
+        for name, error in _run(facts, nodes).items():
             index = facts.network.producer[name]
-            finding = _judge(facts, index, comparison)
+            finding = _judge(facts, index, error)
             if finding is not None and (index not in found or found[index].score < finding.score):
                 found[index] = finding
     return found
 
 
-def _judge(facts: Facts, index: int, comparison: TensorComparison) -> Finding | None:
+def _judge(facts: Facts, index: int, error: OwnError) -> Finding | None:
     who, precision = facts.who(index), facts.precision
-    if comparison.kind is ComparisonKind.NAN:
+    if error.nan:
         # Where another rule knows why, that one is told first.
         return Finding(BREAKS, "new NaN", f"{who} makes new NaN in {precision} of the reference's own values")
-    if comparison.kind is ComparisonKind.INF:
+    if error.inf:
         return Finding(BREAKS, NEW_INF, f"{who} makes new Inf in {precision} of the reference's own values")
-    if not comparison.atol or comparison.mean_abs is None:
+    if error.worst > 1:
+        reason = f"{who} alone is off by {error.worst:.3g} times the tolerance in {precision}"
+        return Finding(within(MAY + 0.1, error.worst), "own error", reason)
+    if error.mean < _NOTABLE:
         return None
-    # The automatic absolute tolerance is a fixed share of the root mean square, so this needs no unit.
-    share = comparison.mean_abs / comparison.atol
-    if not comparison.passed:
-        reason = f"{who} alone is off by {comparison.severity:.3g} times the tolerance in {precision}"
-        return Finding(within(MAY + 0.1, comparison.severity), "own error", reason)
-    if share < _NOTABLE:
-        return None
-    reason = f"{who} alone is off by {share:.0%} of the tolerance on average in {precision}"
-    return Finding(MAY * min(share, 0.9), "own error", reason)
+    reason = f"{who} alone is off by {error.mean:.0%} of the tolerance on average in {precision}"
+    return Finding(MAY * error.mean, "own error", reason)
+
+
+def own_error(made: Values, reference: Values, tolerance: ResolvedTolerance) -> OwnError:
+    """Compare two tensors of one shape, a block at a time, where the reference is finite."""
+    worst = total = 0.0
+    count, nan, inf = 0, False, False
+    for got, wanted in zip(blocks(made), blocks(reference), strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = np.abs(got - wanted)
+        allowed = tolerance.atol + tolerance.rtol * np.abs(wanted)
+        if not (known := np.isfinite(errors)).all():
+            number = np.isfinite(wanted)
+            nan = nan or bool((np.isnan(got) & number).any())
+            inf = inf or bool((np.isinf(got) & number).any())
+            errors, allowed = errors[known], allowed[known]
+        if errors.size:
+            worst = max(worst, float((errors / allowed).max()))
+            total += float(errors.sum(dtype=np.float64))
+            count += errors.size
+    return OwnError(worst, total / max(count, 1) / tolerance.atol, nan, inf)
+
+
+def _tolerance(facts: Facts, name: str) -> ResolvedTolerance:
+    """The automatic tolerance, by the root mean square that is known already."""
+    least = automatic_tolerance(np.zeros(1, np.float32), Precision(facts.precision))
+    seen = facts.magnitudes(name)
+    return least if seen is None else replace(least, atol=max(least.rtol * seen.rms, least.atol))
 
 
 def _slices(facts: Facts) -> Iterator[list[int]]:
@@ -92,28 +135,31 @@ def _bytes(subject: Subject, name: str) -> int:
     return size
 
 
-def _compare(facts: Facts, nodes: Sequence[int]) -> dict[str, TensorComparison]:
-    """Run some nodes, each on the reference's values, and compare what they make with it."""
+def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
+    """Run some nodes, each on the reference's values, and see how far what they make is off."""
     subject = facts.subject
     wanted = [name for index in nodes for name in facts.makes(index) if name in subject.reference.infos]
     model, fed = isolated_model(facts, nodes, wanted)
     path, inputs = subject.workspace.scratch("isolated.onnx"), subject.workspace.scratch("isolated.npz")
+    made = subject.workspace.scratch("isolated")
     path.write_bytes(model.SerializeToString())
     known = subject.reference.select(list(fed.values()))
     save_npz(inputs, {given: known[name] for given, name in fed.items()})
     target = TargetSettings(fp16=facts.precision == "fp16", bf16=facts.precision == "bf16", optimize=False)
-    request: dict[str, Any] = {"op": "compare", "model": str(path), "inputs": str(inputs), "names": wanted}
-    tolerance = ToleranceOptions(precision=Precision(facts.precision), nonfinite_equal=True)
-    request |= {"golden": str(subject.reference.store), "target": target.to_json(), "tolerance": tolerance.to_json()}
+    request: dict[str, Any] = {"op": "collect", "model": str(path), "inputs": str(inputs), "to": str(made)}
     try:
-        reply = subject.workers.ask(request)
+        reply = subject.workers.ask({**request, "target": target.to_json()})
     except WorkerDied:
         return {}
-    finally:
-        path.unlink()
-        inputs.unlink()
-    comparisons = [TensorComparison.from_json(entry) for entry in reply.get("comparisons", ())]
-    return {comparison.name: comparison for comparison in comparisons}
+    if "error" in reply:
+        return {}
+    store = ActivationStore.open(made)
+    reference = subject.reference.select(wanted)
+    return {
+        name: own_error(store.get(name), reference[name], _tolerance(facts, name))
+        for name in wanted
+        if name in store and store.info(name).shape == reference[name].shape
+    }
 
 
 def isolated_model(facts: Facts, nodes: Sequence[int], wanted: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:

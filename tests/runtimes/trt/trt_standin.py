@@ -73,4 +73,5 @@ def make_tensorrt(version: str) -> TensorRt:
 
 def trt_target(*precisions: str, keep: tuple[str, ...] = (), **trt: Any) -> TargetSettings:
     """A TensorRT target: names of precisions, and fields of ``TrtSettings``."""
-    return TargetSettings("trt", **dict.fromkeys(precisions, True), keep=keep, trt=TrtSettings(**trt))
+    allowed: dict[str, Any] = dict.fromkeys(precisions, True)
+    return TargetSettings("trt", **allowed, keep=keep, trt=TrtSettings(**trt))

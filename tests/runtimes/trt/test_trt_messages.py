@@ -41,8 +41,10 @@ NO_PLUGIN = (
     [
         (
             NO_TACTIC,
-            "Could not find any implementation for node "
-            "{ForeignNode[/blocks.6/norm1/Pow...(Unnamed Layer* 1118) [ElementWise]]}.",
+            (
+                "Could not find any implementation for node "
+                "{ForeignNode[/blocks.6/norm1/Pow...(Unnamed Layer* 1118) [ElementWise]]}."
+            ),
         ),
         (
             NO_TACTIC_10,

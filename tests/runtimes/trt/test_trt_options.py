@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from standin import StandIn, make_tensorrt, trt_target
 from trt_api import OLD, STRONG, VERSIONS, WEAK
+from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
 from bisect_trt.runtimes.settings import TargetSettings

@@ -1,0 +1,1 @@
+"""Pictures of how tensors differ, drawn with matplotlib, which is an extra."""

@@ -1,0 +1,126 @@
+"""Marks that hide the failure: the fewest of them are a workaround."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import Prober
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.limit import Enough, Limited
+from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.layerwise_look import Look
+from bisect_trt.workflows.layerwise_origins import Layerwise
+
+MOST_QUESTIONS = 24
+"""Each may be a build; one mark among a thousand takes about a dozen."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """Tensors whose marks hide the failure.
+
+    Attributes:
+        marks: Their names, in topological order.
+        minimum: What the search ended with.
+    """
+
+    marks: tuple[str, ...]
+    minimum: Minimum
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        proven = "1-minimal" if self.minimum.proven else "unproven"
+        return {"marks": list(self.marks), "minimality": proven, "why": self.minimum.why}
+
+
+def report_hiding(
+    look: Look, layers: Layerwise, prober: Prober, console: Console, result: Result, budget: int | None = None
+) -> None:
+    """Find the fewest marks that hide the failure, and say what they are good for.
+
+    Args:
+        look: How to look.
+        layers: What was seen with the marks.
+        prober: Who probes; the original must have been probed.
+        console: Who is told.
+        result: Gets the marks.
+        budget: How many probes the whole run may make, if that is limited; a quarter of them go into this.
+
+    Raises:
+        BudgetSpent: No more probes may be made; what was found until then is told.
+    """
+    console.say("  which of the marks are enough to hide it?")
+    most = MOST_QUESTIONS if budget is None else min(MOST_QUESTIONS, budget // 4)
+    hiding = find_hiding(look, [name for name in layers.tensors if name not in look.outputs], prober, most)
+    if hiding is None:
+        console.say("  all of them together do not hide it again, so they are no workaround")
+    else:
+        result.extra["hiding"] = hiding.to_json()
+        names = ", ".join(f"'{name}'" for name in hiding.marks[:_SHOWN])
+        more = f" and {len(hiding.marks) - _SHOWN} more" if len(hiding.marks) > _SHOWN else ""
+        role = "an output" if len(hiding.marks) == 1 else "outputs"
+        console.answer(
+            f"A workaround: with {names}{more} as {role} of the model too, the failure is gone "
+            f"({hiding.to_json()['minimality']})."
+        )
+    prober.ledger.check_budget()
+
+
+def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MOST_QUESTIONS) -> Hiding | None:
+    """The fewest marks that hide the failure; ``None`` if all of them together do not, asked once more.
+
+    Args:
+        look: How to look.
+        names: The tensors that were marked, in topological order.
+        prober: Who probes.
+        most: How many questions may be asked once that is known.
+    """
+    everything = frozenset(range(len(names)))
+
+    def story(ask: Ask) -> Minimum | None:
+        if ask(everything) is not Verdict.PASS:
+            return None
+        limited = Limited(ask, everything, most)
+        try:
+            return find_keep(sorted(everything), limited)
+        except Enough:
+            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+    try:
+        minimum = prober.search(story, lambda marks: marked_candidate(look, names, marks))
+    except BudgetSpent as spent:
+        passed = [marks for identity in prober.ledger.passed if (marks := _marks(identity.units))]
+        if not passed:
+            raise
+        minimum = Minimum(min(passed, key=len), proven=False, why=str(spent))
+    return None if minimum is None else Hiding(tuple(names[place] for place in sorted(minimum.units)), minimum)
+
+
+def marked_candidate(look: Look, names: Sequence[str], marks: Subset) -> Candidate:
+    """The model with some tensors marked; only its own outputs are compared.
+
+    Args:
+        look: How to look.
+        names: Tensors.
+        marks: The places of those of them to mark.
+    """
+    subject = look.subject
+    network = subject.network
+    outputs = tuple(network.outputs)
+    model = subject.marked(dict.fromkeys([*outputs, *(names[place] for place in sorted(marks))]))
+    # Each mark counts as a unit more than the original has, so that no marked model is the smallest that fails.
+    units = subject.original.units | {-1 - place for place in marks}
+    return Candidate(model, tuple(network.inputs), outputs, f"{len(marks)} of {len(names)} tensors marked", units)
+
+
+def _marks(units: Subset) -> Subset:
+    """The marks among the units of a candidate that :func:`marked_candidate` made."""
+    return frozenset(-1 - unit for unit in units if unit < 0)

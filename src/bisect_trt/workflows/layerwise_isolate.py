@@ -1,0 +1,67 @@
+"""How far each layer is off by itself: all layers in one model, each fed the reference's values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.graph.isolate import is_frozen, isolate
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.workflows.layerwise_groups import Seen, gather
+from bisect_trt.workflows.layerwise_look import Look
+from bisect_trt.workflows.layerwise_origins import of_samples
+from bisect_trt.workflows.subject import Subject
+
+
+@dataclass(frozen=True)
+class Own:
+    """The error that each layer adds.
+
+    Attributes:
+        tensors: How a tensor is off when its node is fed the reference's values, in topological order.
+        unseen: The tensors of which that is not known, with the reason.
+        builds: How many models the target was given.
+        refused: Why the target would not run the first of them, if it would not.
+    """
+
+    tensors: dict[str, TensorComparison]
+    unseen: dict[str, str]
+    builds: int
+    refused: str | None = None
+
+
+def compare_own(look: Look) -> Own:
+    """Feed every layer the reference's values, all in one model, or in groups where the target refuses that."""
+    subject, infos = look.subject, look.subject.reference.infos
+    frozen = _frozen(subject)
+    left_out: dict[str, str] = {}
+
+    def attempt(names: Sequence[str]) -> Seen:
+        model = isolate(subject.network, names, infos, frozen)
+        left_out.update(model.left_out)
+        if not model.outputs:
+            return Seen()
+        seen = look.run(model.proto, model.outputs, fed=model.fed)
+        assert seen is not None
+        return seen
+
+    found = gather(look.wanted, {name for name in look.wanted if infos[name].dtype.kind in "biu"}, attempt)
+    comparisons = of_samples(each for seen in found.groups for each in seen.comparisons)
+    tensors = {name: comparisons[name] for name in look.wanted if name in comparisons}
+    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
+    return Own(tensors, unseen, found.builds, None if found.groups else found.refused)
+
+
+def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:
+    """The values of what is a shape or an index, as far as all input samples agree on them."""
+    reference, frozen = subject.reference, {}
+    for name in (*subject.network.inputs, *subject.network.computed):
+        if name in reference.infos and is_frozen(reference.infos[name]):
+            first, *others = (sample.select([name])[name] for sample in (reference, *reference.more))
+            if all(np.array_equal(first, other) for other in others):
+                frozen[name] = first
+    return frozen

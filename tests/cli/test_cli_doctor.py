@@ -1,0 +1,118 @@
+"""What ``bisect-trt doctor`` finds: what is there, and, of what crashes or hangs, that it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support import Ran, bisect_trt, read_json, script
+
+from bisect_trt import __version__
+from bisect_trt.reporting.environment import environment
+from bisect_trt.workflows import doctor
+from bisect_trt.workflows.doctor import TARGETS, ask_nvidia_smi, examine
+
+
+@pytest.fixture
+def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules come before all that is installed."""
+    folder = tmp_path / "shadow"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def see(folder: Path) -> Ran:
+    done = bisect_trt("doctor", "--json", "found.json", cwd=folder)
+    assert done.status == 0, done.err
+    assert done.err == ""
+    return done
+
+
+def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
+    done = see(tmp_path)
+    result = read_json(tmp_path / "found.json")
+    machine = result["environment"]
+    assert (result["command"], result["status"]) == ("doctor", "found")
+    assert environment().items() <= {**machine, "GPU": environment().get("GPU")}.items()
+    assert machine["bisect-trt"] == __version__
+    assert machine["Python"] == platform.python_version()
+    assert machine["onnx"] == onnx.__version__
+    assert machine["numpy"] == np.__version__
+    assert machine["ONNX Runtime"] == onnxruntime.__version__
+    assert machine["execution providers"].split(", ") == onnxruntime.get_available_providers()
+    for name, value in machine.items():
+        assert f"{name}: {value}\n" in done.out
+    assert list(result["targets"]) == list(TARGETS)
+    assert "--onnxrt: yes\n" in done.out
+    for target, missing in result["targets"].items():
+        assert f"{target}: {'yes' if missing is None else f'no: {missing}'}\n" in done.out
+    assert not (tmp_path / ".bisect-trt").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_what_is_not_installed_comes_with_the_next_step(tmp_path: Path) -> None:
+    assert "--trt: no: TensorRT is not installed for " in see(tmp_path).out
+    assert "pip install tensorrt" in read_json(tmp_path / "found.json")["targets"]["--trt"]
+
+
+CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
+@pytest.mark.parametrize(("library", "target"), [("tensorrt", "--trt"), ("onnxruntime", "--onnxrt")])
+def test_a_library_that_crashes_is_a_finding(shadow: Path, tmp_path: Path, library: str, target: str) -> None:
+    (shadow / f"{library}.py").write_text(CRASH)
+    see(tmp_path)
+    missing = read_json(tmp_path / "found.json")["targets"]
+    assert missing[target] == "it crashed (SIGSEGV) when it was loaded, after: loading."
+    assert (missing["--onnxrt"] is None) is (library == "tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise RuntimeError('of another driver')", "RuntimeError: of another driver."),
+        ("__version__ = '8.5.0'", "TensorRT 8.5.0 is too old; install 8.6 or later."),
+        ("import sys\nsys.exit('cannot go on')", "it crashed (1) when it was loaded, after: cannot go on."),
+        (
+            "import libnothing",
+            "TensorRT is installed and cannot be loaded: No module named 'libnothing'. Install that library (pip install "
+            "tensorrt brings its own), or add its folder to LD_LIBRARY_PATH.",
+        ),
+    ],
+)
+def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: str) -> None:
+    (shadow / "tensorrt.py").write_text(source)
+    assert examine("tensorrt", tmp_path).missing == says
+
+
+def test_what_was_found_before_it_broke_is_kept(shadow: Path, tmp_path: Path) -> None:
+    (shadow / "tensorrt.py").write_text("__version__ = '8.5.0'")
+    assert examine("tensorrt", tmp_path).found == {"TensorRT": "8.5.0"}
+
+
+def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 2.0)
+    (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
+    missing = examine("tensorrt", tmp_path).missing
+    assert missing is not None
+    assert missing.startswith("no answer after 2.")
+
+
+def test_the_drivers_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    script(tmp_path / "nvidia-smi", 'echo "NVIDIA H200, 580.1, 143771 MiB"; echo "NVIDIA H100, 580.1, 81559 MiB"')
+    assert ask_nvidia_smi() == ["NVIDIA H200, 580.1, 143771 MiB", "NVIDIA H100, 580.1, 81559 MiB"]
+    script(tmp_path / "nvidia-smi", "echo 'No devices were found'; exit 6")
+    assert ask_nvidia_smi() == ()
+
+
+def test_json_that_cannot_be_written(tmp_path: Path) -> None:
+    done = bisect_trt("doctor", "--json", "no/such/folder.json", cwd=tmp_path)
+    assert done.status == 2
+    assert "cannot be written" in done.error

@@ -1,0 +1,141 @@
+"""Pictures of errors: they are drawn whatever the tensors are, and say so where they cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from support import TARGET, overflowing, read_json
+
+from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.tolerance import Tolerance
+
+pytest.importorskip("matplotlib")
+FLAGS = ["--save-heatmaps", "heat", "--save-error-metrics-plot", "metrics", "--save-histograms", "histograms"]
+PNG, SVG = b"\x89PNG", b"<?xml"
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes()[:5].startswith(SVG if path.suffix == ".svg" else PNG) and path.stat().st_size > 2000
+
+
+def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    ran = cli("run", model, *TARGET, "--iterations", "2", "--onnx-outputs", "big_out", *FLAGS, "--json", "r.json")
+    assert ran.status == 1
+    drawn = [Path(path) for path in read_json(Path("r.json"))["pictures"]]
+    assert len(drawn) == 2 * 4
+    assert all(is_picture(path) for path in drawn)
+    assert "8 pictures drawn" in ran.out
+    names = {path.name for path in Path("heat").iterdir()}
+    assert {"big_out-sample1.absolute.png", "big_out-sample2.relative.png"} <= names
+
+
+def test_saved_results_are_drawn(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+    a = {
+        "y/$x_1$:0": np.zeros((2, 3, 4)),
+        "s": np.array("text"),
+        "z": np.ones(3),
+        "e": np.zeros((0, 2)),
+        "k": np.array(["t"]),
+    }
+    np.savez("a.npz", **a)
+    np.savez("b.npz", **{**a, "y/$x_1$:0": np.full((2, 3, 4), np.nan), "z": np.ones(4)})
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz", *FLAGS, "--json", "r.json")
+    assert ran.status == 1
+    assert all(f"no picture of '{name}'" in ran.out for name in ("s", "z", "e"))
+    assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
+    assert len(list(Path("metrics").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["error.png", "new.svg"])
+def test_layerwise_draws_the_error_along_the_network(cli: CommandLine, here: Path, name: str) -> None:
+    model = overflowing(here / "model.onnx")
+    assert cli("layerwise", model, *TARGET, "--save-error-plot", name, "--json", "r.json").status == 0
+    assert is_picture(Path(name))
+    assert read_json(Path("r.json"))["artifacts"]["error_plot"] == name
+    if name.endswith(".svg"):
+        assert b"<path" in Path(name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((), "float32"),
+        ((3,), "bool"),
+        ((700, 900), "float32"),
+        ((70, 2, 2), "complex64"),
+    ],
+)
+def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    from bisect_trt.reporting.pictures import errors
+
+    rng = np.random.default_rng(0)
+    reference: Any = (rng.random(shape) * 3).astype(dtype)
+    target: Any = (rng.random(shape) * 3).astype(dtype)
+    comparison = compare_tensor("t", reference, target, Tolerance(1e-5, 1e-5))
+    assert errors.can_be_drawn(comparison, target, reference)
+    paths = errors.save_heatmaps(tmp_path, comparison, target, reference)
+    paths.append(errors.save_error_metrics(tmp_path, comparison, target, reference))
+    paths.append(errors.save_histograms(tmp_path, comparison, target, reference))
+    assert all(is_picture(path) for path in paths)
+
+
+def test_a_shrunk_image_keeps_its_largest_errors() -> None:
+    from bisect_trt.reporting.pictures import errors
+
+    image = np.zeros((1000, 2000))
+    image[617, 1999], image[0, 3] = 5, np.nan
+    small = errors.shrink_image(image)
+    assert small.shape == (errors.MOST_PIXELS, errors.MOST_PIXELS)
+    assert np.nanmax(small) == 5
+    assert np.count_nonzero(np.isnan(small)) == 1
+    values = np.random.default_rng(0).random(10 * errors.MOST_POINTS)
+    chosen = errors.sample_points(values)
+    assert len(chosen) <= errors.MOST_POINTS
+    assert values.argmax() in chosen
+
+
+def test_names_of_files_differ() -> None:
+    from bisect_trt.reporting.pictures.canvas import file_name
+
+    names = ["a/b", "a_b", "a:b", "a b", "../x", "x" * 300, "x" * 301, "", "日本"]
+    files = [file_name(name, None, "k") for name in names]
+    assert len(set(files)) == len(names)
+    assert all("/" not in file and len(file) < 200 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (
+            ["run", "m.onnx", *TARGET, "--save-heatmaps", "m.onnx"],
+            2,
+            "--save-heatmaps m.onnx is a file; name a folder.",
+        ),
+        (["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.gif"], 2, "that is no format for a picture"),
+        (["layerwise", "m.onnx", *TARGET, "--save-error-plot", "no/x.png"], 2, "there is no folder no"),
+    ],
+)
+def test_where_pictures_cannot_go(cli: CommandLine, here: Path, words: list[str], status: int, message: str) -> None:
+    overflowing(here / "m.onnx")
+    ran = cli(*words)
+    assert ran.status == status
+    assert message in ran.error
+
+
+def test_without_matplotlib(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bisect_trt.reporting.pictures import canvas
+
+    overflowing(here / "m.onnx")
+    monkeypatch.setattr(canvas, "find_spec", lambda _: None)
+    for words in (
+        ["run", "m.onnx", *TARGET, "--save-histograms", "x"],
+        ["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.png"],
+    ):
+        ran = cli(*words)
+        assert ran.status == 4
+        assert "draws with matplotlib, which is not installed; run: pip install 'bisect-trt[plots]'" in ran.error

@@ -1,0 +1,192 @@
+"""The options of a target: what they become, what is refused, and the way back to a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from support import Ran, chain
+
+from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
+from bisect_trt.cli.target import Target
+from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+
+CommandLine = Callable[..., Ran]
+FILE = str(Path(__file__).resolve())
+"""A file that exists: what is in a plugin, an engine or a timing cache is TensorRT's business."""
+
+
+def parse(words: Sequence[str]) -> TargetSettings | None:
+    """What a command line asks for, read by the parser that every command has."""
+    found: list[TargetSettings | None] = []
+
+    def probe_command(target: Target) -> None:
+        found.append(target.settings(engines=True))
+
+    app = typer.Typer()
+    flat = grouped(probe_command)
+    app.command()(flat)
+    app(rewrite(["probe", *words], {"probe": multiple_flags(flat)})[1:], standalone_mode=False)
+    return found[0]
+
+
+names = st.text(
+    st.characters(codec="ascii", categories=("L", "N", "P"), exclude_characters="-'\"`"), min_size=1, max_size=8
+)
+words = st.text(st.sampled_from("abcdefgh_"), min_size=1, max_size=8)
+sizes = st.integers(0, 1 << 60)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> dict[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Shapes of the same inputs, thrice or twice."""
+    ranks = draw(st.dictionaries(names, st.integers(0, 3), max_size=3))
+    keys = ["min_shapes", "max_shapes", *(["opt_shapes"] if draw(st.booleans()) else [])]
+    number = st.integers(0, 9)
+    return {
+        key: tuple((name, tuple(draw(number) for _ in range(rank))) for name, rank in ranks.items()) for key in keys
+    }
+
+
+@st.composite
+def trt_targets(draw: st.DrawFn) -> TargetSettings:
+    def maybe(values: st.SearchStrategy[str]) -> str | None:
+        return draw(st.none() | values)
+
+    paths = st.sampled_from([f"/nowhere/{name}" for name in ("a", "b c", "-d")])
+    precisions = {name: draw(st.booleans()) for name in ("fp16", "bf16", "fp8", "int8", "tf32")}
+    half = precisions["fp16"] or precisions["bf16"]
+    strong = draw(st.booleans())
+    lowering = draw(st.sampled_from([None, "cast", *([] if strong else ["layer"])])) if half else None
+    trt = TrtSettings(
+        precision_constraints=draw(st.sampled_from(["none", "prefer", "obey"])),
+        lowering=lowering,
+        **draw(profiles()),
+        pool_limits=tuple(draw(st.dictionaries(words, sizes, max_size=2)).items()),
+        tactic_sources=draw(st.none() | st.lists(words.filter(lambda word: word != "none"), max_size=2).map(tuple)),
+        builder_optimization_level=draw(st.none() | st.integers(0, 5)),
+        plugins=draw(st.sampled_from([(), (FILE,), (FILE, FILE)])),
+        strongly_typed=strong,
+        version_compatible=draw(st.booleans()),
+        hardware_compatibility_level=maybe(words),
+        load_timing_cache=maybe(st.just(FILE)),
+        save_timing_cache=maybe(paths),
+        save_engine=maybe(paths),
+    )
+    return TargetSettings("trt", **precisions, trt=trt)
+
+
+@given(trt_targets())
+def test_flags_are_a_command_line_that_asks_for_the_same(settings: TargetSettings) -> None:
+    assert parse(settings.flags()) == settings
+
+
+@given(st.booleans(), st.booleans(), st.lists(words, max_size=3).map(tuple))
+def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -> None:
+    settings = TargetSettings(fp16=fp16, bf16=bf16, providers=providers)
+    assert parse(settings.flags()) == settings
+
+
+@given(trt_targets())
+def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
+    assert TargetSettings.from_json(settings.to_json()) == settings
+    assert hash(TargetSettings.from_json(settings.to_json())) == hash(settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--trt"], TargetSettings("trt")),
+        (["--trt", "--onnxrt"], TargetSettings("trt")),
+        (["--pool-limit", "workspace:4G", "--trt"], TrtSettings(pool_limits=(("workspace", 4 << 30),))),
+        (["--pool-limit", "workspace:1.5MiB", "--trt"], TrtSettings(pool_limits=(("workspace", 3 << 19),))),
+        (["--trt", "--pool-limit", "a:7", "b:2k"], TrtSettings(pool_limits=(("a", 7), ("b", 2048)))),
+        (["--trt", "--tactic-sources", "none"], TrtSettings(tactic_sources=())),
+        (["--trt", "--tactic-sources", "cublas", "cudnn"], TrtSettings(tactic_sources=("cublas", "cudnn"))),
+        (
+            ["--trt", "--trt-min-shapes", "x:[1,3]", "--trt-max-shapes", "x:[8,3]"],
+            TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),)),
+        ),
+        (["--trt", "--load-engine", FILE], TrtSettings(load_engine=FILE)),
+    ],
+)
+def test_what_options_become(words: list[str], expected: TargetSettings | TrtSettings) -> None:
+    settings = parse(words)
+    assert settings is not None
+    assert settings == expected if isinstance(expected, TargetSettings) else settings.trt == expected
+
+
+TRT = ["--trt"]
+CASES: list[tuple[list[str], str]] = [
+    (["--fp16"], "--fp16 is an option of a target, and none is named; add --onnxrt or --trt."),
+    (["--pool-limit", "a:1"], "--pool-limit is an option of a target, and none is named; add --onnxrt or --trt."),
+    (["--onnxrt", "--tf32"], "--tf32 is an option of TensorRT, and the target is ONNX Runtime; use --trt."),
+    (["--onnxrt", "--int8"], "--int8 is an option of TensorRT, and the target is ONNX Runtime; use --trt."),
+    ([*TRT, "--providers", "cuda"], "--providers is an option of ONNX Runtime, and the target is TensorRT; drop one."),
+    ([*TRT, "--pool-limit", "4G"], "--pool-limit 4G: write POOL:SIZE, such as workspace:4G."),
+    ([*TRT, "--pool-limit", "workspace:lots"], "--pool-limit workspace:lots: write POOL:SIZE, such as workspace:4G."),
+    ([*TRT, "--plugins", "no.so"], "--plugins: there is no file no.so."),
+    ([*TRT, "--load-timing-cache", "no"], "--load-timing-cache: there is no file no."),
+    (
+        [*TRT, "--trt-min-shapes", "x:[1]"],
+        "--trt-min-shapes and --trt-max-shapes name other inputs, or other ranks; give both for each.",
+    ),
+    (
+        [*TRT, "--trt-min-shapes", "x:[1]", "--trt-max-shapes", "x:[1]", "--trt-opt-shapes", "y:[1]"],
+        "--trt-opt-shapes and --trt-max-shapes name other inputs, or other ranks; give both for each.",
+    ),
+    (
+        [*TRT, "--trt-min-shapes", "[1]"],
+        "--trt-min-shapes [1]: which tensor it is for is missing; write NAME:VALUE",
+    ),
+    (
+        [*TRT, "--lowering", "cast"],
+        "--lowering says how half precision comes about, and none is asked for; add --fp16.",
+    ),
+    (
+        [*TRT, "--fp16", "--lowering", "layer", "--strongly-typed"],
+        "--lowering layer leaves types to TensorRT, and --strongly-typed takes them from the graph; drop one.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), CASES, ids=[" ".join(words) for words, _ in CASES])
+@pytest.mark.parametrize("command", ["run", "layerwise"])
+def test_mistakes(cli: CommandLine, tmp_path: Path, command: str, words: list[str], message: str) -> None:
+    ran = cli(command, chain(tmp_path / "m.onnx"), *words)
+    assert (ran.status, ran.error) == (2, f"error: {message}")
+
+
+@pytest.mark.parametrize("option", ["--load-engine", "--save-engine"])
+@pytest.mark.parametrize(
+    "command", [["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"], ["layerwise"]], ids=lambda c: c[0]
+)
+def test_engines_are_for_run_alone(cli: CommandLine, tmp_path: Path, command: list[str], option: str) -> None:
+    ran = cli(command[0], chain(tmp_path / "m.onnx"), *command[1:], "--trt", option, FILE)
+    assert ran.status == 2
+    assert ran.error == (
+        f"error: {option} is for `run` alone: other commands build engines of other models too; drop it, or save timings "
+        "instead (--save-timing-cache)."
+    )
+
+
+@pytest.mark.parametrize("words", [["--builder-optimization-level", "3"], ["--save-engine", "e"], ["--strongly-typed"]])
+def test_a_prebuilt_engine_is_built(cli: CommandLine, tmp_path: Path, words: list[str]) -> None:
+    ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--fp16", "--load-engine", FILE, *words)
+    assert ran.status == 2
+    assert ran.error == f"error: {words[0]} says how an engine is built, and --load-engine brings one that is; drop it."
+
+
+def test_there_is_no_such_engine(cli: CommandLine, tmp_path: Path) -> None:
+    ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--load-engine", "no.plan")
+    assert (ran.status, ran.error) == (2, "error: --load-engine: there is no file no.plan.")
+
+
+def test_a_level_is_a_number_from_0_to_5(cli: CommandLine, tmp_path: Path) -> None:
+    ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--builder-optimization-level", "6")
+    assert ran.status == 2
+    assert "--builder-optimization-level" in ran.err

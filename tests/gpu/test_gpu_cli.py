@@ -1,0 +1,93 @@
+"""The commands on a real GPU, from the command line to the reproducer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import node_names, overflowing, read_json
+
+TRT = ["--trt", "--fp16"]
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    """Its output is right in fp32, and Inf in fp16."""
+    return overflowing(here / "model.onnx")
+
+
+def test_run(cli: CommandLine, model: Path) -> None:
+    assert cli("run", model, "--trt").status == 0
+    ran = cli("run", model, *TRT, "--json", "r.json")
+    assert ran.status == 1, ran.out
+    assert read_json(Path("r.json"))["comparisons"][0]["kind"] in ("inf", "mismatch")
+
+
+def test_layerwise_names_the_node(cli: CommandLine, model: Path) -> None:
+    assert cli("layerwise", model, *TRT, "--json", "r.json").status == 0
+    assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "big"
+
+
+def test_diagnose_and_its_reproducer(cli: CommandLine, model: Path) -> None:
+    ran = cli("diagnose", model, *TRT, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    assert node_names(Path("out/model.onnx")) == ["big"]
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "MISMATCH big_out" in done.stdout
+
+
+def test_reduce(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, *TRT, "-o", "reduced.onnx", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    assert node_names(Path("reduced.onnx")) == ["big"]
+
+
+def test_a_model_that_does_not_parse_is_reduced_to_what_does_not(cli: CommandLine, here: Path) -> None:
+    names = ["x", "a", "b", "c", "y"]
+    ops = ["Relu", "Neg", "DFT", "Abs"]
+    nodes = [
+        helper.make_node(op, [names[i]], [names[i + 1]], name=f"{op} {i}", domain="" if op != "DFT" else "odd")
+        for i, op in enumerate(ops)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("odd", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), "odd.onnx")
+    ran = cli("diagnose", here / "odd.onnx", "--trt", "-o", "out")
+    assert ran.status == 0, ran.out + ran.err
+    assert node_names(Path("out/model.onnx")) == ["DFT 2"]
+
+
+def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
+    ran = cli("precision", model, *TRT, "-o", "mixed.onnx", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    assert {node["name"] for node in result["keep_fp32"]} <= {"big", "small"}
+    assert result["latency_ms"]["mixed"] > 0
+    assert Path("mixed.engine").is_file()
+    assert cli("run", model, "--trt", "--load-engine", "mixed.engine", "--atol", "1e-2", "--rtol", "1e-2").status == 0
+
+
+def test_precision_with_a_command_is_given_engines(cli: CommandLine, model: Path) -> None:
+    check = Path("check.py")
+    check.write_text(
+        "import subprocess, sys\n"
+        "words = ['run', sys.argv[1], '--trt', '--load-engine', sys.argv[2], '--atol', '1e-2', '--rtol', '1e-2']\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'bisect_trt', *words]).returncode)\n"
+    )
+    command = ["--check", sys.executable, str(check), str(model), "{engine}"]
+    ran = cli("precision", model, *TRT, "-o", "mixed.engine", *command)
+    assert ran.status == 0, ran.out + ran.err
+    assert Path("mixed.engine").is_file()
+
+
+def test_thirty_probes_of_one_model(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, *TRT, "-o", "r.onnx", "--repeat", "30", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    assert read_json(Path("r.json"))["flaky"]["failures"] == 30

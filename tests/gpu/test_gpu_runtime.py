@@ -1,0 +1,208 @@
+"""The adapter on a real GPU: what it builds is what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support import overflowing
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.runtimes.base import BuildError, make_runtime
+from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.runtimes.trt.api import tensorrt
+from bisect_trt.runtimes.trt.build import TensorRtRuntime
+from bisect_trt.runtimes.trt.layers import layer_nodes, layers_of
+from bisect_trt.runtimes.trt.network import load_proto, parse
+
+FP32 = TargetSettings(runtime="trt")
+FP16 = replace(FP32, fp16=True)
+Value = tuple[str, int, Sequence[int | str]]
+
+
+def model(
+    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Sequence[Value], outputs: Sequence[Value], **weights: object
+) -> Path:
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(*value) for value in inputs],
+        [helper.make_tensor_value_info(*value) for value in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(proto, str(path))
+    return path
+
+
+def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict[str, Any]:
+    return dict(make_runtime(settings).load(path, feed).run(feed))
+
+
+def test_a_float_model(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Mul", ["r", "two"], ["y"])],
+        [("x", TensorProto.FLOAT, [2, 3])],
+        [("y", TensorProto.FLOAT, [2, 3])],
+        two=np.float32(2),
+    )
+    x = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_allclose(run(path, x=x)["y"], np.maximum(x, 0) * 2)
+
+
+def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Add", ["i", "one"], ["more"]),
+            helper.make_node("Greater", ["x", "zero"], ["big"]),
+            helper.make_node("Where", ["big", "more", "i"], ["y"]),
+        ],
+        [("i", TensorProto.INT64, [4]), ("x", TensorProto.FLOAT, [4])],
+        [("y", TensorProto.INT64, [4]), ("big", TensorProto.BOOL, [4])],
+        one=np.int64(1),
+        zero=np.float32(0),
+    )
+    out = run(path, i=np.arange(4), x=np.array([1, -1, 2, -2], np.float32))
+    assert out["y"].dtype == np.int64
+    assert out["big"].dtype == np.bool_
+    np.testing.assert_array_equal(out["y"], [1, 1, 3, 3])
+    np.testing.assert_array_equal(out["big"], [True, False, True, False])
+
+
+def test_an_output_whose_size_depends_on_values(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        [("x", TensorProto.FLOAT, [2, 3])],
+        [("y", TensorProto.INT64, [2, "n"])],
+    )
+    x = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
+    np.testing.assert_array_equal(run(path, x=x)["y"], np.array(np.nonzero(x)))
+
+
+def test_a_shape_that_comes_as_an_input_is_built_in(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        [("x", TensorProto.FLOAT, [2, 3]), ("shape", TensorProto.INT64, [2])],
+        [("y", TensorProto.FLOAT, ["a", "b"])],
+    )
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(run(path, x=x, shape=np.array([3, 2]))["y"], x.reshape(3, 2))
+
+
+def test_shape_tensors_are_no_outputs(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Shape", ["x"], ["s"]),
+            helper.make_node("Reshape", ["x", "s"], ["r"]),
+            helper.make_node("Relu", ["r"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, [2, 3])],
+        [("y", TensorProto.FLOAT, [2, 3]), ("s", TensorProto.INT64, [2])],
+    )
+    x = np.ones((2, 3), np.float32)
+    session = make_runtime(FP32).load(path, {"x": x})
+    assert set(session.run({"x": x})) | set(session.skipped) == {"y", "s"}
+    assert "y" not in session.skipped
+
+
+def test_fp16_overflows_and_kept_layers_do_not(tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "m.onnx")
+    marked = onnx.load(str(path))
+    marked.graph.output.append(helper.make_tensor_value_info("big_out", TensorProto.FLOAT, [2, 3]))
+    onnx.save(marked, str(path))
+    x = np.ones((2, 3), np.float32)
+    assert np.isinf(run(path, FP16, x=x)["big_out"]).all()
+    assert np.isfinite(run(path, x=x)["big_out"]).all()
+    kept = run(path, replace(FP16, keep=("big_out", "small_out")), x=x)
+    np.testing.assert_allclose(kept["big_out"], 120000, rtol=1e-2)
+
+
+def test_the_parser_names_the_node_and_why(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NoSuchPlugin", ["r"], ["y"], name="odd one")]
+    ends: Any = [("x", TensorProto.FLOAT, [2])], [("y", TensorProto.FLOAT, [2])]
+    path = model(tmp_path / "m.onnx", nodes, *ends)
+    with pytest.raises(BuildError, match="NoSuchPlugin node 'odd one'") as whole:
+        run(path, x=np.ones(2, np.float32))
+    smaller = model(tmp_path / "n.onnx", [helper.make_node("NoSuchPlugin", ["x"], ["y"], name="odd one")], *ends)
+    with pytest.raises(BuildError) as part:
+        run(smaller, x=np.ones(2, np.float32))
+    assert whole.value.signature == part.value.signature
+
+
+def test_every_layer_has_its_node(tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "m.onnx")
+    parsed = parse(load_proto(path), path, FP32, None, tensorrt())
+    nodes = layer_nodes(parsed.network, parsed.model)
+    for layer, node in zip(layers_of(parsed.network), nodes, strict=True):
+        if layer.name in {each.name for each in parsed.model.graph.node}:
+            assert parsed.model.graph.node[node or 0].name == layer.name
+    assert set(nodes) >= set(range(len(parsed.model.graph.node)))
+
+
+def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
+    path, engine, cache = overflowing(tmp_path / "m.onnx"), tmp_path / "m.engine", tmp_path / "cache"
+    x = np.ones((2, 3), np.float32)
+    wanted = run(path, replace(FP32, trt=TrtSettings(save_engine=str(engine), save_timing_cache=str(cache))), x=x)
+    assert engine.stat().st_size > 0
+    assert cache.stat().st_size > 0
+    again = run(path, replace(FP32, trt=TrtSettings(load_engine=str(engine))), x=x)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(again[name], value)
+    run(path, replace(FP32, trt=TrtSettings(load_timing_cache=str(cache))), x=x)
+
+
+def test_an_engine_that_is_none_is_said_so(tmp_path: Path) -> None:
+    engine = tmp_path / "m.engine"
+    engine.write_bytes(b"not an engine" * 100)
+    path = overflowing(tmp_path / "m.onnx")
+    with pytest.raises(UnavailableError, match="cannot load the engine"):
+        run(path, replace(FP32, trt=TrtSettings(load_engine=str(engine))), x=np.ones((2, 3), np.float32))
+
+
+def test_an_optimisation_profile(tmp_path: Path) -> None:
+    path = model(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [("x", TensorProto.FLOAT, [2, 3])],
+        [("y", TensorProto.FLOAT, ["n", 3])],
+    )
+    profile = TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),))
+    session = TensorRtRuntime(replace(FP32, trt=profile)).load(path, {})
+    for size in (1, 5, 8):
+        x = np.full((size, 3), -1.0, np.float32)
+        assert session.run({"x": x})["y"].shape == (size, 3)
+
+
+def test_what_this_version_does_not_have_is_said() -> None:
+    if tensorrt().version >= (9, 0, 0):
+        pytest.skip("only versions before 9 lack strong typing")
+    with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
+        make_runtime(replace(FP32, trt=TrtSettings(strongly_typed=True)))
+    with pytest.raises(UsageError, match="--bf16"):
+        make_runtime(replace(FP32, bf16=True))
+
+
+@pytest.mark.parametrize("option", [
+    TrtSettings(pool_limits=(("workspace", 1 << 30),)),
+    TrtSettings(tactic_sources=()),
+    TrtSettings(builder_optimization_level=1),
+    TrtSettings(precision_constraints="prefer"),
+    TrtSettings(hardware_compatibility_level="ampere_plus"),
+    TrtSettings(lowering="cast"),
+])  # fmt: skip
+def test_options_that_build(tmp_path: Path, option: TrtSettings) -> None:
+    path = overflowing(tmp_path / "m.onnx", 1, 1)
+    out = run(path, replace(FP16, tf32=True, trt=option), x=np.zeros((2, 3), np.float32))
+    assert set(out) == {"b0_out"}
+    np.testing.assert_allclose(out["b0_out"], 1.3, rtol=1e-2)

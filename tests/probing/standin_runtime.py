@@ -1,0 +1,118 @@
+"""A runtime that crashes, hangs, leaks and breaks on command, in real worker processes.
+
+A worker that is started with the folder of :func:`install` on its ``PYTHONPATH`` takes it for TensorRT: what a model does
+is the text of its file. For one that is real it stands for a target whose fp16 overflows, and writes down which process
+and which GPU ran it.
+"""
+
+# ruff: noqa: ANN401 - it stands for a runtime that ships no type information
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GB = 1 << 30
+LOG = "BISECT_TRT_TEST_LOG"
+
+
+def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
+    """Have workers that are started from now on use it; the file that it writes into."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'bisect_trt.probing.worker_main' in ' '.join(getattr(sys, 'orig_argv', [])):\n"
+        f"    sys.path.append({str(Path(__file__).parent)!r})\n"
+        "    import standin_runtime\n"
+        "    standin_runtime.take_over()\n"
+    )
+    environ("PYTHONPATH", str(folder))
+    environ(LOG, str(folder / "ran.txt"))
+    return folder / "ran.txt"
+
+
+def take_over() -> None:
+    """In the worker: be what ``runtime="trt"`` stands for."""
+    from bisect_trt.runtimes import base
+
+    real = base.make_runtime
+    base.make_runtime = lambda settings: StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
+
+
+class StandInRuntime:
+    lowers_by = "layer"
+
+    def __init__(self, settings: Any) -> None:
+        from bisect_trt.errors import UnavailableError
+
+        level = settings.trt.hardware_compatibility_level
+        if level == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if level == "missing":
+            raise UnavailableError("there is no NVIDIA GPU here.")
+        self._settings = settings
+        self._served = 0
+        self._gpu = GB
+        self._kept: list[Any] = []
+
+    def gpu_memory(self) -> int:
+        return self._gpu
+
+    def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def load_unfused(self, model: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
+        from bisect_trt.runtimes.base import BuildError, RunError
+
+        self._served += 1
+        with Path(os.environ[LOG]).open("a") as file:
+            file.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+        content = model.read_bytes()
+        if content.startswith(b"\x08"):  # a real model
+            return self._real(model, feed)
+        command, used = content.decode(), self._served > 1
+        if command == "crash" or (command == "crash if used" and used):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if command == "hang":
+            time.sleep(1000)
+        if command == "poison" or (command == "poison if used" and used):
+            raise RunError("CUDA error 700: an illegal memory access was encountered", poisoned=True)
+        if command == "refuse":
+            raise BuildError("no implementation for node 7")
+        if command == "no memory":
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        if command == "leak on the GPU":
+            self._gpu += 5 * GB
+        if command == "leak":
+            self._kept.append(np.ones(8 << 20))
+        return StandInSession()
+
+    def _real(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
+        from dataclasses import replace
+
+        from bisect_trt.runtimes.base import BuildError
+        from bisect_trt.runtimes.onnxrt import OnnxRuntime
+        from bisect_trt.runtimes.settings import TrtSettings
+
+        if self._settings.trt.hardware_compatibility_level == "small":
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        return OnnxRuntime(replace(self._settings, runtime="onnxrt", trt=TrtSettings())).load(model, feed)
+
+
+class StandInSession:
+    inputs = ()
+    skipped: Mapping[str, str] = {}
+
+    def layers(self) -> list[Any]:
+        return []
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+        return {"process": np.array(os.getpid())}

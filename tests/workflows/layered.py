@@ -1,0 +1,57 @@
+"""A model under investigation whose target is ONNX Runtime, but for what a test makes of it."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import onnx
+
+from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.workflows.layerwise_look import Look
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
+
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+Target = Callable[[dict[str, Any], Ask], dict[str, Any]]
+"""Answers a request about the target, by itself or with what ONNX Runtime says."""
+
+
+@lru_cache(maxsize=1)
+def shared_workers() -> WorkerPool:
+    """Workers for all tests: a new process takes half a second."""
+    pool = WorkerPool(Path(mkdtemp()))
+    atexit.register(pool.close)
+    return pool
+
+
+@contextmanager
+def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any) -> Iterator[Look]:  # noqa: ANN401
+    """Look at a model."""
+    settings = ModelSettings(model, data=DataOptions(**data))
+    with Subject(settings, Workspace(model.with_suffix(".run")), Console(-1)) as subject:
+        real = shared_workers().ask
+
+        def ask(request: dict[str, Any], *rest: Any) -> dict[str, Any]:  # noqa: ANN401
+            if target is None or request["op"] != "compare":
+                return real(request, *rest)
+            return target(request, lambda changed: real(changed, *rest))
+
+        subject.workers.ask = ask  # type: ignore[assignment, method-assign]
+        precision = Precision.FP16 if fp16 else Precision.FP32
+        yield Look(subject, TargetSettings(fp16=fp16), ToleranceOptions(precision=precision))
+
+
+def outputs_of(request: dict[str, Any]) -> set[str]:
+    """The outputs of the model that a request is about."""
+    return {value.name for value in onnx.load(request["model"], load_external_data=False).graph.output}
