@@ -79,6 +79,8 @@ class CoinCheck:
 
 
 class _Nobody:
+    more = ()
+
     def probed(self, record: Record) -> None:
         pass
 

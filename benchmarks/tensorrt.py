@@ -77,7 +77,7 @@ def ours(name: str, model: Path, *words: str, limit: float) -> dict[str, Any]:
 def polygraphy(model: Path, limit: float) -> dict[str, Any]:
     """``polygraphy debug reduce`` with the check its users write."""
     with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", "polygraphy"]
+        program = [sys.executable, "-c", "import sys; from polygraphy.tools import main; sys.exit(main())"]
         check = [
             *program,
             "run",

@@ -142,8 +142,9 @@ def unstable_norm(path: Path, mean: float = 1e4) -> Path:
         ("Add", "ng bias", "y"),
         ("Relu", "y", "z"),
     ]
+    axes: dict[str, Any] = {"axes": [-1]}
     nodes = [
-        helper.make_node(op, reads.split(), [makes], name=makes, **({"axes": [-1]} if op == "ReduceMean" else {}))
+        helper.make_node(op, reads.split(), [makes], name=makes, **(axes if op == "ReduceMean" else {}))
         for op, reads, makes in steps
     ]
     weights = {"off": np.array(mean), "two": np.array(2), "eps": np.array(1e-5)}

@@ -55,3 +55,16 @@ def test_the_model_itself_is_never_written_over(cli: CommandLine) -> None:
     ran = cli("layerwise", model, *TARGET, "--annotate", "model.onnx")
     assert (ran.status, "was not written by --annotate" in ran.error) == (2, True)
     assert not Path(".bisect-trt").exists()
+
+
+def test_of_a_search_for_precisions(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    options = [*TARGET, "-o", "mixed.onnx", "--annotate", "seen.onnx", "--report", "report.html", "--json", "r.json"]
+    assert cli("precision", model, *options).status == 0
+    kept = {entry["name"] for entry in read_json(Path("r.json"))["keep_fp32"]}
+    found = {name: entries["bisect-trt.precision"] for name, entries in notes("seen.onnx").items()}
+    assert kept == {name for name, precision in found.items() if precision.startswith("kept in fp32: ")} >= {"big"}
+    assert {precision for name, precision in found.items() if name not in kept} == {"lowered"}
+    nodes = {node["name"]: node for node in read_json(Path("r.json"))["report"]["graph"]["nodes"]}
+    assert {name for name, node in nodes.items() if node["precision"] == "fp32"} == kept
+    assert '<section id="graph" class="precision">' in Path("report.html").read_text(encoding="utf-8")

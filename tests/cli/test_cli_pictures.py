@@ -35,7 +35,7 @@ def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
 
 
 def test_saved_results_are_drawn(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
-    a = {
+    a: dict[str, Any] = {
         "y/$x_1$:0": np.zeros((2, 3, 4)),
         "s": np.array("text"),
         "z": np.ones(3),

@@ -226,7 +226,7 @@ def test_int_and_bool_models(cli: CommandLine, here: Path) -> None:
     keep = ["--save-inputs", "x.json", "--save-outputs", "y.npz", "--val-range", "i:[5,9]"]
     assert cli("run", "m.onnx", "--onnxrt", *keep).status == 0
     y = arrays("y.npz")
-    assert (y["nb"].dtype, y["ii"].dtype) == (np.bool_, np.int32)
+    assert (y["nb"].dtype.name, y["ii"].dtype.name) == ("bool", "int32")
     assert 10 <= y["ii"].min() <= y["ii"].max() <= 18
     assert cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz").status == 0
 
@@ -241,3 +241,12 @@ def test_a_quantile_goes_into_the_reproducer(cli: CommandLine, here: Path) -> No
     assert '"quantile 0.5"' in Path("out/reproduce.py").read_text()
     done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
+
+
+def test_several_values_after_flags_with_two_names(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+    np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), z=np.array([[0.3, 0.2]]))
+    np.savez("b.npz", y=np.array([[0.2, 0.8, 0.7]]), z=np.array([[0.4, 0.1]]))
+    for flag in ("--postprocess", "--postprocess-func"):
+        assert cli("run", "--load-outputs", "a.npz", "b.npz", flag, "y:top-3", "z:top-1").status == 0
+    model = chain(Path("model.onnx"), 2)
+    assert cli("run", model, "--onnxrt", "--onnx-outputs", "t0", "t1").status == 0

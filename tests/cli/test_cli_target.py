@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -42,7 +43,7 @@ sizes = st.integers(0, 1 << 60)
 
 
 @st.composite
-def profiles(draw: st.DrawFn) -> dict[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+def profiles(draw: st.DrawFn) -> dict[str, Any]:
     """Shapes of the same inputs, thrice or twice."""
     ranks = draw(st.dictionaries(names, st.integers(0, 3), max_size=3))
     keys = ["min_shapes", "max_shapes", *(["opt_shapes"] if draw(st.booleans()) else [])]
@@ -58,10 +59,10 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
         return draw(st.none() | values)
 
     paths = st.sampled_from([f"/nowhere/{name}" for name in ("a", "b c", "-d")])
-    precisions = {name: draw(st.booleans()) for name in ("fp16", "bf16", "fp8", "int8", "tf32")}
+    precisions: dict[str, Any] = {name: draw(st.booleans()) for name in ("fp16", "bf16", "fp8", "int8", "tf32")}
     half = precisions["fp16"] or precisions["bf16"]
     strong = draw(st.booleans())
-    lowering = draw(st.sampled_from([None, "cast", *([] if strong else ["layer"])])) if half else None
+    lowering: Any = draw(st.sampled_from([None, "cast", *([] if strong else ["layer"])])) if half else None
     trt = TrtSettings(
         precision_constraints=draw(st.sampled_from(["none", "prefer", "obey"])),
         lowering=lowering,
@@ -129,8 +130,8 @@ CASES: list[tuple[list[str], str]] = [
     ([*TRT, "--providers", "cuda"], "--providers is an option of ONNX Runtime, and the target is TensorRT; drop one."),
     ([*TRT, "--pool-limit", "4G"], "--pool-limit 4G: write POOL:SIZE, such as workspace:4G."),
     ([*TRT, "--pool-limit", "workspace:lots"], "--pool-limit workspace:lots: write POOL:SIZE, such as workspace:4G."),
-    ([*TRT, "--plugins", "no.so"], "--plugins: there is no file no.so."),
-    ([*TRT, "--load-timing-cache", "no"], "--load-timing-cache: there is no file no."),
+    ([*TRT, "--plugins", "no.so"], "--plugins: there is no file no.so; check the path."),
+    ([*TRT, "--load-timing-cache", "no"], "--load-timing-cache: there is no file no; check the path."),
     (
         [*TRT, "--trt-min-shapes", "x:[1]"],
         "--trt-min-shapes and --trt-max-shapes name other inputs, or other ranks; give both for each.",
@@ -161,6 +162,29 @@ def test_mistakes(cli: CommandLine, tmp_path: Path, command: str, words: list[st
     assert (ran.status, ran.error) == (2, f"error: {message}")
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "message"),
+    [
+        ("y:[1]", "y:[2]", "--trt-min-shapes: the model has no input 'y'; its inputs are: 'x'."),
+        (
+            "x:[3,3]",
+            "x:[8,3]",
+            (
+                "the input 'x' is fed [2, 3], which is not between --trt-min-shapes [3, 3] and --trt-max-shapes [8, 3]; widen "
+                "them, or set --input-shapes."
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["run"], ["layerwise"], ["reduce", "-o", "o.onnx"]], ids=lambda words: words[0])
+def test_a_profile_that_does_not_fit_the_model(
+    cli: CommandLine, tmp_path: Path, command: list[str], low: str, high: str, message: str
+) -> None:
+    model = chain(tmp_path / "m.onnx")
+    ran = cli(command[0], model, *command[1:], "--trt", "--trt-min-shapes", low, "--trt-max-shapes", high)
+    assert (ran.status, ran.error) == (2, f"error: {message}")
+
+
 @pytest.mark.parametrize("option", ["--load-engine", "--save-engine"])
 @pytest.mark.parametrize(
     "command", [["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"], ["layerwise"]], ids=lambda c: c[0]
@@ -183,7 +207,7 @@ def test_a_prebuilt_engine_is_built(cli: CommandLine, tmp_path: Path, words: lis
 
 def test_there_is_no_such_engine(cli: CommandLine, tmp_path: Path) -> None:
     ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--load-engine", "no.plan")
-    assert (ran.status, ran.error) == (2, "error: --load-engine: there is no file no.plan.")
+    assert (ran.status, ran.error) == (2, "error: --load-engine: there is no file no.plan; check the path.")
 
 
 def test_a_level_is_a_number_from_0_to_5(cli: CommandLine, tmp_path: Path) -> None:

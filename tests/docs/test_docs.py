@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,51 @@ def test_every_reason_not_to_run_a_command_is_needed() -> None:
         for command in read_commands(fence)
     ]
     assert [reason for reason in NOT_RUN if not any(re.match(reason, text) for text in commands)] == []
+
+
+def commands_with_trt() -> list[tuple[str, str]]:
+    """Commands of ours that need a GPU, with the page they stand on."""
+    return [
+        (page.name, command.text)
+        for page in PAGES
+        for fence in read_fences(page)
+        if fence.info and fence.info[0] in SHELLS
+        for command in read_commands(fence)
+        if re.match(r"bisect-trt \S+ .*--trt\b", command.text)
+    ]
+
+
+@pytest.mark.parametrize(("page", "text"), commands_with_trt())
+def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
+    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
+    from typer.main import get_command
+
+    from bisect_trt.cli.app import COMMANDS, app, flags
+    from bisect_trt.cli.arguments import rewrite
+    from bisect_trt.cli.target import Constraints, LoweringChoice, Target
+
+    for name in COMMANDS:
+        import_module(f"bisect_trt.cli.{name}")
+    name, *words = rewrite(shlex.split(text)[1:], flags)
+    parser = get_command(app).commands[name]  # type: ignore[attr-defined]  # a group
+    values = parser.make_context(name, words).params
+    assert values["trt"] or values["check"], page
+    if values["trt"]:
+        monkeypatch.chdir(tmp_path)
+        given = {entry.name: values[entry.name] for entry in fields(Target)}
+        for path in (given["load_timing_cache"], given["load_engine"], *(given["plugins"] or ())):
+            if path is not None:
+                Path(path).touch()
+        given["precision_constraints"] = Constraints(given["precision_constraints"])
+        given["lowering"] = given["lowering"] and LoweringChoice(given["lowering"])
+        several = {k: list(v) or getattr(Target(), k) for k, v in given.items() if isinstance(v, list | tuple)}
+        assert Target(**{**given, **several}).settings(engines=name == "run") is not None
+
+
+def test_some_commands_need_a_gpu() -> None:
+    assert len(commands_with_trt()) >= 5
 
 
 def prose(page: Path) -> str:

@@ -22,7 +22,7 @@ from bisect_trt.runtimes.trt.layers import layer_nodes, layers_of
 from bisect_trt.runtimes.trt.network import load_proto, parse
 
 FP32 = TargetSettings(runtime="trt")
-FP16 = replace(FP32, fp16=True)
+FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32
 Value = tuple[str, int, Sequence[int | str]]
 
 

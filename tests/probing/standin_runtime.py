@@ -41,7 +41,11 @@ def take_over() -> None:
     from bisect_trt.runtimes import base
 
     real = base.make_runtime
-    base.make_runtime = lambda settings: StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
+
+    def make_runtime(settings: Any) -> Any:
+        return StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
+
+    base.make_runtime = make_runtime
 
 
 class StandInRuntime:

@@ -227,7 +227,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran
     folder = tmp_path / "standin"
     folder.mkdir()
     install(folder, monkeypatch.setenv)
-    model = overflowing(tmp_path / "model.onnx", 1, 1)
+    model = overflowing(tmp_path / "model.onnx", 3, 0)
 
     def run(command: str, *words: str) -> Ran:
         return bisect_trt(command, model, "--trt", "--fp16", *words, cwd=tmp_path)

@@ -18,6 +18,7 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.layerwise_isolate import compare_own
 from bisect_trt.workflows.layerwise_look import Look, compare_layers
+from bisect_trt.workflows.subject import Subject
 
 
 def alone(look: Look, name: str) -> Outcome:
@@ -35,7 +36,7 @@ def numbers(comparison: TensorComparison) -> dict[str, Any]:
 def transformer(path: Path) -> Path:
     """A LayerNorm, a softmax over integers' places, a Reshape and a Where: floats, integers and bools between layers."""
     model = onnx.load(str(unstable_norm(path, mean=3.0)))
-    steps = [
+    steps: list[tuple[str, str, str, dict[str, Any]]] = [
         ("Shape", "z", "shape", {}),
         ("Reshape", "z shape", "same", {}),
         ("ArgMax", "same", "place", {"axis": -1}),
@@ -85,6 +86,25 @@ def test_where_the_target_refuses_some_layers_alone_the_others_are_seen(tmp_path
         assert own.tensors.keys() == set(look.wanted) - {"big_out"}
     assert own.unseen.keys() == {"big_out"}
     assert own.builds > 1
+
+
+def test_slice_by_slice_where_not_all_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with looking(transformer(tmp_path / "model.onnx"), fp16=True) as look:
+        whole = compare_own(look)
+    sizes: list[int] = []
+
+    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+        sizes.append(len(outputs_of(request)))
+        return ask(request)
+
+    monkeypatch.setattr(Subject, "swap_limit", 3000)  # bytes: a tensor here has 1024
+    with looking(transformer(tmp_path / "model.onnx"), target, fp16=True) as look:
+        sliced = compare_own(look)
+    assert sliced.builds == len(sizes) > 3
+    assert max(sizes) < len(whole.tensors) / 2
+    assert {name: numbers(seen) for name, seen in sliced.tensors.items()} == {
+        name: numbers(seen) for name, seen in whole.tensors.items()
+    }
 
 
 def test_with_several_samples_the_one_that_fails_is_told(tmp_path: Path) -> None:

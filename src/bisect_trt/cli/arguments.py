@@ -65,9 +65,18 @@ def multiple_flags(command: Callable[..., Any]) -> frozenset[str]:
     for name, parameter in inspect.signature(command).parameters.items():
         kind, *extras = typing.get_args(parameter.annotation) or (parameter.annotation,)
         if list in (typing.get_origin(each) for each in (kind, *typing.get_args(kind))):  # list[...] | None too
-            declared = [flag for extra in extras for flag in getattr(extra, "param_decls", None) or ()]
-            flags.update(declared or [f"--{name.replace('_', '-')}"])
+            flags.update(_declared(extras) or [f"--{name.replace('_', '-')}"])
     return frozenset(flags)
+
+
+def _declared(extras: Sequence[Any]) -> list[str]:
+    """The flags that an option's annotation names; Typer moves the first from where its default would be only later."""
+    words = [
+        word
+        for extra in extras
+        for word in (getattr(extra, "default", None), *(getattr(extra, "param_decls", None) or ()))
+    ]
+    return [word for word in words if isinstance(word, str) and word.startswith("-")]
 
 
 def rewrite(words: Sequence[str], flags: Mapping[str, frozenset[str]]) -> list[str]:

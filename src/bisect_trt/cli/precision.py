@@ -105,7 +105,7 @@ def precision_command(
         checks = check.settings(runtime, compare)
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        workspace = open_run("precision", model, [*data.files(), *check.files()], checks.fixed_path)
+        workspace = open_run("precision", model, [*data.files(), *compare.files(), *check.files()], checks.fixed_path)
         with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
             settings, checks = by_whom(subject, settings, checks)
             lowering = make_lowering(subject, settings)

@@ -32,7 +32,13 @@ def run_command(
         Path | None, typer.Argument(help="The ONNX model; none to compare saved results alone.", show_default=False)
     ] = None,
     onnx_outputs: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Tensors to compare instead of the outputs; or: mark all.")
+        list[str] | None,
+        typer.Option(
+            "--onnx-outputs",
+            "--trt-outputs",
+            metavar="NAME",
+            help="Tensors to compare instead of the outputs; or: mark all.",
+        ),
     ] = None,
     fail_fast: Annotated[
         bool, typer.Option("--fail-fast", help="Stop at the first output that does not match.")

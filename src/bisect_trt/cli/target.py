@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -219,12 +220,12 @@ def _pool_limit(text: str) -> tuple[str, int]:
     match = _SIZE.fullmatch(size)
     if not colon or not pool or match is None:
         raise UsageError(f"--pool-limit {text}: write POOL:SIZE, such as workspace:4G.")
-    return pool, int(float(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
+    return pool, int(Fraction(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
 
 
 def _existing(option: str, path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
-        raise UsageError(f"{option}: there is no file {path}.")
+        raise UsageError(f"{option}: there is no file {path}; check the path.")
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
-from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.graph.lower_common import DEFAULT_DOMAINS, Rewriter, widen_tensor
 from bisect_trt.graph.lower_roundtrip import EXACT_OPS
@@ -13,7 +12,8 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     """Turns each low-precision node into an fp32 one whose results are rounded by round trips.
 
     ``lower_roundtrip`` says why: ONNX Runtime's CPU provider would compute such nodes in fp32, or not at all. All
-    names stay, and stand for fp32 tensors of the same values; graph inputs and outputs become fp32 too, rounded inside.
+    names but those of weights stay, and stand for fp32 tensors of the same values; graph inputs and outputs become fp32
+    too, rounded inside.
 
     Args:
         model: What ``lower_fp16`` made (or a model that declares the types of its low-precision tensors as that does),
@@ -21,7 +21,7 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
 
     Returns:
-        A model without a low-precision tensor, but for those within round trips.
+        A model whose only low-precision tensors are weights and those within round trips.
     """
     work = Rewriter(model, low)
     graph = work.model.graph
@@ -44,14 +44,15 @@ def _element(value: ValueInfoProto) -> int:
 
 
 def _widen_weights(work: Rewriter, graph: GraphProto, low: int) -> dict[str, str]:
-    """Makes fp32 tensors of low-precision weights; new names for those in another file, which pass a Cast."""
-    renamed = {}
-    for tensor in graph.initializer:
-        if tensor.data_type == low and uses_external_data(tensor):
-            renamed[tensor.name] = work.fresh(f"{tensor.name}_fp32")
-            work.cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT)
-        elif tensor.data_type == low:
-            tensor.CopyFrom(widen_tensor(tensor, tensor.name))
+    """Casts low-precision weights to fp32; stored as such they could be past the 2 GiB of a protobuf message.
+
+    Returns:
+        The names that the fp32 tensors go by.
+    """
+    weights = [tensor.name for tensor in graph.initializer if tensor.data_type == low]
+    renamed = {name: work.fresh(f"{name}_fp32") for name in weights}
+    for name, new in renamed.items():
+        work.cast(name, new, TensorProto.FLOAT)
     return renamed
 
 

@@ -88,7 +88,9 @@ class Outcome:
 
     def is_milder(self, original: float | None) -> bool:
         """Whether it mismatches, but not as the original with this severity does."""
-        return self.severity is not None and original is not None and self.severity < required_severity(original)
+        if self.ending is not Ending.MISMATCHED or self.severity is None or original is None:
+            return False
+        return self.severity < required_severity(original)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from bisect_trt.graph.annotate import write_annotated
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.region import all_comparisons, node_precision, node_verdict
+from bisect_trt.workflows.region import all_comparisons, known_infos, node_precision, node_verdict
 from bisect_trt.workflows.subject import Subject
 
 VERDICTS = {
@@ -28,7 +28,7 @@ def annotate(subject: Subject, result: Result, path: Path) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    network, comparisons = subject.network, all_comparisons(result)
+    network, comparisons, infos = subject.network, all_comparisons(result), known_infos(subject)
     notes: dict[int, dict[str, str]] = {}
     for node in range(len(network.nodes)):
         entries = {"bisect-trt.verdict": VERDICTS[node_verdict(network, node, result, comparisons)]}
@@ -36,7 +36,7 @@ def annotate(subject: Subject, result: Result, path: Path) -> None:
         if seen:
             errors = [TensorComparison.from_json({k: v for k, v in c.items() if k != "op"}).describe() for c in seen]
             entries["bisect-trt.error"] = "; ".join(errors)
-        precision, reason = node_precision(network, node, result)
+        precision, reason = node_precision(network, node, result, infos)
         if precision is not None:
             entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
         notes[node] = entries

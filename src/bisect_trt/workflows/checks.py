@@ -19,6 +19,7 @@ from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.tensors.named import quoted
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -110,8 +111,9 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
 
     Raises:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
-        UsageError: It has no such option.
+        UsageError: It has no such option, or its profile does not fit the model.
     """
+    _check_profile(subject, target)
     try:
         reply = subject.workers.ask({"op": "about", "target": target.to_json()})
     except WorkerDied as death:
@@ -120,6 +122,21 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
         raise UnavailableError(
             f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
         )
+
+
+def _check_profile(subject: Subject, target: TargetSettings) -> None:
+    lows, highs = dict(target.trt.min_shapes), dict(target.trt.max_shapes)
+    inputs = subject.samples[0]
+    for name, low in lows.items():
+        if name not in inputs:
+            raise UsageError(f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(inputs)}.")
+        shape, high = inputs[name].shape, highs[name]
+        fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
+        if len(low) == len(shape) and not fits:
+            raise UsageError(
+                f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
+                f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
+            )
 
 
 def require_reference(subject: Subject) -> None:

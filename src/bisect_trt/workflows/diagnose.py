@@ -12,11 +12,9 @@ from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
-from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.isolate import HELD, isolate
 from bisect_trt.workflows.layerwise_hiding import report_hiding
 from bisect_trt.workflows.layerwise_look import Look, compare_layers
 from bisect_trt.workflows.layerwise_origins import Layerwise
@@ -27,10 +25,6 @@ from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folde
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
-
-GROWTH_STEPS = 3
-"""How many times a layer that passes alone is grown by what it reads, before the whole model is reduced."""
-ORIGINS_TRIED = 3
 
 NEXT_STEPS = (
     "What to try next: real input data (--load-inputs or --data-loader-script) instead of random values, another --seed, "
@@ -62,8 +56,7 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
     confirm(subject, prober, settings.search, console, result)
     layers = None if is_broken(prober, console) else look_at_layers(subject, prober, settings, console, result)
     try:
-        chooses = may_choose_precision(settings.check.target)
-        minimum = isolate(subject, prober, layers, console, may_choose=chooses) if layers else None
+        minimum = isolate(subject, prober, settings.check.target, layers, console) if layers else None
         if minimum is None:
             minimum = reduce_all(subject, prober, layers, console)
         deliver(subject, prober, settings, minimum, console, result)
@@ -92,6 +85,9 @@ def deliver(
     result.culprits = subject.describe_searched(candidate.units)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(files[0])}
     console.answer(f"{sentence} ({result.minimality}).")
+    if candidate.held:
+        result.extra["held"] = True
+        console.answer(HELD)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
 
 
@@ -156,64 +152,6 @@ def look_at_layers(
         console.say("  so go on to reduce the whole model")
         return None
     return layers
-
-
-def may_choose_precision(target: TargetSettings | None) -> bool:
-    """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
-    return target is not None and target.runtime == "trt" and (target.fp16 or target.bf16)
-
-
-def isolate(
-    subject: Subject, prober: Prober, layers: Layerwise, console: Console, *, may_choose: bool = False
-) -> Minimum | None:
-    """Step 3: does that layer fail alone, on the reference's own activations? If not, with what it reads?"""
-    for index in layers.origins[:ORIGINS_TRIED]:
-        console.step(
-            f"3. Extract {subject.network.describe(index)}, feed it the reference's activations: does it fail alone?"
-        )
-        units = frozenset({subject.network.rank[index]})
-        for step in range(GROWTH_STEPS + 1):
-            failing = _first_failing(subject, prober, units)
-            if failing is None and step == 0 and may_choose:
-                failing = _first_failing_held(subject, prober, units, console)
-            if failing is not None:
-                console.say(
-                    "  yes: this is a minimal case" if step == 0 else f"  yes, with {len(units)} units: minimise them"
-                )
-                return minimise_case(subject, prober, failing)
-            if step < GROWTH_STEPS:
-                console.say("  no: it needs more of what it reads; add its producers")
-                units = _with_producers(subject, units)
-    console.say("  no layer fails alone, nor with its neighbours: go on to reduce the whole model")
-    return None
-
-
-def minimise_case(subject: Subject, prober: Prober, failing: Subset) -> Minimum:
-    """Leave out what a small failing set does not need."""
-    return prober.search(lambda ask: make_minimal(failing, ask, subject.units.bare), subject.cut)
-
-
-def _first_failing(subject: Subject, prober: Prober, units: Subset) -> Subset | None:
-    """Probe some units with stored weights, then with the nodes that make their weights."""
-    for chosen in dict.fromkeys((units, subject.units.with_weights(units))):
-        if prober.probe(subject.cut(chosen)).verdict is Verdict.FAIL:
-            return subject.cut(chosen).units
-    return None
-
-
-def _first_failing_held(subject: Subject, prober: Prober, units: Subset, console: Console) -> Subset | None:
-    """The same with the target held to the low precision that it has there in the whole model."""
-    console.say("  no, but alone it may run in fp32: hold it to the low precision")
-    subject.held = True
-    failing = _first_failing(subject, prober, units)
-    subject.held = failing is not None  # all that is cut from here on is cut from this piece
-    return failing
-
-
-def _with_producers(subject: Subject, units: Subset) -> Subset:
-    network = subject.network
-    parents = {parent for unit in units for parent in network.parents(network.order[unit])}
-    return units | {network.rank[parent] for parent in parents if not network.constant[parent]}
 
 
 def reduce_all(subject: Subject, prober: Prober, layers: Layerwise | None, console: Console) -> Minimum:

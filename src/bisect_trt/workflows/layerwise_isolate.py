@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.isolate import is_frozen, isolate
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.workflows.layer_slices import layer_slices
 from bisect_trt.workflows.layerwise_groups import Seen, gather
 from bisect_trt.workflows.layerwise_look import Look
 from bisect_trt.workflows.layerwise_origins import of_samples
@@ -35,9 +36,13 @@ class Own:
 
 
 def compare_own(look: Look) -> Own:
-    """Feed every layer the reference's values, all in one model, or in groups where the target refuses that."""
+    """Feed every layer the reference's values, all in one model, or in groups where the target refuses that.
+
+    A model whose tensors do not fit into memory is looked at slice by slice, as with marks.
+    """
     subject, infos = look.subject, look.subject.reference.infos
     frozen = _frozen(subject)
+    fragile = {name for name in look.wanted if _is_fragile(subject, name, frozen)}
     left_out: dict[str, str] = {}
 
     def attempt(names: Sequence[str]) -> Seen:
@@ -49,11 +54,22 @@ def compare_own(look: Look) -> Own:
         assert seen is not None
         return seen
 
-    found = gather(look.wanted, {name for name in look.wanted if infos[name].dtype.kind in "biu"}, attempt)
-    comparisons = of_samples(each for seen in found.groups for each in seen.comparisons)
+    slices = [[name for name in part.tensors if name in infos] for part in layer_slices(subject, look.target)]
+    found = [gather(names, fragile, attempt) for names in slices if names]
+    comparisons = of_samples(each for part in found for seen in part.groups for each in seen.comparisons)
     tensors = {name: comparisons[name] for name in look.wanted if name in comparisons}
-    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
-    return Own(tensors, unseen, found.builds, None if found.groups else found.refused)
+    unseen = {name: why for part in found for name, why in part.unseen.items()} | left_out
+    refused = next((part.refused for part in found if not part.groups), None)
+    builds = sum(part.builds for part in found)
+    return Own(tensors, {name: why for name, why in unseen.items() if name not in tensors}, builds, refused)
+
+
+def _is_fragile(subject: Subject, name: str, frozen: Collection[str]) -> bool:
+    """Whether bools or integers go into its node or come out of it."""
+    network, infos = subject.network, subject.reference.infos
+    index = network.producer[name]
+    ends = {*network.made(index), *network.reads[index]}.difference(frozen)
+    return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
 
 
 def _frozen(subject: Subject) -> dict[str, NDArray[Any]]:

@@ -18,11 +18,12 @@ from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.isolate import HELD
 from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspected import looks, suspected_unit
+from bisect_trt.workflows.suspected import looks, try_suspect
 
 _SHOWN = 12
 
@@ -65,7 +66,9 @@ def _reduce(
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     if search.repeat > 1:
         probe_original(subject, prober, search, console, result)
-    minimum = find_minimum(subject, prober, settings, look_first(subject, prober, settings, search, console, result))
+    minimum, suspect = look_first(subject, prober, settings, search, console, result)
+    if minimum is None:
+        minimum = find_minimum(subject, prober, settings, suspect)
     for step in minimum.steps:
         console.say(f"  {step}")
     answer = subject.cut(minimum.units)
@@ -78,15 +81,13 @@ def _reduce(
 
 def look_first(
     subject: Subject, prober: Prober, settings: ReduceSettings, search: SearchSettings, console: Console, result: Result
-) -> int | None:
-    """The unit that the search tries first, where one look at all tensors is cheaper than bisecting to it."""
-    if settings.mode not in (Mode.AUTO, Mode.BISECT) or not (settings.reduce_inputs and settings.reduce_outputs):
-        return None
-    if not looks(prober):
-        return None
+) -> tuple[Minimum | None, int | None]:
+    """The answer, or the unit that a search should try first, where one look at all tensors is cheaper than bisecting."""
+    if settings.mode is not Mode.AUTO or not (settings.reduce_inputs and settings.reduce_outputs) or not looks(prober):
+        return None, None
     if search.repeat == 1:
         probe_original(subject, prober, search, console, result)
-    return suspected_unit(subject, prober, console)
+    return try_suspect(subject, prober, console)
 
 
 def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings, suspect: int | None = None) -> Minimum:
@@ -145,6 +146,9 @@ def deliver(
     console.answer(
         f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
     )
+    if answer.held:
+        result.extra["held"] = True
+        console.answer(f"  {HELD}")
     for culprit in result.culprits[:_SHOWN]:
         console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'")
     if count > _SHOWN:

@@ -44,19 +44,29 @@ def describe_region(subject: Subject, result: Result, most: int = MOST_NODES) ->
     nearest = neighbourhood(network, centre, most)
     chosen = sorted(nearest, key=lambda node: network.rank[node])
     comparisons = all_comparisons(result)
-    reference: Reference | None = vars(subject).get("reference")  # asking for it would run the model
-    infos = subject.infos if reference is not None else inferred_infos(network)
+    reference, infos = _known_reference(subject), known_infos(subject)
     names = dict.fromkeys(name for node in nearest for name in (*network.made(node), *network.reads[node]))
     ranges = _ranges(reference, [name for name in names if name not in network.initializers])
     return {
         "nodes": [
-            {**_node(network, node, result, comparisons), **_hidden(network, node, set(chosen))} for node in chosen
+            {**_node(network, node, result, comparisons, infos), **_hidden(network, node, set(chosen))}
+            for node in chosen
         ],
         "edges": [list(edge) for edge in edges_between(network, chosen)],
         "tensors": {name: _tensor(name, infos, ranges, comparisons) for name in names},
         "centre": [node for node in centre if node in set(chosen)],
         "total": network.constant.count(False),
     }
+
+
+def _known_reference(subject: Subject) -> Reference | None:
+    """The reference if it was computed: asking the subject for it would run the model."""
+    return vars(subject).get("reference")
+
+
+def known_infos(subject: Subject) -> dict[str, TensorInfo]:
+    """Types and shapes as they ran, if the model was run, else as shape inference says."""
+    return inferred_infos(subject.network) if _known_reference(subject) is None else subject.infos
 
 
 def find_centre(network: Network, result: Result) -> list[int]:
@@ -106,21 +116,33 @@ def node_verdict(network: Network, node: int, result: Result, comparisons: Mappi
     return "spare" if result.command in SEARCHES and result.culprits else "unseen"
 
 
-def node_precision(network: Network, node: int, result: Result) -> tuple[str | None, str | None]:
-    """``fp32`` (kept) or ``low`` where a search for precisions decided, and the reason where it is known."""
+def node_precision(
+    network: Network, node: int, result: Result, infos: Mapping[str, TensorInfo]
+) -> tuple[str | None, str | None]:
+    """``fp32`` (kept) or ``low`` where a search for precisions decided, and the reason where it is known.
+
+    Nodes that make nothing in fp32 (integers, shapes, masks) are neither.
+    """
     if "keep_fp32" not in result.extra:
         return None, None
-    for entry in result.extra["keep_fp32"]:
+    for entry in result.extra["keep_fp32"] or ():
         known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
         names = {str(known.get("name") or ""), *known.get("outputs", ())}
         if (network.nodes[node].name or "\0") in names or not names.isdisjoint(network.made(node)):
             return "fp32", known.get("reason")
-    return "low", None
+    made = [infos[name].dtype.name for name in network.made(node) if name in infos]
+    return "low" if "float32" in made else None, None
 
 
-def _node(network: Network, node: int, result: Result, comparisons: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _node(
+    network: Network,
+    node: int,
+    result: Result,
+    comparisons: Mapping[str, Mapping[str, Any]],
+    infos: Mapping[str, TensorInfo],
+) -> dict[str, Any]:
     proto = network.nodes[node]
-    precision, reason = node_precision(network, node, result)
+    precision, reason = node_precision(network, node, result, infos)
     return {
         "id": node,
         "name": proto.name,

@@ -27,6 +27,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "BuilderFlag.FP16": (OLD, WEAK),
     "BuilderFlag.BF16": (WEAK,),
     "BuilderFlag.FP8": (OLD, WEAK),
+    "DataType.BF16": (WEAK, STRONG),
     "BuilderFlag.INT8": (OLD, WEAK),
     "BuilderFlag.OBEY_PRECISION_CONSTRAINTS": (OLD, WEAK),
     "BuilderFlag.PREFER_PRECISION_CONSTRAINTS": (OLD, WEAK),
@@ -97,6 +98,7 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
     "type": {},
     "pointer": {},
     "kind": {},
+    "precision": {},
 }
 """Other parameters of type ``Any``: what they are, in the files where they are TensorRT's."""
 

@@ -20,9 +20,9 @@ def node_title(node: Json) -> str:
 def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
     """All that is known of a node."""
     domain = f"{node['domain']}::" if node["domain"] else ""
-    state = VERDICTS.get(node["verdict"], "")
+    states = [VERDICTS.get(node["verdict"], "")] if node["verdict"] != "unseen" or not node["precision"] else []
     if node["precision"]:
-        state += f"; {PRECISIONS[node['precision']]}" + (f": {node['reason']}" if node["reason"] else "")
+        states.append(PRECISIONS[node["precision"]] + (f": {node['reason']}" if node["reason"] else ""))
     attributes = list(node["attributes"].items())
     return tag(
         "article",
@@ -32,7 +32,7 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
             " ",
             tag("code", shorten(node_title(node), _NAME_LENGTH)),
         ),
-        tag("p", state, class_=f"state {node['verdict']}"),
+        tag("p", "; ".join(states), class_=f"state {node['verdict']}"),
         [tag("h5", "Attributes"), definitions(attributes, "pairs")] if attributes else None,
         tag("h5", "Reads"),
         tag("ul", *(_tensor(name, tensors.get(name, {}), _SOURCES.get(source, "")) for name, source in node["inputs"])),

@@ -210,7 +210,10 @@ def _load_plugins(library: str) -> None:
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise UsageError(f"--plugins: {library} cannot be loaded: {error}.") from error
+        raise UsageError(
+            f"--plugins: {library} cannot be loaded: {error}; build it for this TensorRT, or add the folder of what it needs to "
+            "LD_LIBRARY_PATH."
+        ) from error
 
 
 def _read(path: Path) -> bytes:

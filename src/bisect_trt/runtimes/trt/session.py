@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any
 
@@ -98,7 +98,8 @@ class TensorRtSession:
         """
         given = {name: self._fit(name, inputs) for name in self._inputs}
         for name, value in given.items():
-            self._context.set_input_shape(name, value.shape)
+            if self._context.set_input_shape(name, value.shape) is False:
+                raise failed(self._tensorrt, f"the engine does not take the shape {list(value.shape)} of '{name}'")
         # What is not of a known size before it runs says so itself, and gets its memory then.
         shapes = {name: tuple(self._context.get_tensor_shape(name)) for name in self._outputs}
         known = {name: shape for name, shape in shapes.items() if min(shape, default=0) >= 0}
@@ -180,14 +181,17 @@ def _memory(tensorrt: TensorRt, sizes: Mapping[str, int]) -> Iterator[dict[str, 
     for name, size in sizes.items():
         offsets[name] = end
         end += -(-max(size, 1) // 256) * 256
-    try:
-        base = tensorrt.cuda.malloc(end)
-    except RunError as error:
-        raise RunError(f"out of memory: {error.message}", signature="out of memory") from error
+    base = tensorrt.cuda.malloc(end)
     try:
         yield {name: base + offset for name, offset in offsets.items()}
     finally:
-        tensorrt.cuda.free(base)
+        _free(tensorrt, base)
+
+
+def _free(tensorrt: TensorRt, address: int) -> None:
+    """Give memory back; after a failed kernel that fails too, and would hide which failure it was."""
+    with suppress(RunError):
+        tensorrt.cuda.free(address)
 
 
 def _make_allocator(tensorrt: TensorRt) -> Any:
@@ -216,7 +220,7 @@ def _make_allocator(tensorrt: TensorRt) -> Any:
 
         def release(self) -> None:
             if self.address:
-                cuda.free(self.address)
+                _free(tensorrt, self.address)
             self.address = self.size = 0
 
     return Allocator()

@@ -1,0 +1,53 @@
+"""``layerwise`` on a real GPU: marks, own errors, and which layer of the engine ran what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import overflowing, read_json, unstable_norm
+
+TRT = ["--trt", "--fp16"]
+
+
+def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Path) -> None:
+    ran = cli("layerwise", overflowing(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    own = {entry["name"]: entry["own"]["passed"] for entry in result["tensors"] if entry["own"]}
+    assert result["own_unseen"] == {}
+    # Fed the 90000 that the reference has there, fp16 reads Inf.
+    assert [name for name, passed in own.items() if not passed] in (["big_out"], ["big_out", "small_out"])
+
+
+def test_an_origin_is_traced_to_a_layer_of_the_unmarked_engine(cli: CommandLine, here: Path) -> None:
+    ran = cli("layerwise", overflowing(here / "model.onnx"), *TRT, "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    layer = read_json(Path("r.json"))["first_mismatch"]["engine_layer"]
+    assert "big" in layer["nodes"]
+    assert layer["fused_with"] == len(layer["nodes"]) - 1
+    assert "the engine layer" in ran.out
+
+
+def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) -> None:
+    """Whatever TensorRT does not hand out is named, with the reason; nothing ends in an error."""
+    path = unstable_norm(here / "model.onnx", mean=3.0)
+    model = onnx.load(str(path))
+    steps = [("Shape", "z", "shape"), ("Reshape", "z shape", "same"), ("Greater", "same x", "larger")]
+    nodes = [helper.make_node(op, reads.split(), [made], name=made) for op, reads, made in steps]
+    nodes += [
+        helper.make_node("ArgMax", ["same"], ["place"], name="place", axis=-1),
+        helper.make_node("Cast", ["place"], ["out"], name="out", to=TensorProto.FLOAT),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
+    onnx.save(model, str(path))
+    ran = cli("layerwise", path, *TRT, "--isolate", "--json", "r.json")
+    assert ran.status in (0, 1), ran.out + ran.err
+    result = read_json(Path("r.json"))
+    seen = {entry["name"] for entry in result["tensors"]}
+    made = {name for node in model.graph.node for name in node.output}
+    assert seen | result["unseen"].keys() == made
+    assert {"h", "m", "d", "z", "same"} <= seen
