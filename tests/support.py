@@ -161,6 +161,26 @@ def unstable_norm(path: Path, mean: float = 1e4) -> Path:
     return path
 
 
+def overflowing_products(path: Path) -> Path:
+    """The same in matrix products, which no GPU fuses into one kernel with wider numbers inside; ``x`` is [16, 64]."""
+    weights = {"one": np.array(1), "much": np.full((64, 64), 4000.0), "little": np.full((64, 64), 1e-6)}
+    steps = [
+        ("Add", "one", "before"),
+        ("MatMul", "much", "big"),
+        ("MatMul", "little", "small"),
+        ("Add", "one", "after"),
+    ]
+    nodes, last = [], "x"
+    for op, weight, name in steps:
+        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
+        last = f"{name}_out"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (16, 64)) for name in ("x", last)]
+    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
 def script(path: Path, body: str) -> str:
     """Write an executable shell script; its path, to be run from anywhere."""
     path.write_text(f"#!/bin/sh\n{body}\n")

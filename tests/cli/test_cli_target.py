@@ -10,7 +10,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Ran, chain
+from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
 from bisect_trt.cli.target import Target
@@ -214,3 +214,9 @@ def test_a_level_is_a_number_from_0_to_5(cli: CommandLine, tmp_path: Path) -> No
     ran = cli("run", chain(tmp_path / "m.onnx"), "--trt", "--builder-optimization-level", "6")
     assert ran.status == 2
     assert "--builder-optimization-level" in ran.err
+
+
+def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
+    ran = cli("run", chain(tmp_path / "m.onnx"), "--onnxrt", "--trt-outputs", "t2", "t0", "--json", "r.json")
+    assert ran.status == 0
+    assert [entry["name"] for entry in read_json(Path("r.json"))["comparisons"]] == ["t2", "t0"]

@@ -10,15 +10,15 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import node_names, overflowing, read_json
+from support import node_names, overflowing_products, read_json
 
-TRT = ["--trt", "--fp16", "--hold-precision"]  # left to itself TensorRT runs such a small model in fp32
+TRT = ["--trt", "--fp16", "--hold-precision"]  # left to itself TensorRT runs small models in fp32
 
 
 @pytest.fixture
 def model(here: Path) -> Path:
     """Its output is right in fp32, and Inf in fp16."""
-    return overflowing(here / "model.onnx")
+    return overflowing_products(here / "model.onnx")
 
 
 def test_run(cli: CommandLine, model: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import onnx
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import overflowing, read_json, unstable_norm
+from support import overflowing_products, read_json, unstable_norm
 
-TRT = ["--trt", "--fp16"]
+TRT = ["--trt", "--fp16", "--hold-precision"]
 
 
 def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Path) -> None:
-    ran = cli("layerwise", overflowing(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
+    ran = cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
     assert ran.status == 0, ran.out + ran.err
     result = read_json(Path("r.json"))
     own = {entry["name"]: entry["own"]["passed"] for entry in result["tensors"] if entry["own"]}
@@ -23,7 +23,7 @@ def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Pa
 
 
 def test_an_origin_is_traced_to_a_layer_of_the_unmarked_engine(cli: CommandLine, here: Path) -> None:
-    ran = cli("layerwise", overflowing(here / "model.onnx"), *TRT, "--json", "r.json")
+    ran = cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--json", "r.json")
     assert ran.status == 0, ran.out + ran.err
     layer = read_json(Path("r.json"))["first_mismatch"]["engine_layer"]
     assert "big" in layer["nodes"]

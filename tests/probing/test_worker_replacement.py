@@ -243,7 +243,9 @@ def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path:
         ran = tmp_path / "standin" / "ran.txt"
         ran.unlink(missing_ok=True)
         (tmp_path / "out.onnx").unlink(missing_ok=True)
-        done = target(command[0], *command[1:], *words, "--no-shrink", "--overwrite", "--workers", "1", "--json", "r.json")
+        done = target(
+            command[0], *command[1:], *words, "--no-shrink", "--overwrite", "--workers", "1", "--json", "r.json"
+        )
         assert done.status == 0, done.err
         assert [culprit["name"] for culprit in read_json(tmp_path / "r.json")["culprits"]] == ["big"]
         processes = [line.split()[0] for line in ran.read_text().splitlines()]

@@ -228,11 +228,18 @@ def write_answer(
         minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {settings.output}: {problem}")
     result.artifacts["mixed"] = str(settings.output)
     fill_in(subject, lowering, settings, answer, prober.last_outcome, result)
+    add_measures(subject, prober, lowering, settings, keep, result)
+    return minimum
+
+
+def add_measures(
+    subject: Subject, prober: Prober, lowering: Lowering, settings: PrecisionSettings, keep: Subset, result: Result
+) -> None:
+    """Put how long it runs, and where its engine is, into a result that has the answer."""
     result.extra["latency_ms"] = latencies(prober, lowering, keep)
     if settings.by_layer and settings.target is not None:
         result.artifacts["engine"] = str(engine_path(settings.output))
         result.extra["trtexec"] = trtexec_line(subject, settings.target, result.extra["keep_fp32"])
-    return minimum
 
 
 def save_best(
@@ -254,6 +261,7 @@ def save_best(
     fill_in(
         subject, lowering, settings, Answer(minimum, find_suspects(subject, lowering, settings.precision)), None, result
     )
+    add_measures(subject, prober, lowering, settings, best, result)
     console.answer(f"{settings.output}: the best so far, {len(best)} of {len(lowering.units)} nodes in fp32.")
 
 

@@ -26,7 +26,7 @@ from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
 MIXED = "mixed.onnx"
-_MOST_QUESTIONS = {"onnxrt": 20, "trt": 4}
+_MOST_QUESTIONS = {"onnxrt": 20, "trt": 1}
 """What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
 
 

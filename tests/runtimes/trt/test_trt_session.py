@@ -143,7 +143,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 def test_values_are_cast_to_what_the_engine_takes(version: str, given_dtype: str) -> None:
     engine = doubling(version)
     session = engine.session(y=TensorProto.FLOAT)
-    assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [("x", np.float32, (None, 3))]
+    assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [("x", np.dtype(np.float32), (None, 3))]
     np.testing.assert_array_equal(session.run({"x": X.astype(given_dtype), "more": X})["y"], 2 * X)
     assert engine.library.held == {}
 
@@ -210,7 +210,12 @@ def test_every_tensor_is_aligned_and_none_overlaps() -> None:
     tensors |= {f"y{n}": ("OUTPUT", "HALF", (n,), "DEVICE") for n in range(1, 6)}
     engine = Engine(OLD, tensors, lambda fed: {name.replace("x", "y"): value for name, value in fed.items()})
     keep = engine.context.values["set_tensor_address"]
-    engine.context.values["set_tensor_address"] = lambda name, at: (seen.__setitem__(name, at), keep(name, at))
+
+    def set_tensor_address(name: str, address: int) -> None:
+        seen[name] = address
+        keep(name, address)
+
+    engine.context.values["set_tensor_address"] = set_tensor_address
     feed = {f"x{n}": np.full(n, n, np.float16) for n in range(1, 6)}
     outputs = engine.session().run(feed)
     base = min(seen.values())

@@ -94,7 +94,7 @@ def engine_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[Eng
     """
     inspector = engine.create_engine_inspector()
     plain = inspector.get_engine_information(tensorrt.trt.LayerInformationFormat.JSON)
-    return parse_layers(json.loads(plain).get("Layers", []), origins)
+    return parse_layers(json.loads(plain, strict=False).get("Layers", []), origins)
 
 
 def describe_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[dict[str, Any]]:
