@@ -1,3 +1,50 @@
-"""Find why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT."""
+"""Find why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.
+
+The functions of :mod:`bisect_trt.api`, and what they take, return and raise, are found here too; they are imported when
+first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bisect_trt.api import assert_matches, compare, diagnose, layerwise, precision, reduce
+    from bisect_trt.errors import BisectError, UnavailableError, UsageError
+    from bisect_trt.reporting.result import Result
+    from bisect_trt.search.verdict import Verdict
 
 __version__ = "0.1.0"
+__all__ = [
+    "BisectError",
+    "Result",
+    "UnavailableError",
+    "UsageError",
+    "Verdict",
+    "assert_matches",
+    "compare",
+    "diagnose",
+    "layerwise",
+    "precision",
+    "reduce",
+]
+_HOMES = {
+    "BisectError": "errors",
+    "UnavailableError": "errors",
+    "UsageError": "errors",
+    "Result": "reporting.result",
+    "Verdict": "search.verdict",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -45,7 +45,7 @@ def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) 
     model.graph.output.append(helper.make_tensor_value_info("out", TensorProto.FLOAT, None))
     onnx.save(model, str(path))
     ran = cli("layerwise", path, *TRT, "--isolate", "--json", "r.json")
-    assert ran.status in (0, 1), ran.out + ran.err
+    assert ran.status in (0, 1, 3), ran.out + ran.err
     result = read_json(Path("r.json"))
     seen = {entry["name"] for entry in result["tensors"]}
     made = {name for node in model.graph.node for name in node.output}

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 
+from bisect_trt import __version__
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
+from bisect_trt.cli.foreign import refuse_foreign
+from bisect_trt.cli.interrupt import Interrupts
 from bisect_trt.cli.options import General
 from bisect_trt.cli.runs import invocation
 from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.logfile import LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
 
@@ -26,7 +34,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = ("diagnose", "reduce", "precision", "layerwise", "extract", "run", "resume", "log", "report", "doctor")
+COMMANDS = (
+    "diagnose",
+    "reduce",
+    "precision",
+    "layerwise",
+    "extract",
+    "sanitize",
+    "inspect",
+    "convert",
+    "run",
+    "resume",
+    "log",
+    "report",
+    "doctor",
+)
 """In the order that --help lists them; each is a module of this package."""
 flags: dict[str, frozenset[str]] = {}
 """For each command the flags that take several values."""
@@ -47,6 +69,11 @@ def run_command_line(argv: Sequence[str]) -> NoReturn:
     Only the command that is named is imported and built: all of them take a tenth of a second longer, which a check of
     a tenth of a second would wait for.
     """
+    try:
+        refuse_foreign(argv)
+    except BisectError as error:
+        Console().error(str(error))
+        sys.exit(int(error.status))
     named = next((word for word in argv if not word.startswith("-")), None)
     for name in [named] if named in COMMANDS else COMMANDS:
         import_module(f"bisect_trt.cli.{name}")
@@ -69,13 +96,29 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
         name: The command.
         general: Its general options.
     """
-    console = Console(general.verbosity)
+    console = Console(general.verbosity, live=True)
     result = Result(name)
     try:
-        for path in filter(None, (general.json, general.report)):
+        for path in filter(None, (general.json, general.report, general.log_file)):
             check_output(path, overwrite=True)
+        if general.log_file is not None:
+            console.log_to(LogFile(general.log_file))
+            console.note(f"bisect-trt {__version__}: {shlex.join(invocation.argv)}")
     except BisectError as error:
         fail(error)
+    with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
+        status = _work(work, console, result, general)
+    raise typer.Exit(int(status))
+
+
+def _work(
+    work: Callable[[Console, Result], Result], console: Console, result: Result, general: General
+) -> ExitStatus | int:
+    """Do the work and leave its result.
+
+    Returns:
+        The status to exit with.
+    """
     began = time.monotonic()
     try:
         result = work(console, result)
@@ -101,7 +144,15 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
         if general.verbosity > 1:
             traceback.print_exc()
     result.wall_s = round(time.monotonic() - began, 3)
-    raise typer.Exit(int(_leave(result, general, console) or status))
+    return _leave(result, general, console) or status
+
+
+def _stop_at_once(console: Console) -> None:
+    """The last words after a second Ctrl-C; in a signal handler, so past all that may hold a lock."""
+    console.abandon()
+    run = invocation.folder
+    how = "" if run is None else f"; go on with: bisect-trt resume {run}"
+    os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 
 def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:

@@ -14,12 +14,10 @@ from bisect_trt.cli.target import Target
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
-from bisect_trt.workflows.record import recorded
+from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
-from bisect_trt.workflows.subject import Subject
 
 
 @command
@@ -38,6 +36,11 @@ def diagnose_command(
         float | None, typer.Option(metavar="SECONDS", help="Time one candidate may take.", callback=seconds)
     ] = None,
     annotation: Annotation = None,
+    archive: Annotated[bool, typer.Option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False,
+    anonymise: Annotated[
+        bool,
+        typer.Option("--anonymise", help="Rename the reproducer's tensors and nodes, and replace its weights."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over a reproducer that exists.")] = False,
 ) -> None:
     """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
@@ -48,16 +51,12 @@ def diagnose_command(
         runtime = target.required()
         compare.require_numbers()
         checks = CheckSettings(target=runtime, tolerance=compare.settings(runtime), timeout=timeout)
-        settings = DiagnoseSettings(checks, search.settings(), output or Path(f"{model.stem}-reproducer"))
+        folder = output or Path(f"{model.stem}-reproducer")
+        packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if archive else None
+        settings = DiagnoseSettings(checks, search.settings(), folder, packed, anonymise)
+        check_folder(settings.output, packed, overwrite=overwrite or invocation.resumed is not None)
         workspace = open_run("diagnose", model, [*data.files(), *compare.files()])
-        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
-            check_folder(settings.output, overwrite=overwrite or invocation.resumed is not None)
-            prober = make_prober(checks, search.settings(), subject, console)
-            known = recorded(subject, result, console, prober=prober, target=runtime, annotation=annotation)
-            try:
-                with known:
-                    return diagnose(subject, prober, settings, console, result)
-            finally:
-                prober.ledger.close()
+        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        return session.diagnose(settings)
 
     finish(work, "diagnose", general)

@@ -14,11 +14,8 @@ from bisect_trt.cli.target import Target
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.checks import require_target
-from bisect_trt.workflows.layerwise import layerwise
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.sessions import Session
 
 
 @command
@@ -48,15 +45,10 @@ def layerwise_command(
             check_picture(save_error_plot, "--save-error-plot")
         runtime = target.required()
         workspace = open_run("layerwise", model, [*data.files(), *compare.files()])
-        with (
-            Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject,
-            recorded(subject, result, console, target=runtime, annotation=annotation),
-        ):
-            tolerance = compare.settings(runtime)
-            require_target(subject, runtime)
-            layerwise(subject, runtime, tolerance, timeout, console, result, isolated=isolate)
-            if save_error_plot is not None:
-                draw_error_curve(save_error_plot, runtime.describe(), result)
-            return result
+        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        session.layerwise(runtime, compare.settings(runtime), timeout, isolated=isolate)
+        if save_error_plot is not None:
+            draw_error_curve(save_error_plot, runtime.describe(), result)
+        return result
 
     finish(work, "layerwise", general)

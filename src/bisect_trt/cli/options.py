@@ -58,6 +58,12 @@ class General:
         int, typer.Option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")
     ] = 0
     quiet: Annotated[int, typer.Option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Add all that -v says to this file, with the time, whatever the terminal shows."
+        ),
+    ] = None
 
     @property
     def verbosity(self) -> int:

@@ -18,20 +18,9 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.precision import (
-    Minimise,
-    PrecisionSettings,
-    built_in_check,
-    check_outputs,
-    find_precision,
-    make_lowering,
-)
-from bisect_trt.workflows.precision_layers import lowers_by
+from bisect_trt.workflows.precision import Minimise, PrecisionSettings, check_outputs
 from bisect_trt.workflows.precision_search import Low
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.settings import CheckSettings
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.sessions import Session
 
 
 def chosen(target: Target) -> tuple[Low, TargetSettings | None]:
@@ -44,18 +33,6 @@ def chosen(target: Target) -> tuple[Low, TargetSettings | None]:
     if target.fp16 == target.bf16:
         raise UsageError("a search for precision is about one of --fp16 and --bf16; say which, and only one.")
     return "fp16" if target.fp16 else "bf16", runtime
-
-
-def by_whom(
-    subject: Subject, settings: PrecisionSettings, checks: CheckSettings
-) -> tuple[PrecisionSettings, CheckSettings]:
-    """Settle who lowers: the target layer by layer, where it does; else candidates are models with Casts."""
-    if settings.target is None or settings.target.runtime != "trt":
-        return settings, checks
-    by_layer = lowers_by(subject, settings.target) == "layer"
-    if checks.argv and not by_layer:  # the command says good or bad of models
-        return replace(settings, target=None), replace(checks, target=None)
-    return replace(settings, by_layer=by_layer), replace(checks, by_layer=by_layer)
 
 
 @command
@@ -106,15 +83,7 @@ def precision_command(
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         workspace = open_run("precision", model, [*data.files(), *compare.files(), *check.files()], checks.fixed_path)
-        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
-            settings, checks = by_whom(subject, settings, checks)
-            lowering = make_lowering(subject, settings)
-            prober = make_prober(built_in_check(checks, subject, low), search.settings(), subject, console)
-            known = recorded(subject, result, console, prober=prober, target=runtime, annotation=annotation)
-            try:
-                with known:
-                    return find_precision(subject, prober, lowering, settings, search.settings(), console, result)
-            finally:
-                prober.ledger.close()
+        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        return session.precision(settings, checks, search.settings())
 
     finish(work, "precision", general)

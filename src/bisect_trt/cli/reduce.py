@@ -17,11 +17,9 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.strategy import Mode
-from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.reduce import check_outputs, reduce_model
+from bisect_trt.workflows.reduce import check_outputs
+from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import ReduceSettings
-from bisect_trt.workflows.subject import Subject
 
 
 @command
@@ -64,13 +62,7 @@ def reduce_command(
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         files = [*data.files(), *compare.files(), *check.files()]
         workspace = open_run("reduce", model, files, checks.fixed_path)
-        with Subject(data.settings(model), workspace, console, fresh_process=target.fresh_process) as subject:
-            prober = make_prober(checks, search.settings(), subject, console)
-            known = recorded(subject, result, console, prober=prober, target=checks.target, annotation=annotation)
-            try:
-                with known:
-                    return reduce_model(subject, prober, settings, search.settings(), console, result)
-            finally:
-                prober.ledger.close()
+        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        return session.reduce(settings, checks, search.settings())
 
     finish(work, "reduce", general)

@@ -214,13 +214,21 @@ def _shapes(values: list[str], option: str) -> Shapes:
     return tuple(parse_shapes(values, option).items())
 
 
+def parse_size(text: str) -> int | None:
+    """``4G`` in bytes; ``None`` for what is no size."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    return int(Fraction(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
+
+
 def _pool_limit(text: str) -> tuple[str, int]:
     """``workspace:4G`` in bytes."""
     pool, colon, size = text.rpartition(":")
-    match = _SIZE.fullmatch(size)
-    if not colon or not pool or match is None:
+    limit = parse_size(size)
+    if not colon or not pool or limit is None:
         raise UsageError(f"--pool-limit {text}: write POOL:SIZE, such as workspace:4G.")
-    return pool, int(Fraction(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
+    return pool, limit
 
 
 def _existing(option: str, path: Path | None) -> Path | None:

@@ -31,7 +31,9 @@ def input_infos(network: Network) -> list[TensorInfo]:
     return infos
 
 
-def fix_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def fix_input_shapes(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], *, assume: bool = True
+) -> dict[str, tuple[int | str | None, ...]]:
     """Give every graph input a fixed shape: the given one, and 1 for each dimension that is free.
 
     A dimension that has a name takes the size which a given shape has for that name. An input of unknown rank gets one
@@ -40,6 +42,7 @@ def fix_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
     Args:
         model: Changed in place.
         shapes: By input name.
+        assume: Whether dimensions that nobody gave become 1; else they stay free.
 
     Returns:
         The inputs that had free dimensions which nobody gave, with the shape they now have.
@@ -55,14 +58,14 @@ def fix_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]
         if name not in inputs:
             raise UsageError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
     sizes = _named_sizes(infos, shapes)
-    assumed: dict[str, tuple[int, ...]] = {}
+    assumed: dict[str, tuple[int | str | None, ...]] = {}
     contradicted = False
     for name, info in infos.items():
         old = (None,) if info.shape is None else info.shape
         # A name may be known by now; what is not, is 1.
         known = tuple(shapes[name]) if name in shapes else tuple(sizes.get(dim, dim) for dim in old)
-        new = tuple(dim if isinstance(dim, int) else 1 for dim in known)
-        if new == info.shape:
+        new = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in known)
+        if new == old:
             continue
         if new != known:
             assumed[name] = new

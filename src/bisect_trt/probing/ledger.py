@@ -13,6 +13,7 @@ from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.probing.candidate import Identity
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.outcome import BROKEN_PREFIXES, Outcome
+from bisect_trt.probing.watcher import Watcher
 from bisect_trt.search.verdict import Verdict
 
 _OUT_OF_MEMORY = ("build: out of memory", "run: out of memory")
@@ -56,10 +57,12 @@ class Ledger:
         original: The signature of the original model's failure, once it has been probed.
         severity: How severe that was, where it can be told; what is much milder is another failure.
         replayed: How many outcomes came from an earlier session of the run.
+        watcher: Who looks on between verdicts.
     """
 
-    def __init__(self, journal: Journal, listener: Listener, budget: Budget) -> None:
+    def __init__(self, journal: Journal, listener: Listener, budget: Budget, watcher: Watcher | None = None) -> None:
         """``journal`` may hold what an earlier session learned."""
+        self.watcher = watcher or Watcher()
         self.records: list[Record] = []
         self.passed: list[Identity] = []
         self.best: Identity | None = None
@@ -96,6 +99,7 @@ class Ledger:
         """
         self.check_budget()
         self._journal.started(candidate.key, candidate.title)
+        self.watcher.started(candidate.key, candidate.title)
 
     def check_budget(self) -> None:
         """Whether another probe may start.
@@ -119,10 +123,12 @@ class Ledger:
         """A probe has ended."""
         self._outcomes[candidate.key] = outcome
         self._journal.ended(candidate.key, outcome)
+        self.watcher.ended(candidate.key)
 
     def end_early(self, candidate: Identity) -> None:
         """A probe was ended because nobody needed its answer any more."""
         self._journal.ended_early(candidate.key)
+        self.watcher.ended(candidate.key)
 
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""

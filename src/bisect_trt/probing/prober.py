@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from threading import Timer
 from typing import TypeVar
 
@@ -12,8 +13,10 @@ from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import Ledger
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.process import Cancel
+from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Speculation
+from bisect_trt.probing.watcher import Lookout
 from bisect_trt.search.oracle import Ask, Subset
 from bisect_trt.search.verdict import Verdict
 
@@ -61,9 +64,11 @@ class Prober:
         outcome = self.ledger.outcome(candidate.key)
         if outcome is None:
             self.ledger.start(candidate.identity)
-            outcome = self.runner.measure(candidate, repeat)
+            with self._prompting():
+                outcome = self.runner.measure(candidate, repeat)
             self.ledger.end(candidate.identity, outcome)
         self.runner.expect(outcome, confidence=confidence, units=units)
+        self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
         return _must_fail(self._decide(candidate.identity, outcome))
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
@@ -80,9 +85,14 @@ class Prober:
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
-            outcome = self._run(candidate, identity)
+            with self._prompting():
+                outcome = self._run(candidate, identity)
             self.ledger.end(identity, outcome)
         return self._decide(identity, outcome)
+
+    def _prompting(self) -> AbstractContextManager[None]:
+        """Leaves the terminal to the user's answers, if the user is the check."""
+        return self.ledger.watcher.asking() if isinstance(self.runner.check, PromptCheck) else nullcontext()
 
     def _run(self, candidate: Candidate, identity: Identity) -> Outcome:
         """Run the check, but not for longer than the budget allows."""
@@ -125,15 +135,22 @@ class Prober:
             finally:
                 self.wasted += speculation.wasted
         memory: dict[Subset, Verdict] = {}
+        lookout = Lookout(self.ledger.watcher, algorithm)
 
         def ask(units: Subset) -> Verdict:
             if units in memory:
                 self.ledger.cached += 1
             else:
-                memory[units] = self.probe(build(units)).verdict
+                candidate = build(units)
+                memory[units] = self.probe(candidate).verdict
+                lookout.heard(units, memory[units], candidate.title)
             return memory[units]
 
-        return algorithm(ask)
+        lookout.look()
+        try:
+            return algorithm(ask)
+        finally:
+            lookout.end()
 
     def search_from(
         self, original: Candidate, algorithm: Callable[[Ask], Result], build: Callable[[Subset], Candidate]

@@ -21,6 +21,7 @@ from bisect_trt.probing.ledger import Ledger
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.process import Cancel
 from bisect_trt.probing.runner import Runner
+from bisect_trt.probing.watcher import Lookout
 from bisect_trt.search.oracle import Ask, Subset
 from bisect_trt.search.verdict import Verdict
 
@@ -138,16 +139,21 @@ class Speculation:
             BudgetSpent: No more probes may be made.
         """
         heard: list[Subset] = []
+        lookout = Lookout(self._ledger.watcher, algorithm)
+        lookout.look()
         try:
             while True:
                 heard.clear()
                 question = next_question(algorithm, self._taken, heard)
                 if isinstance(question, tuple):
                     return question[0]
-                if not self._take(question):
+                if self._take(question):
+                    lookout.heard(question, self._taken[question], self._identity(question).title)
+                else:
                     self._fill(algorithm, question)
                     self._collect()
         finally:
+            lookout.end()
             self._ledger.cached += len(heard) - len(set(heard))
 
     def _identity(self, units: Subset) -> Identity:
@@ -229,3 +235,4 @@ class Speculation:
             else:
                 self._ledger.end_early(running.identity)
         self.wasted += len(ended)
+        self._ledger.watcher.wasted(len(ended))

@@ -48,6 +48,7 @@ class Worker:
                 "build": self._build,
                 "collect": self._collect,
                 "compare": self._compare,
+                "describe": self._describe,
                 "lower": self._lower,
             }
             return serve[request["op"]](request)
@@ -109,6 +110,10 @@ class Worker:
         runtime = self._runtime(TargetSettings.from_json(request["target"]))
         runtime.build(Path(request["model"]), Path(request["to"]), load_npz(Path(request["inputs"])))
         return {"ok": True}
+
+    def _describe(self, request: Request) -> dict[str, Any]:
+        """What the target's prebuilt engine is made of."""
+        return {"engine": self._runtime(TargetSettings.from_json(request["target"])).describe_engine()}
 
     def _lower(self, request: Request) -> dict[str, Any]:
         """Write the form of a model that the target really runs, if that is another."""

@@ -2,74 +2,137 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
 
 from bisect_trt.probing.journal import Record
+from bisect_trt.probing.watcher import Watcher
+from bisect_trt.reporting.live import STYLES, LiveView, is_live
+from bisect_trt.reporting.logfile import LogFile
 from bisect_trt.reporting.story import Story
 from bisect_trt.search.verdict import Verdict
 
-_STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
-
 
 class Console:
-    """Plain lines off a terminal, coloured ones on it; ``NO_COLOR`` is honoured.
+    """Plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
 
     Attributes:
         verbosity: -1 only the answer, 0 decisions and probes, 1 reasons too.
         story: What was said, shown or not, for the report.
+        view: The live view; ``None`` off a terminal, on a dumb one, and where only the answer is asked for.
     """
 
-    def __init__(self, verbosity: int = 0) -> None:
-        """``verbosity`` is the number of ``-v`` less that of ``-q``."""
+    def __init__(self, verbosity: int = 0, *, live: bool = False) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            verbosity: The number of ``-v`` less that of ``-q``.
+            live: Whether to show a live view where there is a terminal for it; needs to be closed.
+        """
         self.verbosity = verbosity
         self.story = Story()
         self._out = RichConsole(highlight=False, soft_wrap=True)
         self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._kinds: set[str] = set()
+        self._log: LogFile | None = None
+        self.view = LiveView(self._out) if live and verbosity >= 0 and is_live(self._out) else None
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Who looks on while a search runs."""
+        return self.view
+
+    def log_to(self, log: LogFile) -> None:
+        """Write everything that ``-v`` shows to a file as well, from now on."""
+        self._log = log
+
+    def close(self) -> None:
+        """Take the live view off the terminal, and close the log file."""
+        if self.view is not None:
+            self.view.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def stopping(self) -> None:
+        """The user has asked to stop; safe in a signal handler."""
+        if self.view is not None:
+            self.view.stopping = True
+
+    def abandon(self) -> None:
+        """The process ends in this moment; safe in a signal handler."""
+        if self.view is not None:
+            self.view.abandon()
+
+    def note(self, text: str) -> None:
+        """For the log file only; a full disk there is no reason to end a search."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(text)
+        except OSError as error:
+            log, self._log = self._log, None
+            with contextlib.suppress(OSError):  # what could not be written once
+                log.close()
+            self.warn(f"the log file {log.path} ends here: {error.strerror}")
 
     def step(self, text: str) -> None:
         """A step of the flow chart, and what it is for."""
         self.story.step(text)
+        self.note(text)
         if self.verbosity >= 0:
             self._out.print(f"[bold]{escape(text)}[/bold]")
+        if self.view is not None:
+            self.view.step(text)
 
     def say(self, text: str) -> None:
         """A decision, and why."""
         self.story.say(text)
+        self.note(text)
         if self.verbosity >= 0:
             self._out.print(escape(text))
 
     def answer(self, text: str) -> None:
         """The result; shown however quiet."""
         self.story.answer(text)
+        self.note(text)
         self._out.print(escape(text))
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
-        self._err.print(f"[yellow]warning:[/yellow] {escape(text)}")
+        self.note(f"warning: {text}")
+        self._complain(f"[yellow]warning:[/yellow] {escape(text)}")
 
     def error(self, text: str) -> None:
         """Why the run ends."""
-        self._err.print(f"[bold red]error:[/bold red] {escape(text)}")
+        self.note(f"error: {text}")
+        self._complain(f"[bold red]error:[/bold red] {escape(text)}")
 
     def probed(self, record: Record) -> None:
         """A probe has ended."""
         self.story.probed(record.number)
+        if self.view is not None:
+            self.view.probed(record)
+        fresh = record.verdict is Verdict.UNRESOLVED and record.signature not in self._kinds
+        self._kinds.add(record.signature)
+        tail = [f"    | {line}" for line in record.tail.splitlines()] if fresh else []
+        before, after = f"  probe {record.number:<3} ", f" {record.seconds:6.2f} s  {record.title}"
+        self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {record.reason}", *tail]))
         if self.verbosity < 0:
             return
-        style = _STYLES[record.verdict]
-        fresh = record.verdict is Verdict.UNRESOLVED and record.signature not in self._kinds
+        verdict = f"[{STYLES[record.verdict]}]{record.verdict.value:10}[/]"
         reason = f"  {record.reason}" if self.verbosity > 0 or fresh or record.number == 1 else ""
-        self._kinds.add(record.signature)
-        verdict = f"[{style}]{record.verdict.value:10}[/{style}]"
-        self._out.print(
-            f"  probe {record.number:<3} {verdict} {record.seconds:6.2f} s  {escape(record.title + reason)}"
-        )
-        for line in record.tail.splitlines() if fresh else ():
-            self._out.print(f"    | {escape(line)}")
+        self._out.print(f"{before}{verdict}{escape(after + reason)}")
+        for line in tail:
+            self._out.print(escape(line))
+
+    def _complain(self, markup: str) -> None:
+        """To stderr, which knows nothing of a view on stdout."""
+        with contextlib.nullcontext() if self.view is None else self.view.paused():
+            self._err.print(markup)
 
 
 def is_interactive() -> bool:

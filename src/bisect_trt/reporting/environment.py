@@ -8,15 +8,17 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from bisect_trt.reporting.reproducer import versions_seen
+from bisect_trt import __version__
 
 _DRIVER = Path("/proc/driver/nvidia")
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
 def environment() -> dict[str, str]:
     """What a bug report needs to know of this machine, by name; what is not known is left out."""
-    seen = versions_seen()
+    seen = {"bisect-trt": __version__, **{name: found for name in _PACKAGES if (found := _version(name))}}
+    seen |= {"Python": platform.python_version(), "platform": platform.platform()}
     cuda = next((found for name in _CUDA_PACKAGES if (found := _version(name))), "")
     about = {"CUDA runtime": cuda, "CPU": _processor(), "GPU": ", ".join(_gpus()), "NVIDIA driver": _driver()}
     return {**seen, **{name: value for name, value in about.items() if value}}

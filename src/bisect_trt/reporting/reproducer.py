@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
-from bisect_trt import __version__
 from bisect_trt.errors import UsageError
+from bisect_trt.reporting.environment import environment
+from bisect_trt.reporting.issue import Issue, issue_files
 from bisect_trt.reporting.script import TargetScript, render_script
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.npz import save_npz
 
-MODEL, TARGET_MODEL, INPUTS, GOLDEN = "model.onnx", "model_fp16.onnx", "inputs.npz", "golden.npz"
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt")
+MODEL, INPUTS, GOLDEN = "model.onnx", "inputs.npz", "golden.npz"
+DATA_SET = "test_data_set_0"
+_PB_LIMIT_BYTES = (1 << 31) - (1 << 16)
+"""Protobuf ends at 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Reproducer:
         comparisons: What the target made of them.
         script: How the target runs a model.
         answer: What fails, in a sentence.
-        target: The target in words.
+        target: The target.
         found: What the search did, in a sentence.
         refusal: What the target says of the model, where its refusing it is the failure.
     """
@@ -47,7 +52,7 @@ class Reproducer:
     comparisons: Sequence[TensorComparison]
     script: TargetScript
     answer: str
-    target: str
+    target: TargetSettings
     found: str
     refusal: str | None = None
 
@@ -58,29 +63,66 @@ class Reproducer:
             UsageError: The folder cannot be written.
         """
         try:
-            files = [MODEL, INPUTS, GOLDEN, "reproduce.py", "README.md"]
+            files = [MODEL, INPUTS, GOLDEN, "reproduce.py", "README.md", "ISSUE.md"]
             if self.lowered is not None:
-                onnx.save(self.lowered, str(folder / TARGET_MODEL))
-                files.insert(1, TARGET_MODEL)
+                onnx.save(self.lowered, str(folder / self.target_model))
+                files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
             (folder / "reproduce.py").write_text(self.source(), encoding="utf-8")
             (folder / "README.md").write_text(self.readme(), encoding="utf-8")
+            files += self._write_data_set(folder) + issue_files(self.issue(), folder, self.inputs, self.golden)
         except OSError as error:
             raise UsageError(
                 f"the reproducer cannot be written to {folder}: {error.strerror}; name another folder."
             ) from error
         return [folder / file for file in files]
 
+    @property
+    def target_model(self) -> str:
+        """The file that the target runs."""
+        return MODEL if self.lowered is None else f"model_{'bf16' if self.target.bf16 else 'fp16'}.onnx"
+
+    def _write_data_set(self, folder: Path) -> list[str]:
+        """The values as ONNX's own test cases have them: ``input_0.pb`` for the model's first input, and so on.
+
+        Source of the layout: onnx, "Adding ONNX backend test cases".
+        """
+        graph = self.model.graph
+        (folder / DATA_SET).mkdir(exist_ok=True)
+        files: list[str] = []
+        for kind, ends, values in (("input", graph.input, self.inputs), ("output", graph.output, self.golden)):
+            for number, end in enumerate(ends):
+                value = values.get(end.name)
+                if value is None or value.nbytes > _PB_LIMIT_BYTES:
+                    continue
+                plain = value.astype(object) if is_string(value.dtype) else np.asarray(value)
+                files.append(f"{DATA_SET}/{kind}_{number}.pb")
+                (folder / files[-1]).write_bytes(numpy_helper.from_array(plain, end.name).SerializeToString())
+        return files
+
+    def issue(self) -> Issue:
+        """What a bug report says."""
+        return Issue(
+            self.answer,
+            self.target,
+            MODEL,
+            self.target_model,
+            [f"{node.op_type} `{node.name or node.output[0]}`" for node in self.model.graph.node],
+            self.comparisons,
+            self.refusal,
+            self.found,
+            environment(),
+        )
+
     def source(self) -> str:
         """``reproduce.py``: needs nothing of bisect-trt."""
-        model = MODEL if self.lowered is None else TARGET_MODEL
         return render_script(
             self.script,
-            model,
+            self.target_model,
             self.comparisons,
             answer=self.answer,
-            described=self.target,
+            described=self.target.describe(),
             refusal=self.refusal,
         )
 
@@ -88,17 +130,17 @@ class Reproducer:
         """What it is, how to run it, and the versions it was seen with."""
         failed = [f"- `{c.name}`: {c.describe()}" for c in self.comparisons if not c.passed]
         seen = "\n".join(failed if self.refusal is None else [f"- {self.refusal}"])
-        versions = "\n".join(f"| {name} | {version} |" for name, version in versions_seen().items())
+        versions = "\n".join(f"| {name} | {version} |" for name, version in environment().items())
         nodes = ", ".join(f"{node.op_type} `{node.name or node.output[0]}`" for node in self.model.graph.node[:12])
         more = f" and {len(self.model.graph.node) - 12} more" if len(self.model.graph.node) > 12 else ""
         lowered = (
-            f"`{TARGET_MODEL}` is the same model lowered to fp16 (by Casts in the graph), which is what the target ran.\n"
+            f"`{self.target_model}` is the same model in low precision (by Casts in the graph), which is what the target ran.\n"
             if self.lowered is not None
             else ""
         )
         return README.format(
             answer=self.answer,
-            target=self.target,
+            target=self.target.describe(),
             seen=seen,
             nodes=nodes + more,
             versions=versions,
@@ -125,8 +167,11 @@ python reproduce.py
 needs {needs}, prints the failure, and exits with status 1 while it is there (0 once it is gone).
 
 `model.onnx` is the smallest model that still fails ({nodes}). `inputs.npz` are the values that the network really has
-there, `golden.npz` what the reference makes of them, both by tensor name.
+there, `golden.npz` what the reference makes of them, both by tensor name; `inputs.json` and `golden.json` are the same as
+Polygraphy reads them, and `test_data_set_0` as ONNX's own test cases have them. `ISSUE.md` is the text of a bug report.
 {lowered}
+`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what you send.
+
 ## How it was found
 
 {found}
@@ -139,12 +184,20 @@ there, `golden.npz` what the reference makes of them, both by tensor name.
 """
 
 
-def versions_seen() -> dict[str, str]:
-    """The versions of what matters, for a bug report."""
-    seen = {"bisect-trt": __version__}
-    for package in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            seen[package] = metadata.version(package)
-    seen["Python"] = platform.python_version()
-    seen["platform"] = platform.platform()
-    return seen
+def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
+    """Pack what was written, and nothing else that lies in the folder.
+
+    Args:
+        folder: The reproducer's. Its name may be the model's, so in the archive it is ``reproducer``.
+        files: What :meth:`Reproducer.write` wrote.
+        archive: Where to.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            for file in files:
+                packed.write(file, f"reproducer/{file.relative_to(folder).as_posix()}")
+    except OSError as error:
+        raise UsageError(f"{archive} cannot be written: {error.strerror}; make room or name another folder.") from error

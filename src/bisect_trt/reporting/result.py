@@ -45,6 +45,31 @@ class Result:
     artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def proven(self) -> bool:
+        """Whether an answer was found and is 1-minimal; for ``compare``: whether everything matches."""
+        return self.exit_status is ExitStatus.OK
+
+    @property
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Of ``compare``: what was seen of each output, as ``TensorComparison.from_json`` reads it."""
+        return list(self.extra.get("comparisons", ()))
+
+    @property
+    def keep_fp32(self) -> list[dict[str, Any]]:
+        """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why."""
+        return list(self.extra.get("keep_fp32", ()))
+
+    @property
+    def first_mismatch(self) -> dict[str, Any] | None:
+        """Of ``layerwise`` and ``diagnose``: the first tensor that goes wrong, its node and its error."""
+        return self.extra.get("first_mismatch")
+
+    @property
+    def tensors(self) -> list[dict[str, Any]]:
+        """Of ``layerwise`` and ``diagnose``: every tensor that was compared."""
+        return list(self.extra.get("tensors", ()))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, schema first."""
         plain = dict(vars(self))

@@ -85,6 +85,14 @@ class Runtime(Protocol):
             UsageError: It makes no such thing, or the file cannot be written.
         """
 
+    def describe_engine(self) -> dict[str, Any]:
+        """What the prebuilt engine is made of that it was set up with, as plain values.
+
+        Raises:
+            UnavailableError: The engine is not for this runtime.
+            UsageError: It has no such thing.
+        """
+
     def gpu_memory(self) -> int:
         """Bytes of its GPU that are in use, by anybody; 0 without one."""
 

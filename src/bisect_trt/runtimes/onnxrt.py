@@ -123,6 +123,14 @@ class OnnxRuntime:
         """
         raise UsageError("ONNX Runtime has no engine to write; name TensorRT as the target (--trt).")
 
+    def describe_engine(self) -> dict[str, Any]:
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("ONNX Runtime has no engine to show; name TensorRT as the target (--trt).")
+
     def gpu_memory(self) -> int:
         """0: it does not say."""
         return 0

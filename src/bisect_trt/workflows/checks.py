@@ -11,6 +11,7 @@ from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.devices import default_workers
 from bisect_trt.probing.engine import EngineCheck
+from bisect_trt.probing.function import FunctionCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.prober import Prober
@@ -25,11 +26,13 @@ from bisect_trt.workflows.subject import Subject
 
 
 def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
-    """The user's command, else the built-in comparison, else the user.
+    """The user's function or command, else the built-in comparison, else the user.
 
     Raises:
         UsageError: There is none of the three, or an option does not fit the one there is.
     """
+    if settings.function is not None:
+        return FunctionCheck(settings.function)
     if settings.argv:
         command = CommandCheck(
             settings.argv,
@@ -93,13 +96,13 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
-    if isinstance(check, BuiltinCheck):
+    if isinstance(check, BuiltinCheck) and check.target.runtime == "onnxrt":  # TensorRT may run what it cannot: plugins
         require_target(subject, check.target)
         require_reference(subject)
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
-    ledger = Ledger(journal, Listeners(listeners), search.budget)
+    ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
     workers = default_workers() if search.workers is None else search.workers
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time

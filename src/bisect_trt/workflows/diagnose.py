@@ -10,7 +10,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.reproducer import MODEL
+from bisect_trt.reporting.reproducer import MODEL, pack
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.strategy import minimise
@@ -40,11 +40,15 @@ class DiagnoseSettings:
         check: The target, its tolerances and the time a candidate may take.
         search: How the search is run.
         output: The folder for the reproducer.
+        archive: Where it goes as a ``.zip`` too, if it does.
+        anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
     """
 
     check: CheckSettings
     search: SearchSettings
     output: Path
+    archive: Path | None = None
+    anonymous: bool = False
 
 
 def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> Result:
@@ -80,7 +84,12 @@ def deliver(
         candidate = shrink(subject, prober, candidate, console)
     sentence = describe_answer(subject, candidate)
     answer = Answer(candidate, minimum, sentence, describe_search(subject, prober, minimum))
-    minimum, files = leave_reproducer(subject, prober, settings.check, answer, settings.output)
+    minimum, files = leave_reproducer(
+        subject, prober, settings.check, answer, settings.output, anonymous=settings.anonymous
+    )
+    if settings.archive is not None:
+        pack(settings.output, files, settings.archive)
+        result.artifacts["archive"] = str(settings.archive)
     conclude(prober, minimum, result)
     result.culprits = subject.describe_searched(candidate.units)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(files[0])}

@@ -29,11 +29,15 @@ _FILES = {
     "model.onnx": "the smallest model that still fails",
     "mixed.onnx": "the model in mixed precision: it passes",
     "model_fp16.onnx": "the same, lowered to fp16: what the target really ran",
+    "model_bf16.onnx": "the same, lowered to bf16: what the target really ran",
     "inputs.npz": "what it is fed inside the network, by tensor name",
     "golden.npz": "what the reference makes of it, by tensor name",
     "reproduce.py": "runs it and prints the mismatch; needs nothing of bisect-trt",
     "README.md": "what fails, what was seen, versions",
     "ISSUE.md": "the text of a bug report",
+    "inputs.json": "inputs.npz as Polygraphy reads it",
+    "golden.json": "golden.npz as Polygraphy reads it",
+    "archive": "the reproducer's folder, packed",
     "reduced": "the smallest model that still fails",
     "min_good": "the largest model next to it that passes",
     "inputs": "values of its inputs, by tensor name",
@@ -113,7 +117,7 @@ def leave_record(
     Args:
         result: Complete; gets what it lacks for the report.
         folder: The run's; ``None`` if it did not come to have one.
-        argv: What was typed, without the program's name.
+        argv: What was typed, without the program's name; empty if it was called from Python.
         console: Who was told of the run.
         report: Where else the report goes, if it was asked for.
     """
@@ -140,13 +144,13 @@ def leave_record(
 
 
 def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[dict[str, str]]:
-    commands = [("Run it again", ["bisect-trt", *argv])]
+    commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("See the failure, without bisect-trt", ["python", str(script)]))
-    if result.status in ("interrupted", "inconclusive", "error") and result.probes["run"]:
+    if argv and result.status in ("interrupted", "inconclusive", "error") and result.probes["run"]:
         commands.append(("Go on where it stopped", ["bisect-trt", "resume", str(folder)]))
-    if result.probes["run"]:
+    if argv and result.probes["run"]:
         commands.append(("List the probes; add a number for one in full", ["bisect-trt", "log", str(folder)]))
     if folder is not None:
         commands.append(("Make this page again", ["bisect-trt", "report", str(folder)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class CheckSettings:
         tolerance: How far it may be off.
         by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
         timed: Whether the built-in comparison measures how long a candidate runs.
+        function: A Python function that says good or bad; see ``FunctionCheck``.
         artifacts: Files that a check leaves, to be kept.
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
     """
@@ -64,6 +65,7 @@ class CheckSettings:
     tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
     by_layer: bool = False
     timed: bool = False
+    function: Callable[..., object] | None = None
     artifacts: tuple[Path, ...] = ()
     artifacts_dir: Path = Path("artifacts")
 
@@ -72,7 +74,7 @@ class CheckSettings:
         """Where every candidate has to lie, if the check cannot be told where it is."""
         if self.candidate is not None:
             return self.candidate
-        if self.target is not None and not self.argv:
+        if (self.target is not None or self.function is not None) and not self.argv:
             return None
         return None if any(name in word for word in self.argv for name in _PLACES) else FIXED_PATH
 

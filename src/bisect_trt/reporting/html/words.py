@@ -33,9 +33,11 @@ def number(value: float | str | None, digits: int = 5) -> str:
     return f"{value:.{digits}g}"
 
 
-def seconds(value: float) -> str:
-    """A time for people."""
+def seconds(value: float, *, whole: bool = False) -> str:
+    """A time for people; ``whole`` leaves fractions of a second out."""
     if value < 60:
+        if whole:
+            return f"{value:.0f} s"
         return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -17,6 +17,7 @@ from bisect_trt.runtimes.settings import Lowering, TargetSettings
 from bisect_trt.runtimes.trt.api import TensorRt, tensorrt
 from bisect_trt.runtimes.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.runtimes.trt.debug import FIRST_VERSION, UnfusedSession
+from bisect_trt.runtimes.trt.describe import describe_engine
 from bisect_trt.runtimes.trt.inspect import Origins
 from bisect_trt.runtimes.trt.layers import constrain, named_layers
 from bisect_trt.runtimes.trt.messages import is_out_of_memory, is_poisoning, reason, signature
@@ -102,6 +103,16 @@ class TensorRtRuntime:
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
         engine = _deserialise(plan, self._tensorrt)
         return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+
+    def describe_engine(self) -> dict[str, Any]:
+        """What the prebuilt engine is made of; see :func:`describe_engine`.
+
+        Raises:
+            UnavailableError: The engine is not for this TensorRT.
+        """
+        return describe_engine(
+            _load_prebuilt(Path(str(self._settings.trt.load_engine)), self._tensorrt), self._tensorrt
+        )
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.

@@ -1,0 +1,103 @@
+"""``bisect-trt inspect``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from bisect_trt.cli.app import command, finish
+from bisect_trt.cli.options import General
+from bisect_trt.errors import UsageError
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.reporting.tree import print_tree
+from bisect_trt.workflows.inspect_data import data_tree, describe_data
+from bisect_trt.workflows.inspect_engine import describe_engine, engine_tree
+from bisect_trt.workflows.inspect_model import describe_model, model_tree
+
+
+class Kind(str, Enum):
+    """What a file is."""
+
+    MODEL = "model"
+    ENGINE = "engine"
+    DATA = "data"
+
+
+class Show(str, Enum):
+    """What to say beside the summary."""
+
+    LAYERS = "layers"
+    ATTRS = "attrs"
+    WEIGHTS = "weights"
+    VALUES = "values"
+
+
+class Mode(str, Enum):
+    """The same in one word, as Polygraphy once had it."""
+
+    NONE = "none"
+    BASIC = "basic"
+    ATTRS = "attrs"
+    FULL = "full"
+
+
+_FITTING = {
+    Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
+    Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
+    Kind.DATA: {Show.VALUES},
+}
+_MODES = {
+    Mode.NONE: set[Show](),
+    Mode.BASIC: {Show.LAYERS},
+    Mode.ATTRS: {Show.LAYERS, Show.ATTRS},
+    Mode.FULL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
+}
+
+
+@command
+def inspect_command(
+    kind: Annotated[Kind, typer.Argument(help="What the file is.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX model, a TensorRT engine, or saved values.", show_default=False)
+    ],
+    show: Annotated[
+        list[Show] | None,
+        typer.Option(help="Of a model its layers, their attributes (attrs), its weights; of data some values."),
+    ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JSON too.")] = None,
+) -> None:
+    """Show what a model, a TensorRT engine or a file of saved values holds."""
+
+    def work(console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
+        if mode is not None and kind is not Kind.MODEL:
+            raise UsageError(f"--mode is about models, and this is to be read as {kind.value}; leave it out.")
+        wanted = {*(show or ()), *(_MODES[mode] if mode is not None else ())}
+        if odd := wanted - _FITTING[kind]:
+            raise UsageError(
+                f"--show {min(word.value for word in odd)} says nothing of {kind.value}; there is: "
+                f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
+            )
+        if kind is Kind.MODEL:
+            plain = describe_model(file, {word.value for word in wanted})
+            tree = model_tree(str(file), plain)
+        elif kind is Kind.DATA:
+            plain = describe_data(file, values=Show.VALUES in wanted)
+            tree = data_tree(str(file), plain)
+        else:
+            with TemporaryDirectory(prefix="bisect-trt-") as folder:
+                plain = describe_engine(file, Path(folder))
+            tree = engine_tree(str(file), plain)
+        print_tree(tree)
+        result.extra[kind.value] = plain
+        result.status, result.minimality = "found", "1-minimal"
+        return result
+
+    finish(work, "inspect", General(json=json))

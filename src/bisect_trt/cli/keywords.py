@@ -1,0 +1,88 @@
+"""The options of the command line as keywords of Python functions."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bisect_trt.errors import UsageError
+
+Group = TypeVar("Group")
+
+
+class Keywords:
+    """What a function was given, until it is taken for one group of options or another."""
+
+    def __init__(self, options: Mapping[str, Any], *, target: str | None = None, **named: Any) -> None:  # noqa: ANN401
+        """Nothing is taken yet.
+
+        Args:
+            options: Options by their name on the command line, with underscores.
+            target: ``onnxrt``, ``trt`` or neither.
+            **named: More options; ``None`` and ``False`` count as not given.
+
+        Raises:
+            UsageError: There is no such target.
+        """
+        if target not in (None, "onnxrt", "trt"):
+            raise UsageError(f"there is no target '{target}'; write 'onnxrt' or 'trt'.")
+        self._left = {**options, **{name: v for name, v in named.items() if v is not None and v is not False}}
+        if target is not None:
+            self._left[target] = True
+
+    def take(self, **defaults: Any) -> dict[str, Any]:  # noqa: ANN401 - of many types
+        """Single options with their defaults."""
+        return {name: self._left.pop(name, default) for name, default in defaults.items()}
+
+    def group(self, kind: type[Group]) -> Group:
+        """A group of options, the rest of it as on the command line.
+
+        Args:
+            kind: The group, a dataclass.
+        """
+        hints = typing.get_type_hints(kind)
+        names = [entry.name for entry in fields(kind) if entry.name in self._left]  # type: ignore[arg-type]
+        return kind(**{name: _as_option(self._left.pop(name), hints[name]) for name in names})
+
+    def finish(self, command: str) -> None:
+        """Make sure that nothing is left.
+
+        Raises:
+            UsageError: Something is.
+        """
+        for name in self._left:
+            raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help` lists them.")
+
+
+def _as_option(value: Any, hint: Any) -> Any:  # noqa: ANN401 - of many types
+    """A value as the command line's parser gives it: lists of words for what may be given several times."""
+    kinds = [hint, *typing.get_args(hint)]
+    several = next((kind for kind in kinds if typing.get_origin(kind) is list), None)
+    if several is not None:
+        (item,) = typing.get_args(several)
+        return [_as_word(each, item) for each in _each(value)]
+    kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, Enum | Path)), None)
+    return value if kind is None or value is None else kind(value)
+
+
+def _each(value: Any) -> list[Any]:  # noqa: ANN401 - of many types
+    """``{"a": [1, 3]}`` as ``a:[1, 3]``; one value as a list of it."""
+    if isinstance(value, Mapping):
+        return [f"{name}:{_text(each)}" if name else _text(each) for name, each in value.items()]
+    return list(value) if isinstance(value, list | tuple | set) and not _is_range(value) else [value]
+
+
+def _is_range(value: Any) -> bool:  # noqa: ANN401 - of many types
+    return isinstance(value, tuple) and all(isinstance(each, int | float) for each in value) and len(value) == 2
+
+
+def _as_word(value: Any, item: Any) -> Any:  # noqa: ANN401 - of many types
+    return _text(value) if item is str else item(value)
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - of many types
+    return str(list(value)).replace(" ", "") if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,39 @@
+"""A tree on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+from rich.tree import Tree
+
+
+@dataclass
+class Branch:
+    """A line, and what belongs to it.
+
+    Attributes:
+        text: The line.
+        branches: The lines below it.
+    """
+
+    text: str
+    branches: list[Branch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: str, lines: Iterable[str]) -> Branch:
+        """A line with plain lines below it."""
+        return cls(text, [cls(line) for line in lines])
+
+
+def print_tree(root: Branch) -> None:
+    """Show it, without control codes off a terminal; lines are not broken, so that names can be copied and searched for."""
+    RichConsole(highlight=False, soft_wrap=True).print(_grow(root, Tree(f"[bold]{escape(root.text)}[/bold]")))
+
+
+def _grow(branch: Branch, tree: Tree) -> Tree:
+    for each in branch.branches:
+        _grow(each, tree.add(escape(each.text)))
+    return tree

@@ -1,0 +1,94 @@
+"""A model in another form: in half precision, or as an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.fold import sort_nodes
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.worker import WorkerDied
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.checks import require_target
+from bisect_trt.workflows.subject import Subject
+
+
+@dataclass(frozen=True)
+class LowerSettings:
+    """How to lower a model.
+
+    Attributes:
+        precision: What to.
+        keep: Nodes that stay in fp32, each by the first tensor it makes.
+        lower_ends: Whether the graph's inputs and outputs are lowered too.
+    """
+
+    precision: Literal["fp16", "bf16"]
+    keep: tuple[str, ...] = ()
+    lower_ends: bool = False
+
+
+def convert_to_onnx(path: Path, output: Path, settings: LowerSettings, console: Console, result: Result) -> Result:
+    """Write the model with real nodes of the low precision.
+
+    Raises:
+        UnavailableError: The model cannot be read.
+        UsageError: The output cannot be written, a name is no node's, or the model is too old to be lowered.
+    """
+    model, low = load_model(path), LOW_TYPES[settings.precision]
+    sort_nodes(model)
+    first = {next(iter(node.output), "") for node in model.graph.node}
+    for name in settings.keep:
+        if name not in first:
+            raise UsageError(
+                f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {path} --show layers` lists them."
+            )
+    lowered = lower_fp16(model, settings.keep, low=low)
+    if settings.lower_ends:
+        lowered = lower_io(lowered, low)
+    store_weights(lowered, path.absolute().parent, low)
+    save_model(lowered, path.absolute().parent, output)
+    casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
+    result.artifacts["converted"] = str(output)
+    result.status, result.minimality = "found", "1-minimal"
+    console.answer(
+        f"{output}: {path} in {settings.precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
+        f"{casts} of them Casts."
+    )
+    return result
+
+
+def convert_to_engine(
+    subject: Subject, output: Path, target: TargetSettings, timeout: float | None, console: Console, result: Result
+) -> Result:
+    """Build the model's engine.
+
+    Raises:
+        UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
+        UsageError: The output cannot be written.
+    """
+    require_target(subject, target)
+    inputs, model = (subject.workspace.scratch(name) for name in ("inputs.npz", "convert.onnx"))
+    save_npz(inputs, subject.samples[0])
+    model.write_bytes(subject.network.proto.SerializeToString())
+    request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
+    try:
+        reply = subject.workers.ask({**request, "target": target.to_json()}, timeout)
+    except WorkerDied as death:
+        reply = {"message": death.end.describe()}
+    if "message" in reply:
+        raise UnavailableError(
+            f"{target.describe()} cannot build {subject.settings.path}: {reply['message']}; `bisect-trt reduce --trt` finds "
+            "the smallest model with that message."
+        )
+    result.artifacts["engine"] = str(output)
+    result.status, result.minimality = "found", "1-minimal"
+    console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
+    return result

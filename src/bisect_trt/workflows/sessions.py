@@ -1,0 +1,116 @@
+"""Commands from their settings to their result, for the command line and for Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.checks import make_prober, require_target
+from bisect_trt.workflows.compare import CompareSettings, compare
+from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
+from bisect_trt.workflows.layerwise import layerwise
+from bisect_trt.workflows.precision import PrecisionSettings, built_in_check, find_precision, make_lowering
+from bisect_trt.workflows.precision_layers import lowers_by
+from bisect_trt.workflows.record import recorded
+from bisect_trt.workflows.reduce import reduce_model
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every command has.
+
+    Attributes:
+        model: The model and what to feed it.
+        workspace: The run's folder.
+        console: Who is told.
+        result: What is filled in.
+        fresh_process: Whether each probe gets a worker process of its own.
+        annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+    """
+
+    model: ModelSettings
+    workspace: Workspace
+    console: Console
+    result: Result
+    fresh_process: bool = False
+    annotation: Path | None = None
+
+    def subject(self) -> Subject:
+        """The model, opened; to be closed."""
+        return Subject(self.model, self.workspace, self.console, fresh_process=self.fresh_process)
+
+    def diagnose(self, settings: DiagnoseSettings) -> Result:
+        """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
+        with self.subject() as subject, self._prober(subject, settings.check, settings.search) as prober:
+            return diagnose(subject, prober, settings, self.console, self.result)
+
+    def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
+        with self.subject() as subject, self._prober(subject, check, search) as prober:
+            return reduce_model(subject, prober, settings, search, self.console, self.result)
+
+    def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.find_precision`."""
+        target = settings.target
+        with self.subject() as subject:
+            settings, check = by_whom(subject, settings, check)
+            lowering = make_lowering(subject, settings)
+            check = built_in_check(check, subject, settings.precision)
+            with self._prober(subject, check, search, target) as prober:
+                return find_precision(subject, prober, lowering, settings, search, self.console, self.result)
+
+    def layerwise(
+        self, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None, *, isolated: bool = False
+    ) -> Result:
+        """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise`."""
+        with self.subject() as subject, self._recorded(subject, target):
+            require_target(subject, target)
+            return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)
+
+    def compare(self, settings: CompareSettings) -> Result:
+        """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare`."""
+        with self.subject() as subject, self._recorded(subject, settings.target):
+            require_target(subject, settings.target)
+            return compare(subject, settings, self.console, self.result)
+
+    @contextmanager
+    def _prober(
+        self, subject: Subject, check: CheckSettings, search: SearchSettings, target: TargetSettings | None = None
+    ) -> Iterator[Prober]:
+        """A prober whose findings are in the result however it ends; ``target`` is what is said if not the check's."""
+        prober = make_prober(check, search, subject, self.console)
+        try:
+            with self._recorded(subject, target or check.target, prober):
+                yield prober
+        finally:
+            prober.ledger.close()
+
+    @contextmanager
+    def _recorded(
+        self, subject: Subject, target: TargetSettings | None, prober: Prober | None = None
+    ) -> Iterator[None]:
+        known = recorded(subject, self.result, self.console, prober=prober, target=target, annotation=self.annotation)
+        with known:
+            yield
+
+
+def by_whom(
+    subject: Subject, settings: PrecisionSettings, checks: CheckSettings
+) -> tuple[PrecisionSettings, CheckSettings]:
+    """Settle who lowers: the target layer by layer, where it does; else candidates are models with Casts."""
+    if settings.target is None or settings.target.runtime != "trt":
+        return settings, checks
+    by_layer = lowers_by(subject, settings.target) == "layer"
+    if checks.argv and not by_layer:  # the command says good or bad of models
+        return replace(settings, target=None), replace(checks, target=None)
+    return replace(settings, by_layer=by_layer), replace(checks, by_layer=by_layer)

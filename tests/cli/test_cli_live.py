@@ -1,0 +1,283 @@
+"""The live view at a real terminal, plain lines off it, and the log file."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from screens import Terminal
+from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, read_json, script
+
+LINES = 12
+STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
+"""How the view begins: with the time that the step takes."""
+
+
+@pytest.fixture
+def terminal(here: Path) -> Iterator[Callable[..., Terminal]]:
+    """Starts a command line on a terminal."""
+    started: list[Terminal] = []
+
+    def start(*argv: str, columns: int = 80, rows: int = 40, **variables: str) -> Terminal:
+        started.append(Terminal(here, *argv, columns=columns, rows=rows, **variables))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def search(here: Path, *options: str, wait: float = 0.1) -> list[str]:
+    """A search of 40 units for two, whose check takes its time."""
+    chain(here / "model.onnx", 40)
+    check = script(here / "check", f"sleep {wait}; {has('<9>', '<29>')} && exit 1; exit 0")
+    return [
+        "reduce",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--overwrite",
+        "--no-shrink",
+        *options,
+        "--check",
+        check,
+        "{model}",
+    ]
+
+
+def view(screen: list[str]) -> list[str]:
+    """The part of a screen that changes."""
+    place = next((place for place, line in enumerate(screen) if STEP.match(line)), len(screen))
+    return screen[place:]
+
+
+def masked(text: str) -> str:
+    """Without times and folders."""
+    return re.sub(r"\d+\.\d\d s", "# s", text)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_what_is_seen_while_it_works_and_what_stays(
+    terminal: Callable[..., Terminal], here: Path, columns: int
+) -> None:
+    argv = search(here, "--workers", "2")
+    term = terminal(*argv, columns=columns)
+    assert term.wait() == 0, term.text()
+    views = ["\n".join(view(screen)) for screen in term.screens]
+    assert all(len(view(screen)) <= LINES for screen in term.screens)
+    assert all(sum(map(bool, map(STEP.match, screen))) <= 1 for screen in term.screens), "the view is there twice"
+    seen = "\n".join(views)
+    for shown in (
+        r"\d+ probes done, about \d+ to go",
+        r"0\.\d\d s each",
+        r"(under 1|about \d+) s left",
+        r"best so far: \d+ of 40 units",
+        r"next one among \d+",
+        r"[12] running",
+        r"\d+ wasted",
+        r"#\d+ FAIL .*exit status 1",
+        r"#\d+ PASS .*exit status 0",
+    ):
+        assert re.search(shown, seen), f"{shown}\n{views[-2]}"
+    assert not term.cursor_hidden
+    # What stays is what is printed off a terminal, every line of it once.
+    plain = bisect_trt(*argv, cwd=here)
+    text = "\n".join(
+        line[start : start + columns].rstrip()
+        for line in plain.out.splitlines()
+        for start in range(0, max(len(line), 1), columns)
+    )
+    assert masked(term.text()).splitlines() == masked(text).splitlines()
+
+
+def test_the_estimate_goes_down_to_the_end(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*search(here, "--workers", "1", "--json", "r.json"))
+    assert term.wait() == 0
+    told = [
+        (int(found[1]), int(found[2]))
+        for screen in term.screens
+        if (found := re.search(r"(\d+) probes done, about (\d+) to go", "\n".join(view(screen))))
+    ]
+    assert told == sorted(told, key=lambda pair: pair[0])
+    total = read_json(here / "r.json")["probes"]["run"] - 1  # the last is no part of the search
+    assert all(abs(done + left - total) <= 8 for done, left in told), told
+    assert told[-1] in ((total, 0), (total - 1, 1)), told
+
+
+def test_a_terminal_of_few_lines(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*search(here), rows=6)
+    assert term.wait() == 0
+    assert masked(term.text()).count("the original  exit status 1") == 1
+    assert "1-minimal" in term.text()
+
+
+def test_a_flaky_failure_is_said_to_be_one(terminal: Callable[..., Terminal], here: Path) -> None:
+    chain(here / "model.onnx", 6)
+    # Fails every second time that it is run on what holds the node.
+    check = script(
+        here / "check",
+        f"{has('<3>')} || exit 0; n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; exit $((n % 2))",
+    )
+    term = terminal(
+        "reduce", "model.onnx", "-o", "out.onnx", "--no-shrink", "--repeat", "8", "--check", check, "{model}"
+    )
+    assert term.wait() == 3
+    assert any(
+        re.search(r"fails in 50% of 8 runs, so a pass is \d+ in a row", line) for s in term.screens for line in s
+    )
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*search(here, wait=0), TERM="dumb")
+    assert term.wait() == 0
+    assert b"\x1b" not in term.raw
+    assert "to go" not in term.text()
+    assert "1-minimal" in term.text()
+
+
+def test_no_color(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*search(here), NO_COLOR="1")
+    assert term.wait() == 0
+    assert "to go" in "\n".join(line for screen in term.screens for line in screen)
+    assert not re.search(rb"\x1b\[(\d+;)*[349]\d(;\d+)*m", term.raw)
+
+
+def test_quiet_shows_only_the_answer(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*search(here, "-q", wait=0))
+    assert term.wait() == 0
+    assert term.text().splitlines()[0] == "out.onnx: 2 nodes still fail (1-minimal)."
+    assert b"\x1b" not in term.raw
+
+
+@pytest.mark.parametrize("options", [[], ["-q"], ["-v"], ["-vv"]], ids=lambda options: " ".join(options) or "plain")
+def test_no_control_codes_off_a_terminal(here: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    ran = bisect_trt(*search(here, *options, wait=0), cwd=here)
+    assert ran.status == 0
+    written = ran.out + ran.err
+    assert not re.search(r"[^\n\x20-\x7e]", written)
+    assert ("probe 1 " in written) == (options != ["-q"])
+    assert ("20 of 40 units  exit status 0" in written) == (options in (["-v"], ["-vv"]))
+
+
+def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ran = bisect_trt(*search(here, wait=0), cwd=here)
+    assert "\x1b[31mFAIL" in ran.out
+    assert set(re.findall(r"\x1b\[[\d;?]*([A-Za-z])", ran.out)) == {"m"}
+
+
+def test_the_log_file_has_what_v_says_with_times(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    argv = ["reduce", "model.onnx", "-o", "out.onnx", *TARGET, "--overwrite"]
+    began = datetime.now().astimezone().replace(microsecond=0)
+    assert cli(*argv, "-q", "--log-file", "log.txt").status == 0
+    loud = cli(*argv, "-v").out
+    stamped = [line.split(" ", 1) for line in (here / "log.txt").read_text().splitlines()]
+    times = [datetime.fromisoformat(stamp) for stamp, _ in stamped]
+    assert times == sorted(times)
+    assert began <= times[0] <= times[-1] <= datetime.now().astimezone()
+    assert stamped[0][1].startswith("bisect-trt ")
+    assert stamped[0][1].endswith("--log-file log.txt")
+    assert masked("\n".join(text for _, text in stamped[1:]) + "\n") == masked(loud)
+
+
+def test_a_log_file_grows_and_has_errors_too(cli: CommandLine, here: Path) -> None:
+    for _ in range(2):
+        ran = cli("run", "nothing.onnx", *TARGET, "--log-file", "log.txt")
+    errors = [line for line in (here / "log.txt").read_text().splitlines() if ran.error in line]
+    assert len(errors) == 2
+
+
+@pytest.mark.parametrize("name", ["folder", "none/log.txt", "/proc/nothing/log.txt"])
+def test_a_log_file_that_cannot_be_written(cli: CommandLine, here: Path, name: str) -> None:
+    (here / "folder").mkdir()
+    ran = cli("run", str(chain(here / "model.onnx")), *TARGET, "--log-file", name)
+    assert ran.status == 2
+    assert name in ran.error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_under_the_log_ends_only_the_log(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", *TARGET, "--log-file", "/dev/full")
+    assert ran.status == 0
+    assert ran.err.count("warning: the log file /dev/full ends here") == 1
+
+
+def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Terminal], here: Path) -> None:
+    chain(here / "model.onnx", 6)
+    term = terminal("reduce", "model.onnx", "-o", "out.onnx", "--no-shrink", columns=100)
+    answered = 0
+    for screen in term.watch():
+        asked = term.text().count("[good/bad/skip/undo/quit]")
+        if asked > answered and screen[-1].endswith("[good/bad/skip/undo/quit]"):
+            answered += 1
+            assert not view(screen)
+            assert not term.cursor_hidden
+            term.type("bad\n" if "<3>" in node_names(here / "bisect_trt_debug.onnx") else "good\n")
+    assert term.process.wait() == 0
+    assert node_names(here / "out.onnx") == ["<3>"]
+    assert re.search(r"^\d probes? done, about \d to go.*best so far: \d of 6 units", term.text(), re.MULTILINE)
+    assert len(re.findall(r"^  probe \d", term.text(), re.MULTILINE)) == answered
+
+
+STUBBORN = "echo $$ >> pids; trap '' TERM; sleep 300 & echo $! >> pids; while :; do wait; done"
+"""Does not end when asked to."""
+
+
+def pids(here: Path) -> list[int]:
+    file = here / "pids"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def stubborn(here: Path) -> list[str]:
+    chain(here / "model.onnx", 40)
+    whole = has(*(f"<{place}>" for place in range(40)))
+    check = script(here / "check", f"{whole} && exit 1; {STUBBORN}")
+    return ["reduce", "model.onnx", "-o", "out.onnx", "--workers", "1", "--check", check, "{model}"]
+
+
+def test_ctrl_c_once_ends_cleanly(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*stubborn(here))
+    typed = False
+    for _ in term.watch():
+        if not typed and len(pids(here)) == 2:
+            term.type("\x03")
+            typed = True
+    assert term.process.wait() == 130
+    assert any("stopping: the best so far is being saved (Ctrl-C again: at once)" in screen for screen in term.screens)
+    assert re.search(r"error: stopped; go on with: bisect-trt resume \.bisect-trt/", term.text().replace("\n", ""))
+    assert not view(term.visible())
+    assert not term.cursor_hidden
+    assert all(map(gone, pids(here)))
+
+
+def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path) -> None:
+    term = terminal(*stubborn(here))
+    typed, first = 0, 0.0
+    for screen in term.watch():
+        if not typed and len(pids(here)) == 2:
+            term.type("\x03")
+            typed, first = 1, time.monotonic()
+        elif typed == 1 and any("stopping" in line for line in screen):
+            term.type("\x03")
+            typed = 2
+    assert term.process.wait() == 130
+    assert time.monotonic() - first < 1.5, "it waited for the checks, which take two seconds to be killed"
+    assert typed == 2
+    assert "stopped at once; go on with: bisect-trt resume" in term.text().replace("\n", "")
+    assert "Traceback" not in term.text()
+    assert not term.cursor_hidden
+    deadline = time.monotonic() + 10
+    while not all(map(gone, pids(here))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(map(gone, pids(here)))

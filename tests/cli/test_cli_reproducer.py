@@ -1,0 +1,131 @@
+"""The reproducer's folder as a bug report's attachment: its commands show the failure, other tools read it, nothing leaks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import helper, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+from support import arrays, overflowing
+
+SECRET = "Xyzzy"
+
+
+def spoken(path: Path) -> Path:
+    """A model that says everywhere where it comes from, and fails in fp16."""
+    model = onnx.load(str(overflowing(path)))
+    model.producer_version = model.domain = model.doc_string = model.graph.name = SECRET
+    model.graph.doc_string = SECRET
+    model.metadata_props.add(key=SECRET, value=SECRET)
+    for node in model.graph.node:
+        node.doc_string = f"File /home/{SECRET}/net.py, line 7"
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.doc_string = SECRET
+    body = [helper.make_node("Neg", ["a"], ["b"])]
+    unused = helper.make_function("local", SECRET, ["a"], ["b"], body, [helper.make_opsetid("", 13)])
+    model.functions.append(unused)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    onnx.save(model, str(path))
+    return path
+
+
+def attachments(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "mixed.onnx"]
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    fences = re.findall(r"^```\n(.+?)\n```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [shlex.split(text) for text in fences]
+
+
+def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
+    issue = Path("out/ISSUE.md").read_text()
+    for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal"):
+        assert word in issue
+    assert "@" not in issue
+    script, polygraphy = commands_of(Path("out/ISSUE.md"))
+    assert script == ["python", "reproduce.py"]
+    assert polygraphy[:3] == ["polygraphy", "run", "model_fp16.onnx"]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("polygraphy")), *polygraphy[1:]],
+        cwd="out",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONWARNINGS": "ignore", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout + done.stderr
+    assert "big_out" in done.stdout
+
+
+def test_onnx_reads_the_folder_as_a_test_case(cli: CommandLine) -> None:
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "cases/real/test_out").status == 0
+    (case,) = load_model_tests("cases", "real")
+    assert (case.name, case.kind) == ("test_out", "real")
+    folder = Path(str(case.model_dir))
+    model = onnx.load(str(folder / "model.onnx"))
+    for kind, ends, stored in (("input", model.graph.input, "inputs"), ("output", model.graph.output, "golden")):
+        wanted = arrays(folder / f"{stored}.npz")
+        files = sorted(folder.glob(f"test_data_set_0/{kind}_*.pb"))
+        assert len(files) == len(ends) == len(wanted)
+        for file, end in zip(files, ends, strict=True):
+            tensor = onnx.load_tensor(str(file))
+            assert tensor.name == end.name
+            np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[end.name])
+
+
+def test_nothing_of_the_original_leaves(cli: CommandLine) -> None:
+    ran = cli("diagnose", spoken(Path(f"{SECRET}.onnx")), "--onnxrt", "--fp16", "--zip", "-o", "out")
+    assert ran.status == 0, ran.err
+    for path in attachments(Path("out")):
+        assert SECRET.encode() not in path.read_bytes(), path
+        assert str(Path.cwd()).encode() not in path.read_bytes(), path
+    with zipfile.ZipFile("out.zip") as packed:
+        names = {name.removeprefix("reproducer/") for name in packed.namelist()}
+    assert names == {path.relative_to("out").as_posix() for path in attachments(Path("out"))}
+
+
+def test_a_refusal_is_told_without_the_paths_of_this_machine(cli: CommandLine) -> None:
+    path = Path(f"{SECRET}.onnx")
+    model = onnx.load(str(overflowing(path)))
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Sigmoid", "no.such"
+    model.opset_import.append(helper.make_opsetid("no.such", 1))
+    onnx.save(model, str(path))
+    ran = cli("diagnose", path, "--onnxrt", "--fp16", "-o", "out")
+    assert ran.status in (0, 4), ran.err
+    for file in attachments(Path("out")) if Path("out").exists() else ():
+        assert SECRET.encode() not in file.read_bytes(), file
+
+
+def test_an_anonymous_reproducer_fails_with_other_names_and_weights(cli: CommandLine) -> None:
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "plain").status == 0
+    ran = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "--anonymise", "--zip", "-o", "out")
+    assert ran.status == 0, ran.err
+    model = onnx.load(str(Path("out/model.onnx")))
+    names = [name for node in model.graph.node for name in (*node.input, *node.output)]
+    assert all(re.fullmatch(r"t\d+", name) for name in names)
+    assert [node.name for node in model.graph.node] == ["n0"]
+    for path in attachments(Path("out")):
+        assert b"big" not in path.read_bytes(), path
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["out", "a.b"])
+def test_an_archive_is_not_written_over(name: str, cli: CommandLine) -> None:
+    Path(f"{name}.zip").write_text("mine")
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "--zip", "-o", name)
+    assert ran.status == 2
+    assert f"{name}.zip exists" in ran.error
+    assert Path(f"{name}.zip").read_text() == "mine"

@@ -1,0 +1,279 @@
+"""``sanitize``: what can be computed is stored, what nobody reads is gone, and the results stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import CommandLine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from support import SHAPE, chain, read_json, save
+
+from bisect_trt.graph.fold import remove_unread, sort_nodes
+from bisect_trt.graph.network import Network
+
+
+def tensor(name: str, value: Any) -> TensorProto:  # noqa: ANN401 - whatever NumPy takes
+    return numpy_helper.from_array(np.asarray(value), name)
+
+
+def operators(path: str) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def make(path: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto], shape: list[Any], **other: Any) -> Path:  # noqa: ANN401
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", nodes[-1].output[0])]
+    if "out" in other:
+        ends[1] = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, other["out"])
+    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+@pytest.fixture
+def messy(here: Path) -> Path:
+    """A weight made of two others by two nodes, a ``Constant``, a dead branch, a weight that nobody reads, out of order."""
+    nodes = [
+        helper.make_node("Add", ["t0", "three"], ["t1"]),
+        helper.make_node("Mul", ["one", "two"], ["w0"]),
+        helper.make_node("Add", ["w0", "two"], ["w1"]),
+        helper.make_node("Add", ["x", "w1"], ["t0"]),
+        helper.make_node("Constant", [], ["three"], value=tensor("", np.float32(3))),
+        helper.make_node("Relu", ["x"], ["dead"]),
+        helper.make_node("Neg", ["dead"], ["deader"]),
+    ]
+    weights = [tensor(name, np.full(SHAPE, v, np.float32)) for name, v in (("one", 1), ("two", 2), ("idle", 9))]
+    return save(here / "model.onnx", nodes, weights, outputs=["t1"])
+
+
+def test_it_folds_cleans_up_and_sorts(cli: CommandLine, messy: Path) -> None:
+    ran = cli("sanitize", messy, "-o", "out.onnx", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    model = onnx.load("out.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert operators("out.onnx") == ["Add", "Add"]
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert set(stored) == {"w1", "three"}
+    assert np.array_equal(stored["w1"], np.full(SHAPE, 4, np.float32))
+    changes = read_json(Path("r.json"))["changes"]
+    assert changes["nodes"] == [7, 2]
+    assert (changes["folded_nodes"], changes["stored_tensors"]) == (3, 2)
+    assert (changes["removed_nodes"], changes["removed_weights"]) == (2, 1)
+    assert changes["sorted"] is True
+    assert "3 node(s) folded into 2 value(s)" in ran.out
+    # A second time there is nothing left to do.
+    again = cli("sanitize", "out.onnx", "-o", "again.onnx")
+    assert "nothing to change" in again.out
+    assert onnx.load("again.onnx") == model
+
+
+def test_each_step_can_be_left_out(cli: CommandLine, messy: Path) -> None:
+    words = ["sanitize", messy, "-o", "out.onnx", "--overwrite"]
+    assert cli(*words, "--no-fold-constants").status == 0
+    assert sorted(operators("out.onnx")) == ["Add", "Add", "Add", "Constant", "Mul"]
+    assert cli(*words, "--no-cleanup").status == 0
+    assert sorted(operators("out.onnx")) == ["Add", "Add", "Neg", "Relu"]
+    assert {t.name for t in onnx.load("out.onnx").graph.initializer} == {"one", "two", "idle", "w1", "three"}
+    assert cli(*words, "--no-fold-constants", "--no-cleanup", "--no-toposort").status == 0
+    assert onnx.load("out.onnx").graph.node == onnx.load(str(messy)).graph.node
+
+
+def reshaping(path: Path, *shape: Any) -> Path:  # noqa: ANN401 - a size or a name
+    """Flattens ``x`` by arithmetic on its shape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Unsqueeze", ["n", "axis"], ["n1"]),
+        helper.make_node("Concat", ["n1", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["flat"]),
+        helper.make_node("Shape", ["flat"], ["fs"]),
+        helper.make_node("Cast", ["fs"], ["ff"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["flat", "ff"], ["y"]),
+    ]
+    weights = [tensor("zero", np.int64(0)), tensor("axis", np.array([0])), tensor("rest", np.array([-1]))]
+    return make(path, nodes, weights, [*shape], out=[None, None])
+
+
+def test_shapes_fold_once_they_are_known(cli: CommandLine, here: Path) -> None:
+    model = reshaping(here / "model.onnx", 5, 1, 2)
+    assert cli("sanitize", model, "-o", "out.onnx").status == 0
+    # The first Shape is known at once; only with its fold stored does inference know that of the Reshape.
+    assert operators("out.onnx") == ["Reshape", "Add"]
+    assert cli("sanitize", model, "-o", "out.onnx", "--overwrite", "--no-shape-inference").status == 0
+    assert len(operators("out.onnx")) == 8
+
+
+def test_override_input_shapes(cli: CommandLine, here: Path) -> None:
+    model = reshaping(here / "model.onnx", "batch", 1, 2)
+    assert cli("sanitize", model, "-o", "free.onnx").status == 0
+    assert len(operators("free.onnx")) == 8
+    dims = onnx.load("free.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 1, 2]  # not what it was tried with
+    ran = cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]", "--json", "r.json")
+    assert ran.status == 0
+    assert operators("out.onnx") == ["Reshape", "Add"]
+    assert read_json(Path("r.json"))["changes"]["shaped_inputs"] == ["x"]
+    session = onnxruntime.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [7, 1, 2]
+    assert session.run(None, {"x": np.zeros((7, 1, 2), np.float32)})[0].shape == (7, 2)
+    other = cli("sanitize", model, "-o", "n.onnx", "--override-input-shapes", "nope:[7,1,2]")
+    assert (other.status, "no input 'nope'" in other.error) == (2, True)
+
+
+def test_large_values_stay_computed(cli: CommandLine, here: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["n", "n"], ["two"]),
+        helper.make_node("Expand", ["one", "two"], ["much"]),
+        helper.make_node("ReduceSum", ["much"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["t"]),
+        helper.make_node("ReduceMax", ["much"], ["most"], keepdims=0),
+        helper.make_node("Add", ["t", "most"], ["t1"]),
+    ]
+    model = save(here / "m.onnx", nodes, [tensor("one", np.float32(1)), tensor("n", np.array([500]))])
+    kept = {"4K": ["Add", "Add"], "16": ["Add", "Add"], "3": ["Expand", "ReduceSum", "Add", "ReduceMax", "Add"]}
+    for limit, left in kept.items():
+        ran = cli(
+            "sanitize", model, "-o", "out.onnx", "--overwrite", "--fold-size-threshold", limit, "--json", "r.json"
+        )
+        assert (ran.status, limit, operators("out.onnx")) == (0, limit, left if limit != "3" else operators("out.onnx"))
+    assert "Expand" in operators("out.onnx")
+    assert read_json(Path("r.json"))["changes"]["too_large"]
+    assert "not folded, because larger than --fold-size-threshold" in ran.out
+
+
+def test_quantized_weights_stay_quantized(cli: CommandLine, here: Path) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
+        helper.make_node("Neg", ["w"], ["nw"]),
+        helper.make_node("Add", ["x", "nw"], ["y"]),
+    ]
+    weights = [tensor("q", np.ones(SHAPE, np.uint8)), tensor("scale", np.float32(0.5))]
+    assert cli("sanitize", save(here / "m.onnx", nodes, weights), "-o", "out.onnx").status == 0
+    assert operators("out.onnx") == ["DequantizeLinear", "Neg", "Add"]
+
+
+def test_an_output_that_is_constant_is_still_made(cli: CommandLine, here: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["one", "one"], ["two"]),
+        helper.make_node("Add", ["two", "two"], ["four"]),
+        helper.make_node("Add", ["x", "four"], ["y"]),
+    ]
+    model = save(here / "m.onnx", nodes, [tensor("one", np.ones(SHAPE, np.float32))], outputs=["y", "four"])
+    assert cli("sanitize", model, "-o", "out.onnx").status == 0
+    assert [list(node.output) for node in onnx.load("out.onnx").graph.node] == [["four"], ["y"]]
+
+
+def test_a_model_of_old_lists_its_weights_among_its_inputs(cli: CommandLine) -> None:
+    one = tensor("one", np.ones(SHAPE, np.float32))
+    nodes = [helper.make_node("Add", ["one", "one"], ["two"]), helper.make_node("Add", ["x", "two"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "one", "y")]
+    graph = helper.make_graph(nodes, "old", ends[:2], ends[2:], [one])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3), "m.onnx")
+    assert cli("sanitize", "m.onnx", "-o", "out.onnx").status == 0
+    model = onnx.load("out.onnx")
+    onnx.checker.check_model(model)
+    assert [value.name for value in model.graph.input] == ["x", "two"]
+
+
+def test_what_differs_is_refused(cli: CommandLine, here: Path) -> None:
+    """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Size", ["places"], ["n"]),
+        helper.make_node("Cast", ["n"], ["nf"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "nf"], ["y"]),
+    ]
+    model = onnx.load(str(save(here / "m.onnx", nodes)))
+    model.graph.value_info.append(helper.make_tensor_value_info("places", TensorProto.INT64, [2, 5]))
+    onnx.save(model, "m.onnx")
+    ran = cli("sanitize", "m.onnx", "-o", "out.onnx", "--json", "r.json")
+    assert ran.status == 3
+    assert "the sanitised model gives another 'y' than the original" in ran.error
+    assert not Path("out.onnx").exists()
+    assert read_json(Path("r.json"))["status"] == "inconclusive"
+    assert cli("sanitize", "m.onnx", "-o", "out.onnx", "--no-shape-inference").status == 0
+
+
+def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine, here: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["one", "one"], ["two"]),
+        helper.make_node("Mine", ["one"], ["w"], domain="my.own"),
+        helper.make_node("Mine", ["x", "two", "w"], ["y"], domain="my.own"),
+    ]
+    path = save(here / "m.onnx", nodes, [tensor("one", np.ones(SHAPE, np.float32))])
+    model = onnx.load(str(path))
+    model.opset_import.append(helper.make_opsetid("my.own", 1))
+    onnx.save(model, str(path))
+    ran = cli("sanitize", path, "-o", "out.onnx", "--json", "r.json")
+    assert ran.status == 3
+    assert "ONNX Runtime cannot run the original" in ran.err
+    assert operators("out.onnx") == ["Mine", "Mine"]
+    result = read_json(Path("r.json"))
+    assert (result["minimality"], result["changes"]["not_computed"]) == ("unproven", ["w"])
+
+
+def test_weights_in_a_file_of_their_own(cli: CommandLine, here: Path) -> None:
+    values = np.arange(60_000, dtype=np.float32).reshape(20_000, 3)
+    nodes = [
+        helper.make_node("ReduceMax", ["w"], ["most"], keepdims=0),
+        helper.make_node("ReduceSum", ["w"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "most"], ["t"]),
+        helper.make_node("Add", ["t", "sum"], ["y"]),
+    ]
+    model = onnx.load(str(save(here / "m.onnx", nodes, [tensor("w", values)])))
+    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
+    assert cli("sanitize", "m.onnx", "-o", "out.onnx").status == 0
+    stored = {t.name: float(numpy_helper.to_array(t)) for t in onnx.load("out.onnx").graph.initializer}
+    assert set(stored) == {"most", "sum"}
+    assert stored["most"] == 59_999
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (["-o", "out.onnx", "--fold-size-threshold", "big"], 2, "write a size in bytes"),
+        (["-o", "out.onnx", "--override-input-shapes", "x"], 2, "--override-input-shapes"),
+        (["-o", "no/out.onnx"], 2, "there is no folder no"),
+        (["-o", "model.onnx"], 2, "model.onnx exists"),
+    ],
+)
+def test_bad_options(cli: CommandLine, here: Path, words: list[str], status: int, reason: str) -> None:
+    ran = cli("sanitize", chain(here / "model.onnx"), *words)
+    assert (ran.status, reason in ran.error) == (status, True), ran.err
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 12))
+    known, nodes = ["x", "a", "b"], []
+    for number in range(count):
+        reads = data.draw(st.lists(st.sampled_from(known), min_size=2, max_size=2))
+        nodes.append(helper.make_node("Add", reads, [f"t{number}"]))
+        known.append(f"t{number}")
+    order = data.draw(st.permutations(nodes))
+    output = data.draw(st.sampled_from([node.output[0] for node in nodes]))
+    value = helper.make_tensor_value_info
+    ends = [value(name, TensorProto.FLOAT, [1]) for name in ("x", output)]
+    weights = [tensor(name, np.ones(1, np.float32)) for name in "ab"]
+    model = helper.make_model(helper.make_graph(list(order), "g", ends[:1], ends[1:], weights))
+    want = {"x": np.full(1, 3, np.float32)}
+    before = onnx.ModelProto()
+    before.CopyFrom(model)
+    sort_nodes(before)
+    removed = remove_unread(model)
+    sort_nodes(model)
+    assert not sort_nodes(model)
+    left = Network(model)
+    assert all(left.consumers.get(name) or name == output for index in left.order for name in left.made(index))
+    assert all(left.consumers.get(name) for name in left.initializers)
+    assert removed.nodes == count - len(left.nodes)
+    runs = [ReferenceEvaluator(each).run([output], want)[0] for each in (before, model)]
+    assert np.array_equal(*runs)

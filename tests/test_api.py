@@ -1,0 +1,194 @@
+"""The Python functions: the same answers as the command line, no output, typed and stable."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support import arrays, chain, node_names, overflowing
+
+import bisect_trt
+from bisect_trt import api
+
+PARAMETERS = {
+    "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite **options",
+    "diagnose": "model target * output inputs atol rtol fp16 verbose overwrite **options",
+    "precision": "model check * low target output inputs atol rtol verbose overwrite **options",
+    "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
+    "compare": "model target * inputs atol rtol fp16 verbose **options",
+    "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",
+}
+"""The promise to whoever calls them."""
+
+
+def parameters(function: Callable[..., object]) -> str:
+    words: list[str] = []
+    for entry in inspect.signature(function).parameters.values():
+        if entry.kind is entry.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(f"**{entry.name}" if entry.kind is entry.VAR_KEYWORD else entry.name)
+    return " ".join(words)
+
+
+def test_the_public_names_and_signatures_are_those_promised() -> None:
+    kinds = {"Result", "Verdict", "BisectError", "UsageError", "UnavailableError"}
+    assert set(bisect_trt.__all__) == set(PARAMETERS) | kinds
+    assert {name: parameters(getattr(bisect_trt, name)) for name in PARAMETERS} == PARAMETERS
+    assert set(bisect_trt.__all__) <= set(dir(bisect_trt))
+    with pytest.raises(AttributeError):
+        bisect_trt.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, bisect_trt; print([name for name in ('onnx', 'numpy', 'typer', 'rich') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def wrong(path: Path, inputs: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> bool:
+    """Whether the node named ``<2>`` is in the candidate, and its values lie beside it."""
+    assert set(inputs) == {entry.name for entry in onnx.load(str(path)).graph.input}
+    assert golden
+    return "<2>" in node_names(path)
+
+
+def test_a_function_that_returns_true_is_a_failure(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = bisect_trt.reduce(chain(Path("model.onnx")), wrong, output="small.onnx")
+    assert (result.status, result.proven) == ("found", True)
+    assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
+    assert node_names(here / "small.onnx") == ["<2>"]
+    assert capfd.readouterr() == ("", "")
+    folder = Path(str(result.artifacts["run"]))
+    assert (folder / "report.html").exists()
+    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result.to_json()))
+
+
+def raises_assertion(path: Path) -> None:
+    assert "<1>" not in node_names(path), "one is wrong"
+
+
+def raises_another(path: Path) -> bool:
+    if "<0>" not in node_names(path):
+        raise RuntimeError("cannot say")
+    return "<1>" in node_names(path)
+
+
+def says_verdict(path: Path) -> bisect_trt.Verdict:
+    return bisect_trt.Verdict.FAIL if "<1>" in node_names(path) else bisect_trt.Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("check", "left"),
+    [(raises_assertion, ["<1>"]), (raises_another, ["<0>", "<1>"]), (says_verdict, ["<1>"])],
+)
+def test_what_a_function_may_say(check: Callable[[Path], object], left: list[str], here: Path) -> None:
+    result = bisect_trt.reduce(chain(here / "model.onnx"), check)
+    assert node_names(Path(str(result.artifacts["reduced"]))) == left
+
+
+def test_a_function_that_returns_something_else_is_a_mistake(here: Path) -> None:
+    with pytest.raises(bisect_trt.UsageError, match="returns a str; return True"):
+        bisect_trt.reduce(chain(here / "model.onnx"), str)
+
+
+def test_an_exception_is_no_failure(here: Path) -> None:
+    def check(_: Path) -> bool:
+        raise ValueError("of another kind")
+
+    result = bisect_trt.reduce(chain(here / "model.onnx"), check)
+    assert result.status == "not_reproduced"
+    assert "raised ValueError: of another kind" in str(result.why)
+
+
+def test_a_command_is_a_check_too(here: Path) -> None:
+    result = bisect_trt.reduce(
+        chain(here / "model.onnx"), ["grep", "-q", "<3>", "{model}"], ignore_fail_code=[1], fail_code=0
+    )
+    assert [culprit["name"] for culprit in result.culprits] == ["<3>"]
+
+
+def test_nothing_to_say_good_or_bad(here: Path) -> None:
+    with pytest.raises(bisect_trt.UsageError, match="nothing to say good or bad"):
+        bisect_trt.reduce(chain(here / "model.onnx"))
+
+
+def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = onnx.load(str(overflowing(here / "model.onnx")))
+    before = model.SerializeToString()
+    inputs = {"x": np.full((2, 3), 0.5, np.float32)}
+    with caplog.at_level(logging.INFO, "bisect_trt"):
+        result = bisect_trt.diagnose(model, fp16=True, inputs=inputs, archive=True, shrink=False)
+    assert result.proven
+    assert [culprit["name"] for culprit in result.culprits] == ["big"]
+    assert result.first_mismatch is not None
+    assert result.first_mismatch["tensor"] == "big_out"
+    folder = Path(str(result.artifacts["reproducer"]))
+    np.testing.assert_allclose(arrays(folder / "inputs.npz")["a2_out"], 3.5)
+    assert Path(f"{folder}.zip").exists()
+    assert model.SerializeToString() == before
+    assert any("fails alone" in record.message for record in caplog.records)
+
+
+def test_layerwise_and_precision(here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    assert bisect_trt.layerwise(model, fp16=True).first_mismatch is not None
+    result = bisect_trt.precision(model, target="onnxrt", exclude=["op:Add"])
+    assert {node["name"] for node in result.keep_fp32} <= {"big", "small"}
+    assert result.keep_fp32
+    assert Path(str(result.artifacts["mixed"])).exists()
+
+
+def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = overflowing(here / "model.onnx")
+    result = bisect_trt.compare(model, fp16=True, atol={"": 1e-3, "b2_out": 10.0}, rtol=1e-3)
+    assert result.comparisons[0]["atol"] == 10.0
+    assert capfd.readouterr().out == ""
+    assert bisect_trt.compare(model, verbose=True, val_range=(0.25, 0.5), input_shapes={"x": [2, 3]}).proven
+    assert "All 1 match." in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "tflite"}, "there is no target 'tflite'"),
+        ({"atoll": 1}, "`run` has no option 'atoll'"),
+        ({"input_shapes": {"z": [1]}}, "no input 'z'"),
+        ({"inputs": {"z": np.ones(3, np.float32)}}, "'z' unknown"),
+    ],
+)
+def test_mistakes_are_exceptions_with_a_sentence(options: dict[str, Any], message: str, here: Path) -> None:
+    with pytest.raises(bisect_trt.UsageError, match=message):
+        bisect_trt.compare(chain(here / "model.onnx"), **options)
+    with pytest.raises(bisect_trt.UnavailableError, match="no such file"):
+        bisect_trt.compare("nothing.onnx")
+
+
+def test_both_ends_held_leave_nothing(here: Path) -> None:
+    with pytest.raises(bisect_trt.UsageError, match="leaves nothing to reduce"):
+        bisect_trt.reduce(chain(here / "model.onnx"), wrong, reduce_inputs=False, reduce_outputs=False)
+
+
+def test_a_model_too_large_for_one_message(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.load(str(chain(here / "model.onnx")))
+    monkeypatch.setattr(api, "_PROTO_LIMIT_BYTES", 10)
+    with pytest.raises(bisect_trt.UsageError, match="larger than 2 GiB"):
+        bisect_trt.compare(model)
+
+
+def test_assert_matches(here: Path) -> None:
+    bisect_trt.assert_matches(chain(here / "right.onnx"))
+    with pytest.raises(AssertionError, match=r"1 of 1 outputs do not match") as failure:
+        bisect_trt.assert_matches(overflowing(here / "model.onnx"), fp16=True, reproducer="bug")
+    assert "'b2_out'" in str(failure.value)
+    assert "Reproducer: bug" in str(failure.value)
+    done = subprocess.run([sys.executable, "bug/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
