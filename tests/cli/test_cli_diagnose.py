@@ -15,8 +15,8 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper
-from support import Ran, arrays, bisect_trt, chain, node_names, overflowing, read_json
+from onnx import TensorProto, helper, numpy_helper
+from support import Ran, arrays, bisect_trt, chain, node_names, overflowing, read_json, save
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -141,3 +141,41 @@ def test_a_sum_that_only_fails_together_is_grown(cli: CommandLine) -> None:
     ran = cli("diagnose", overflowing(Path("model.onnx"), before=6), "--onnxrt", "--fp16", "--atol", "1e9", "-o", "out")
     assert ran.status == 0
     assert "3. Extract" in ran.out
+
+
+def rounding_then_overflow(path: Path) -> Path:
+    """``away`` and ``back`` round mildly in fp16, well before ``big`` makes 300000 of what is left."""
+    weights = {"much": 120.0, "big": 3e5, "small": 1e-5}
+    steps = [("Add", "much", "away"), ("Sub", "much", "back"), ("Mul", "big", "big"), ("Mul", "small", "small")]
+    nodes, last = [], "x"
+    for op, weight, name in steps:
+        nodes.append(helper.make_node(op, [last, weight], [f"{name}_out"], name=name))
+        last = f"{name}_out"
+    tensors = [numpy_helper.from_array(np.array(v, np.float32), name) for name, v in weights.items()]
+    return save(path, nodes, tensors)
+
+
+@pytest.mark.parametrize("command", ["reduce", "diagnose"])
+def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine, command: str) -> None:
+    model = rounding_then_overflow(Path("model.onnx"))
+    # Rounding alone is a mismatch: on its own it is what a search would find.
+    mild = cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "mild.json")
+    assert mild.status == 1, mild.out
+    assert read_json(Path("mild.json"))["comparisons"][0]["kind"] == "mismatch"
+    output = "out.onnx" if command == "reduce" else "out"
+    ran = cli(command, model, "--onnxrt", "--fp16", "-o", output, "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    assert node_names(Path("out.onnx" if command == "reduce" else "out/model.onnx")) == ["big"]
+
+
+def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
+    model = rounding_then_overflow(Path("model.onnx"))
+    ran = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    assert result["first_mismatch"]["node"]["name"] == "big"
+    assert [entry["node"]["name"] for entry in result["mild_origins"]] == ["back"]
+    # Tolerances that are given are meant to the letter.
+    given = ["--atol", "0.005", "--rtol", "0.01"]
+    assert cli("layerwise", model, "--onnxrt", "--fp16", *given, "--json", "r.json").status == 0
+    assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"

@@ -70,7 +70,9 @@ def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
 
 
 def test_onnx_reads_the_folder_as_a_test_case(cli: CommandLine) -> None:
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "cases/real/test_out").status == 0
+    assert (
+        cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "cases/real/test_out").status == 0
+    )
     (case,) = load_model_tests("cases", "real")
     assert (case.name, case.kind) == ("test_out", "real")
     folder = Path(str(case.model_dir))

@@ -1,0 +1,86 @@
+"""What the live view shows of whatever it is told."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from bisect_trt.probing.journal import Record
+from bisect_trt.probing.watcher import Ahead
+from bisect_trt.reporting.live import LiveView
+from bisect_trt.search.verdict import Verdict
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
+"""Anything a model, a check or a path may be called, wide and control characters too."""
+NUMBERS = st.integers(0, 5000)
+AHEAD = st.builds(Ahead, NUMBERS, st.booleans(), st.none() | TEXTS, NUMBERS)
+
+
+def record(number: int, key: str, verdict: Verdict, title: str, reason: str, seconds: float) -> Record:
+    return Record(number, key, title, 3, verdict, "exit 1", reason, "", seconds, 0.0, 1)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> LiveView:
+    """After a search that got this far."""
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True))
+    view._title = draw(TEXTS)  # a step would start the threads of a real terminal
+    view.stopping = draw(st.booleans())
+    if draw(st.booleans()):
+        view.measured(draw(st.integers(1, 9)), 10, draw(st.integers(1, 1000)))
+    for number in range(1, draw(st.integers(0, 6)) + 1):
+        key = str(number)
+        if draw(st.booleans()):
+            view.started(key, draw(TEXTS))
+        if draw(st.booleans()):
+            view.ended(key)
+            view.probed(
+                record(number, key, draw(st.sampled_from(Verdict)), draw(TEXTS), draw(TEXTS), draw(st.floats(0, 1e6)))
+            )
+        view.estimated(draw(st.none() | AHEAD))
+    view.wasted(draw(st.integers(0, 50)))
+    return view
+
+
+@settings(max_examples=60)
+@given(views(), st.integers(1, 240))
+def test_it_is_twelve_lines_at_most_and_no_wider_than_the_terminal(view: LiveView, columns: int) -> None:
+    file = io.StringIO()
+    Console(file=file, width=columns, force_terminal=True, color_system=None, soft_wrap=True).print(view)
+    lines = file.getvalue().removesuffix("\n").split("\n")
+    assert len(lines) <= 12
+    assert all(cell_len(line) <= max(columns - 1, 1) for line in lines), lines
+    assert "\x1b" not in file.getvalue()
+
+
+@settings(max_examples=60)
+@given(views())
+def test_the_time_left_is_never_negative(view: LiveView) -> None:
+    left = view.seconds_left()
+    assert left is None or left >= 0
+
+
+def test_what_an_earlier_session_learned_says_nothing_of_the_pace() -> None:
+    view = LiveView(Console(file=io.StringIO()))
+    view.estimated(Ahead(5))
+    view.probed(record(1, "old", Verdict.FAIL, "the original", "exit status 1", 3600))
+    assert view.seconds_left() is None
+    assert view.status() == ["1 probe done", "about 4 to go"]
+    view.started("new", "3 of 6 units")
+    view.ended("new")
+    view.probed(record(2, "new", Verdict.PASS, "3 of 6 units", "exit status 0", 2.5))
+    assert view.status() == ["2 probes done", "about 3 to go", "2.50 s each", "under 1 s left"]
+
+
+def test_nothing_is_left_at_the_end() -> None:
+    view = LiveView(Console(file=io.StringIO()))
+    view.started("a", "the original")
+    view.probed(record(1, "a", Verdict.FAIL, "the original", "exit status 1", 2))
+    view.estimated(Ahead(0, best="the original"))
+    assert view.seconds_left() == 0
+    view.estimated(None)
+    assert view.status() == ["1 probe done", "2.00 s each"]

@@ -1,0 +1,47 @@
+"""How severe a mismatch is, and when a milder one counts as the same failure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+
+def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0") -> TensorComparison:
+    (comparison,) = compare_all({"y": reference}, {"y": target}, ToleranceOptions.parse([atol], [rtol], []))
+    return comparison
+
+
+@given(st.floats(0, 100), st.integers(1, 20))
+def test_severity_is_the_error_over_the_tolerance(error: float, size: int) -> None:
+    reference = np.zeros(size)
+    target = reference.copy()
+    target[size // 2] = error
+    comparison = compare(reference, target)
+    assert comparison.severity == (0 if comparison.passed else pytest.approx(error / 0.1))
+    assert comparison.passed or comparison.severity >= 1
+
+
+def test_the_relative_tolerance_counts_too() -> None:
+    comparison = compare(np.array([100.0]), np.array([130.0]), atol="1", rtol="0.01")
+    assert comparison.severity == pytest.approx(30 / (1 + 1))
+
+
+@pytest.mark.parametrize("target", [np.array([np.inf, 0]), np.array([np.nan, 0]), np.zeros(3)])
+def test_new_inf_nan_and_another_shape_are_infinitely_severe(target: np.ndarray) -> None:
+    assert compare(np.zeros(2), target).severity == math.inf
+
+
+@given(st.floats(0, 1e300), st.floats(0, 1e300))
+def test_what_is_required_lies_between_barely_and_the_original(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert required_severity(low) <= required_severity(high)
+    assert 1 <= required_severity(high) <= max(high, 1)
+    assert required_severity(math.inf) == 10
