@@ -25,7 +25,7 @@ class BuiltinCheck:
         target: The runtime under suspicion.
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
-        timed: Whether to measure how long a candidate runs.
+        timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
     """
 
     workers: WorkerPool
@@ -44,7 +44,8 @@ class BuiltinCheck:
         """
         request: dict[str, Any] = {"op": "compare", "model": str(files.model), "log": str(files.log)}
         request |= {"inputs": str(files.inputs), "golden": str(files.golden)}
-        request |= {"target": self._target(files).to_json(), "tolerance": self.tolerance.to_json(), "timed": self.timed}
+        request |= {"target": self._target(files).to_json(), "tolerance": self.tolerance.to_json()}
+        request |= {"timed": self.timed, "layers": self.timed}
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
         if files.more:
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
@@ -56,6 +57,7 @@ class BuiltinCheck:
             outcome = outcome_of_death(death.end)
         else:
             outcome = outcome_of_reply(reply, time.monotonic() - began, self.tolerance)
+            outcome = replace(outcome, layers=tuple(reply.get("layers", ())))
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")

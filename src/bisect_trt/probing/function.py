@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class FunctionCheck:
 
     def _call(self, files: CandidateFiles) -> Outcome:
         began = time.monotonic()
-        takes = inspect.signature(self.function).parameters
+        takes = _parameters(self.function)
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
         (files.folder / "command.txt").write_text(f"{_name(self.function)}({str(files.model)!r})\n")
@@ -77,6 +77,13 @@ class FunctionCheck:
             f"the check {_name(self.function)} returns a {type(said).__name__}; return True if the model fails, "
             "False if not, or a bisect_trt.Verdict."
         )
+
+
+def _parameters(function: Callable[..., object]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # a builtin need not say
+        return ()
 
 
 def _name(function: Callable[..., object]) -> str:

@@ -45,6 +45,7 @@ class Outcome:
         failures: How many of the runs failed; only measured of the original.
         severity: How many times the worst output is past the tolerance; ``None`` where any mismatch counts.
         latency_ms: How long one run took, the median of several, where that was measured.
+        layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
     """
 
@@ -59,6 +60,7 @@ class Outcome:
     failures: int = 1
     severity: float | None = None
     latency_ms: float | None = None
+    layers: tuple[dict[str, Any], ...] = ()
     sample: int | None = None
 
     @property
@@ -104,6 +106,7 @@ class Outcome:
         comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
         severity = plain.get("severity")
         known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
+        known["layers"] = tuple(plain.get("layers", ()))
         return cls(**{**known, "severity": None if severity is None else float(severity)})
 
 

@@ -29,7 +29,7 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 Request = dict[str, Any]
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
-"""How often a model runs for the median of its latency, after one run to warm up."""
+"""How often a model runs for the median of its latency."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -138,7 +138,7 @@ class Worker:
             comparisons += [each.of_sample(number) for each in seen] if len(samples) > 1 else seen
             if not request.get("every") and not all(each.passed for each in seen):
                 break
-        latency = _median_ms(session, request["inputs"]) if request.get("timed") else None
+        latency = _median_ms(session, request["inputs"], request.get("warm_up", 1)) if request.get("timed") else None
         plain = [each.to_json() for each in comparisons]
         layers = session.layers() if request.get("layers") else []
         return {"comparisons": plain, "skipped": dict(session.skipped), "layers": layers, "latency_ms": latency}
@@ -163,11 +163,12 @@ def _run(session: Session, request: Request, inputs: str, golden: str | None = N
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
-def _median_ms(session: Session, inputs: str) -> float:
-    """Milliseconds that one run takes, with its inputs copied to the target and its outputs back."""
+def _median_ms(session: Session, inputs: str, warm_up: int) -> float:
+    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in load_npz(Path(inputs)).items() if name in names}
-    session.run(feed)
+    for _ in range(warm_up):
+        session.run(feed)
     seconds = []
     for _ in range(TIMED_RUNS):
         began = time.perf_counter()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UnavailableError, UsageError
+import onnx
+
+from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.save import save_model
 from bisect_trt.probing.worker import WorkerDied
+from bisect_trt.probing.worker_main import TIMED_RUNS
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.reference import reference_settings
@@ -18,12 +22,11 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.compare_outputs import choose_outputs
 from bisect_trt.workflows.compare_saved import same_outputs, same_samples
 from bisect_trt.workflows.matches import conclude, tell
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.subject import Subject
-
-MARK_ALL = ("mark", "all")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class CompareSettings:
         save_outputs: Where the target's outputs are written to.
         load_outputs: Saved outputs to compare with instead of the reference's.
         pictures: Which pictures to draw.
+        exclude_outputs: Tensors to leave out, of those.
+        also: More targets, compared in turn with the same; neither pictures nor saved outputs are of them.
+        warm_up: How often a target runs before it is timed; ``None`` if it is not.
+        save_onnx: Where the model goes that the first target runs.
     """
 
     target: TargetSettings
@@ -51,6 +58,15 @@ class CompareSettings:
     save_outputs: Path | None = None
     load_outputs: tuple[Path, ...] = ()
     pictures: Pictures = field(default_factory=Pictures)
+    exclude_outputs: tuple[str, ...] = ()
+    also: tuple[TargetSettings, ...] = ()
+    warm_up: int | None = None
+    save_onnx: Path | None = None
+
+    def each(self) -> list[CompareSettings]:
+        """The settings for one target after the other."""
+        rest = replace(self, save_outputs=None, pictures=Pictures(), save_onnx=None)
+        return [self, *(replace(rest, target=target) for target in self.also)]
 
 
 def compare(subject: Subject, settings: CompareSettings, console: Console, result: Result) -> Result:
@@ -60,32 +76,38 @@ def compare(subject: Subject, settings: CompareSettings, console: Console, resul
         UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
         UnavailableError: The reference or the target cannot run the model.
     """
-    names = choose_outputs(subject, settings.onnx_outputs)
+    names = choose_outputs(subject.network, settings.onnx_outputs, settings.exclude_outputs)
     settings.tolerance.check_names(names)
     if settings.save_inputs is not None:
         save_samples(settings.save_inputs, subject.samples)
     runs = [run for path in settings.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
-    console.step(f"{settings.target.describe()} against {against}, {len(names)} output(s)")
-    comparisons = _Samples(subject, settings, names, console, result).compare(runs)
+    comparisons: list[TensorComparison] = []
+    targets = result.extra["targets"] = []
+    for each in settings.each():
+        console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
+        samples = _Samples(subject, each, names, console, result)
+        found = samples.compare(runs)
+        if samples.latency_ms is not None:
+            console.say(
+                f"  {samples.latency_ms:.3f} ms a run, the median of {TIMED_RUNS} after {each.warm_up} to warm up"
+            )
+        failed = sum(not comparison.passed for comparison in found)
+        targets.append(
+            {
+                "name": each.target.describe(),
+                "compared": len(found),
+                "failed": failed,
+                "latency_ms": samples.latency_ms,
+            }
+        )
+        comparisons += found
+        if failed and settings.fail_fast:
+            break
+    if len(targets) > 1:
+        for target in targets:
+            console.answer(f"{target['name']}: {target['failed']} of {target['compared']} do not match.")
     return conclude(comparisons, console, result)
-
-
-def choose_outputs(subject: Subject, wanted: Sequence[str]) -> list[str]:
-    """The tensors to compare.
-
-    Raises:
-        UsageError: One does not exist.
-    """
-    network = subject.network
-    if not wanted:
-        return network.outputs
-    if tuple(wanted) == MARK_ALL:
-        return list(dict.fromkeys([*network.computed, *network.outputs]))
-    for name in wanted:
-        if name not in network.producer:
-            raise UsageError(f"--onnx-outputs: the model makes no tensor '{name}' (or write: --onnx-outputs mark all).")
-    return list(wanted)
 
 
 class _Samples:
@@ -99,8 +121,20 @@ class _Samples:
         self._settings = settings
         self._names = names
         self._console = console
+        self.latency_ms: float | None = None
         self._model = subject.workspace.scratch("compared.onnx")
         self._model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())
+        if settings.save_onnx is not None:
+            self._save_model(settings.save_onnx)
+
+    def _save_model(self, path: Path) -> None:
+        """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
+        lowered = self._subject.workspace.scratch("lowered.onnx")
+        request = {"op": "lower", "model": str(self._model), "to": str(lowered)}
+        reply = self._ask({**request, "target": self._settings.target.to_json()}, None, "target")
+        model = onnx.load(str(lowered if reply["lowered"] else self._model), load_external_data=False)
+        save_model(model, self._subject.workspace.candidates, path)
+        self._result.artifacts["onnx"] = str(path)
 
     def compare(self, runs: Sequence[SavedRun]) -> list[TensorComparison]:
         """Compare the target with saved runs, or with the reference if there is none."""
@@ -119,7 +153,8 @@ class _Samples:
             comparisons += self._compare_with(f"{run.name}: " if len(runs) > 1 else "")
         if not runs:
             for number in numbers:
-                self._run_reference(number)
+                if not self._scratch("golden", number).exists():  # else an earlier target was compared with it
+                    self._run_reference(number)
             comparisons = self._compare_with("")
         if self._settings.save_outputs is not None:
             saved = [
@@ -146,7 +181,10 @@ class _Samples:
         request |= {"target": settings.target.to_json(), "tolerance": settings.tolerance.to_json(), "details": True}
         request |= {"fail_fast": settings.fail_fast}
         request |= {"save_outputs": [str(self._scratch("outputs", number)) for number in numbers]}
+        if settings.warm_up is not None:
+            request |= {"timed": True, "warm_up": settings.warm_up}
         reply = self._ask(request, settings.timeout, "target")
+        self.latency_ms = reply["latency_ms"]
         comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
         tell(comparisons, prefix, self._console)
         files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]

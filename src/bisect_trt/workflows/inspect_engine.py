@@ -31,7 +31,9 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
         except WorkerDied as death:
             reply = {"message": death.end.describe()}
     if "message" in reply:
-        raise UnavailableError(f"TensorRT cannot read the engine {path}: {reply['message']}.")
+        raise UnavailableError(
+            f"TensorRT cannot read the engine {path}: {reply['message']}; build it again with `bisect-trt convert`."
+        )
     return dict(reply["engine"])
 
 

@@ -16,6 +16,7 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.workflows.engine_precision import fp32_layers
 from bisect_trt.workflows.latency import fastest, latencies
 from bisect_trt.workflows.precision_layers import LayerLowering, engine_path, trtexec_line
 from bisect_trt.workflows.precision_lowering import CastLowering, Lowering
@@ -237,6 +238,9 @@ def add_measures(
 ) -> None:
     """Put how long it runs, and where its engine is, into a result that has the answer."""
     result.extra["latency_ms"] = latencies(prober, lowering, keep)
+    network, outcome = subject.network, prober.ledger.outcome(lowering.candidate(keep).key)
+    kept = frozenset(network.order[unit] for unit in keep)
+    result.extra["ran_fp32"] = fp32_layers(network, outcome.layers, kept) if outcome is not None else None
     if settings.by_layer and settings.target is not None:
         result.artifacts["engine"] = str(engine_path(settings.output))
         result.extra["trtexec"] = trtexec_line(subject, settings.target, result.extra["keep_fp32"])

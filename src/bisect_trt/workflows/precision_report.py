@@ -15,6 +15,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.workflows.engine_precision import describe_fp32
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
 
@@ -117,6 +118,8 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
     times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
     if times:
         console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
+    for line in describe_fp32(result.extra["ran_fp32"]) if result.extra.get("ran_fp32") else ():
+        console.answer(f"  {line}")
     if "trtexec" in result.extra:
         console.answer(f"  {result.artifacts['engine']} is its engine; the same by trtexec:")
         console.answer(f"  {result.extra['trtexec']}")

@@ -27,12 +27,14 @@ class ModelSettings:
         data: Where the values come from.
         array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
             the free memory says.
+        external_data_dir: Where the files of its weights lie; beside it if ``None``.
     """
 
     path: Path
     input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
     array_swap_mb: int | None = None
+    external_data_dir: Path | None = None
 
 
 @dataclass(frozen=True)

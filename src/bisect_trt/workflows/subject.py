@@ -72,8 +72,11 @@ class Subject:
         self.workspace = workspace
         self.console = console
         self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
-        proto = load_model(settings.path)
-        share_weights(proto, settings.path, workspace.candidates)
+        proto = load_model(settings.path, settings.external_data_dir)
+        beside = settings.path
+        if settings.external_data_dir is not None:
+            beside = settings.external_data_dir / settings.path.name
+        share_weights(proto, beside, workspace.candidates)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
