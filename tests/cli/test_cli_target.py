@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
+from bisect_trt.cli.options import Compare
 from bisect_trt.cli.target import Target
 from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
 
@@ -220,3 +221,16 @@ def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
     ran = cli("run", chain(tmp_path / "m.onnx"), "--onnxrt", "--trt-outputs", "t2", "t0", "--json", "r.json")
     assert ran.status == 0
     assert [entry["name"] for entry in read_json(Path("r.json"))["comparisons"]] == ["t2", "t0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "precision"),
+    [
+        ({}, "fp32"),
+        ({"tf32": True}, "tf32"),
+        ({"fp16": True, "tf32": True}, "fp16"),
+        ({"fp16": True, "int8": True}, "bf16"),
+    ],
+)
+def test_tolerances_are_those_of_what_rounds_most(low: dict[str, bool], precision: str) -> None:
+    assert Compare().settings(TargetSettings(runtime="trt", **low)).precision.value == precision

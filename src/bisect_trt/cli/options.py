@@ -143,6 +143,14 @@ class Data:
         return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb)
 
 
+def _coarsest(target: TargetSettings | None) -> Precision:
+    """What rounds most of what a target may compute in; 8-bit types are held to bfloat16, which has as few digits."""
+    low = frozenset(target.low_precisions if target is not None else ())
+    if low & {"bf16", "fp8", "int8"}:
+        return Precision.BF16
+    return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
+
+
 @dataclass
 class Compare:
     """How far the target may be off."""
@@ -234,7 +242,7 @@ class Compare:
         Raises:
             UsageError: A value is malformed, or an option does not fit the others.
         """
-        precision = Precision.FP16 if target is not None and target.fp16 else Precision.FP32
+        precision = _coarsest(target)
         return ToleranceOptions.parse(
             self.atol,
             self.rtol,
