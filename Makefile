@@ -9,7 +9,7 @@ PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/p
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint format types rooms bench test-lowest clean
+.PHONY: demo test lint format types rooms docs bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -52,6 +52,9 @@ lint: $(STAMP)  ## ruff, mypy, import-linter.
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## The page that is generated from the command line itself.
+	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
 
 bench: $(STAMP)  ## The figures of docs/benchmarks.md; takes many minutes.
 	$(BIN)/python -m pip install --quiet --group bench

@@ -19,15 +19,17 @@ _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"
 def main() -> NoReturn:
     """Run the command line."""
     words = set(sys.argv[1:])
-    if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
-        start_spare()
-    from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
-
     try:
+        if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
+            start_spare()
+        from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
+
         command_line()
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
         _end(ending.code if isinstance(ending.code, int) else 1)
+    except KeyboardInterrupt:  # before the command began or after its end; in between it sees to that itself
+        _end(130)
     except OSError as error:  # a full disk or a closed pipe behind stdout; files of a run have their own messages
         with contextlib.suppress(OSError):
             sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")

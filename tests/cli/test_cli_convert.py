@@ -15,6 +15,12 @@ from support import SHAPE, chain, overflowing, read_json, save
 X = {"x": np.full(SHAPE, 0.3, np.float32)}
 
 
+def evaluate(model: onnx.ModelProto | str) -> np.ndarray:
+    """The first output on ``X``."""
+    outputs: list[np.ndarray] = ReferenceEvaluator(model).run(None, X)  # type: ignore[assignment]
+    return outputs[0]
+
+
 def test_fp16(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
     ran = cli("convert", model, "-o", "half.onnx", "--fp16", "--json", "r.json")
@@ -25,7 +31,7 @@ def test_fp16(cli: CommandLine, here: Path) -> None:
     assert {tensor.data_type for tensor in half.graph.initializer} == {TensorProto.FLOAT16}
     assert [node.op_type for node in half.graph.node].count("Cast") == 2
     with np.errstate(over="ignore"):
-        assert np.isinf(ReferenceEvaluator(half).run(None, X)[0]).all()  # as fp16 makes of this model
+        assert np.isinf(evaluate(half)).all()  # as fp16 makes of this model
     # The same by the name that Polygraphy has for it.
     assert cli("convert", model, "--fp-to-fp16", "-o", "same.onnx").status == 0
     assert onnx.load("same.onnx") == half
@@ -35,8 +41,8 @@ def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
     words = ["convert", model, "-o", "half.onnx", "--fp16", "--keep-fp32", "big_out", "small_out"]
     assert cli(*words).status == 0
-    seen = ReferenceEvaluator("half.onnx").run(None, X)[0]
-    assert np.allclose(seen, ReferenceEvaluator(str(model)).run(None, X)[0], rtol=1e-2)
+    seen = evaluate("half.onnx")
+    assert np.allclose(seen, evaluate(str(model)), rtol=1e-2)
     ran = cli("convert", model, "-o", "other.onnx", "--fp16", "--keep-fp32", "nope")
     assert (ran.status, "no node makes 'nope' first" in ran.error) == (2, True)
 
@@ -64,7 +70,7 @@ def test_free_dimensions_stay_free_and_nodes_out_of_order_are_sorted(cli: Comman
     assert cli("convert", path, "-o", "half.onnx", "--fp16").status == 0
     half = onnx.load("half.onnx")
     assert half.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert ReferenceEvaluator(half).run(None, X)[0].shape == SHAPE
+    assert evaluate(half).shape == SHAPE
 
 
 def test_weights_in_a_file_of_their_own_are_lowered_too(cli: CommandLine, here: Path) -> None:
@@ -86,6 +92,7 @@ def test_weights_in_a_file_of_their_own_are_lowered_too(cli: CommandLine, here: 
         (["-o", "m.engine", "--onnxrt"], 2, "ONNX Runtime has no engines to write"),
         (["-o", "m.engine", "--fp-to-fp16"], 2, "--fp-to-fp16 is about the ONNX model"),
         (["-o", "half.onnx", "--convert-to", "trt", "--io-fp16"], 2, "--io-fp16 is about the ONNX model"),
+        (["-o", "m.engine", "--calibration-cache", "c"], 2, "add --int8"),
         (["-o", "model.onnx", "--fp16"], 2, "model.onnx exists"),
     ],
 )

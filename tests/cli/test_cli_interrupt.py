@@ -76,3 +76,19 @@ def test_before_anything_is_known_no_model_is_written(here: Path) -> None:
     interrupt(start(here, "--check", check), here, running=1)
     assert not (here / "out.onnx").exists()
     assert not (here / "bisect_trt_debug.onnx").exists()
+
+
+def test_while_it_still_starts(here: Path) -> None:
+    chain(here / "model.onnx", 4)
+    process = start(here, "--check", "true")
+    spare = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + SECONDS
+    while not spare.read_text() and time.monotonic() < deadline:  # the guard and the spare worker come first
+        time.sleep(0.002)
+    children = [int(pid) for pid in spare.read_text().split()]
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out, err) == (130, "", "")
+    while not all(map(gone, children)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(map(gone, children))

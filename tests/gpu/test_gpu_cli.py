@@ -10,7 +10,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import node_names, overflowing_products, read_json
+from support import chain, node_names, overflowing_products, read_json
 
 TRT = ["--trt", "--fp16", "--hold-precision"]  # left to itself TensorRT runs small models in fp32
 
@@ -91,3 +91,34 @@ def test_thirty_probes_of_one_model(cli: CommandLine, model: Path) -> None:
     ran = cli("reduce", model, *TRT, "-o", "r.onnx", "--repeat", "30", "--json", "r.json")
     assert ran.status == 0, ran.out + ran.err
     assert read_json(Path("r.json"))["flaky"]["failures"] == 30
+
+
+def test_convert_to_an_engine_and_inspect_it(cli: CommandLine, model: Path) -> None:
+    ran = cli("convert", model, "-o", "m.engine", "--fp16")
+    assert ran.status == 0, ran.err
+    ran = cli("inspect", "engine", "m.engine", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    plain = read_json(Path("r.json"))["engine"]
+    assert [(each["name"], each["shape"]) for each in plain["inputs"]] == [("x", [16, 64])]
+    assert plain["layers"]
+    assert "x: float32 [16, 64]" in ran.out
+    run = cli("run", model, "--trt", "--load-engine", "m.engine", "--atol", "inf")
+    assert run.status in (0, 1), run.err  # it loads and runs; fp16 may overflow
+
+
+def test_convert_in_int8_with_ranges_that_are_kept(cli: CommandLine, here: Path) -> None:
+    model = chain(here / "model.onnx")
+    ran = cli("convert", model, "-o", "m.engine", "--int8", "--calibration-cache", "ranges", "--iterations", "3")
+    if ran.status == 2 and "--int8 is nothing" in ran.err:
+        pytest.skip("this TensorRT has no calibration")
+    assert ran.status == 0, ran.err
+    written = Path("ranges").read_bytes()
+    assert written
+    assert cli("convert", model, "-o", "again.engine", "--int8", "--calibration-cache", "ranges").status == 0
+    assert Path("ranges").read_bytes() == written
+
+
+def test_what_is_no_engine(cli: CommandLine, here: Path) -> None:
+    (here / "m.engine").write_bytes(b"no engine")
+    ran = cli("inspect", "engine", "m.engine")
+    assert (ran.status, "build it again" in ran.error) == (4, True)

@@ -81,6 +81,7 @@ def test_nothing_is_left_at_the_end() -> None:
     view.started("a", "the original")
     view.probed(record(1, "a", Verdict.FAIL, "the original", "exit status 1", 2))
     view.estimated(Ahead(0, best="the original"))
-    assert view.seconds_left() == 0
+    assert view.seconds_left() is None
+    assert view.status() == ["1 probe done", "2.00 s each"]
     view.estimated(None)
     assert view.status() == ["1 probe done", "2.00 s each"]

@@ -16,7 +16,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.convert import LowerSettings, convert_to_engine, convert_to_onnx
+from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_engine, convert_to_onnx
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.subject import Subject
 
@@ -44,6 +44,10 @@ def convert_command(
     io_fp16: Annotated[
         bool, typer.Option("--io-fp16", help="Lower the graph's inputs and outputs too, for an ONNX model.")
     ] = False,
+    calibration_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time the build may take.", callback=seconds)
     ] = None,
@@ -54,6 +58,8 @@ def convert_command(
     def work(console: Console, result: Result) -> Result:
         check_output(output, overwrite=overwrite)
         form = convert_to or (Form.ONNX if output.suffix in _ONNX_SUFFIXES else Form.TRT)
+        if calibration_cache is not None and not target.int8:
+            raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
         if form is Form.ONNX:
             return convert_to_onnx(model, output, _lowering(target, fp_to_fp16, io_fp16), console, result)
         if fp_to_fp16 or io_fp16:
@@ -71,7 +77,8 @@ def convert_command(
             Subject(data.settings(model), open_run("convert", model, data.files()), console) as subject,
             recorded(subject, result, console, target=runtime),
         ):
-            return convert_to_engine(subject, output, runtime, timeout, console, result)
+            settings = EngineSettings(runtime, timeout, calibration_cache)
+            return convert_to_engine(subject, output, settings, console, result)
 
     finish(work, "convert", general)
 

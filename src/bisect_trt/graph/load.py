@@ -14,11 +14,12 @@ _IR_WITH_OPSETS = 3
 _REASON_LENGTH = 200
 
 
-def load_model(path: Path) -> onnx.ModelProto:
+def load_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
     """Read a model without pulling its external weights into memory.
 
     Args:
         path: The ``.onnx`` file.
+        weights: The folder with its external weights, if that is not its own.
 
     Returns:
         The model; initializers stored outside stay references to their files.
@@ -57,11 +58,11 @@ def load_model(path: Path) -> onnx.ModelProto:
         )
     if not model.graph.node:
         raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
-    check_external_files(model, path)
+    check_external_files(model, path, weights)
     return model
 
 
-def check_external_files(model: onnx.ModelProto, path: Path) -> None:
+def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | None = None) -> None:
     """Make sure that the files with the model's weights are there and long enough.
 
     Raises:
@@ -77,7 +78,7 @@ def check_external_files(model: onnx.ModelProto, path: Path) -> None:
             raise UsageError(
                 f"{path} keeps weights in {location}, outside its own folder, which ONNX forbids; move them beside the model."
             )
-        file = path.parent / location
+        file = (weights or path.parent) / location
         if not file.is_file():
             raise UnavailableError(f"{path} keeps weights in {file}, which does not exist; copy it beside the model.")
         if file.stat().st_size < needed:

@@ -83,10 +83,10 @@ class Console:
         """A step of the flow chart, and what it is for."""
         self.story.step(text)
         self.note(text)
-        if self.verbosity >= 0:
-            self._out.print(f"[bold]{escape(text)}[/bold]")
         if self.view is not None:
             self.view.step(text)
+        if self.verbosity >= 0:
+            self._out.print(f"[bold]{escape(text)}[/bold]")
 
     def say(self, text: str) -> None:
         """A decision, and why."""

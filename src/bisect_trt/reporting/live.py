@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rich.console import Console as RichConsole
@@ -141,6 +142,8 @@ class LiveView(Watcher):
         """A verdict was taken in; what an earlier session of the run learned says nothing of how fast it goes."""
         self._probes = record.number
         self._last.append(record)
+        if self._ahead is not None:  # until the search has looked ahead again
+            self._ahead = replace(self._ahead, left=max(self._ahead.left - 1, 0))
         if record.key in self._fresh and self._decided is not None:
             now = time.monotonic()
             self._pace.append(now - self._decided)
@@ -150,7 +153,7 @@ class LiveView(Watcher):
     def status(self) -> list[str]:
         """How far the search is, in a few parts."""
         parts = [f"{plural(self._probes, 'probe')} done"]
-        if self._ahead is not None:
+        if self._ahead is not None and self._ahead.left > 0:
             parts.append(f"{'more than' if self._ahead.capped else 'about'} {self._ahead.left} to go")
         if self._spent:
             parts.append(f"{seconds(sum(self._spent) / len(self._spent))} each")
@@ -160,7 +163,7 @@ class LiveView(Watcher):
 
     def seconds_left(self) -> float | None:
         """About how long the search still takes, from the pace of its last verdicts; never negative."""
-        if self._ahead is None or not self._pace or self._decided is None:
+        if self._ahead is None or self._ahead.left == 0 or not self._pace or self._decided is None:
             return None
         expected = self._ahead.left * sum(self._pace) / len(self._pace)
         return max(expected - (time.monotonic() - self._decided), 0.0)
@@ -224,7 +227,8 @@ def _pack(parts: Iterable[str], width: int) -> Iterator[Text]:
 
 
 def _crop(line: Text, width: int) -> Text:
-    line.plain = line.plain.replace("\n", " ").replace("\t", " ")
+    """A line of at most so many columns; names and reasons may hold anything."""
+    line.plain = "".join(sign if sign.isprintable() else " " for sign in line.plain)
     if line.cell_len > width:
         line.truncate(max(width - len(_MORE), 0))
         line.append(_MORE[:width])

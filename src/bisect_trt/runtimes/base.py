@@ -126,6 +126,10 @@ def make_runtime(settings: TargetSettings) -> Runtime:
         from bisect_trt.runtimes.trt.build import TensorRtRuntime  # noqa: PLC0415 - see above
 
         return TensorRtRuntime(settings)
+    if settings.runtime == "onnx":
+        from bisect_trt.runtimes.evaluator import Evaluator  # noqa: PLC0415 - see above
+
+        return Evaluator(settings)
     from bisect_trt.runtimes.onnxrt import OnnxRuntime  # noqa: PLC0415 - see above
 
     return OnnxRuntime(settings)

@@ -33,6 +33,8 @@ class TrtSettings:
         save_timing_cache: Where the timing cache goes.
         load_engine: A prebuilt engine to run instead of the model.
         save_engine: Where the engine goes.
+        calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
+        calibration_data: Files of sample inputs to find those ranges with.
     """
 
     precision_constraints: Literal["none", "prefer", "obey"] = "none"
@@ -51,6 +53,8 @@ class TrtSettings:
     save_timing_cache: str | None = None
     load_engine: str | None = None
     save_engine: str | None = None
+    calibration_cache: str | None = None
+    calibration_data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class TargetSettings:
     """Which runtime, and how it is set up.
 
     Attributes:
-        runtime: Its name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT.
+        runtime: Its name: ``onnxrt`` for ONNX Runtime, ``trt`` for TensorRT, ``onnx`` for ONNX's reference evaluator.
         fp16: Whether it may run in half precision. ONNX Runtime does what the model says, so the model is lowered.
         bf16: Whether it may run in bfloat16.
         fp8: Whether it may run in 8-bit floats.
@@ -71,7 +75,7 @@ class TargetSettings:
         trt: What only TensorRT has.
     """
 
-    runtime: Literal["onnxrt", "trt"] = "onnxrt"
+    runtime: Literal["onnxrt", "trt", "onnx"] = "onnxrt"
     fp16: bool = False
     bf16: bool = False
     fp8: bool = False
@@ -100,7 +104,7 @@ class TargetSettings:
 
     def flags(self) -> list[str]:
         """The options that ask for it, in the words of a command line."""
-        words = ["--trt" if self.runtime == "trt" else "--onnxrt", *(f"--{name}" for name in self.low_precisions)]
+        words = [f"--{self.runtime}", *(f"--{name}" for name in self.low_precisions)]
         words += ["--hold-precision"] if self.held else []
         words += ["--keep-fp32", *self.keep] if self.keep else []
         words += [word for name in self.providers for word in ("--providers", name)]
@@ -111,6 +115,8 @@ class TargetSettings:
         if self.runtime == "trt":
             said = [*self.low_precisions, *(["held to it"] if self.held else []), *_said(self.trt)]
             return f"TensorRT ({', '.join(said)})" if said else "TensorRT (fp32)"
+        if self.runtime == "onnx":
+            return ", ".join(["ONNX's reference evaluator", *self.low_precisions])
         where = ", ".join(self.providers) or "CPU"
         how = "all graph optimisations" if self.optimize else "graph optimisations off"
         return ", ".join([f"ONNX Runtime ({where}", how, *self.low_precisions]) + ")"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 
 from bisect_trt.search.limit import Enough
 from bisect_trt.search.oracle import Ask, Subset
@@ -41,12 +40,14 @@ def forecast(algorithm: Callable[[Ask], object], known: Mapping[Subset, Verdict]
         known: The verdicts so far, in the order in which they were given.
         most: How many questions to count at most.
     """
-    ahead = _questions(algorithm, known, lambda _: Verdict.FAIL, 1)
+    ahead = _questions(algorithm, known, lambda _: Verdict.PASS, 2)
     goal = _goal(known, ahead)
     found = [units for units, verdict in known.items() if verdict is goal and min(units, default=0) >= 0]
     best = min(found, key=len, default=None)
-    within = best if best is not None else frozenset().union(*ahead)
+    within = best if best is not None else frozenset().union(*ahead[:1])
     missed = [within - units for units, verdict in known.items() if verdict is not goal]
+    if goal is Verdict.PASS:
+        missed.append(within)  # with nothing kept it does not pass, or there would be no search
     culprits, among = _fewest_culprits(missed, len(within))
     other = Verdict.FAIL if goal is Verdict.PASS else Verdict.PASS
 
@@ -62,10 +63,9 @@ def _goal(known: Mapping[Subset, Verdict], ahead: list[Subset]) -> Verdict:
 
     A search for what has to be kept asks first whether everything passes, and from then on about parts of that.
     """
-    whole = next(iter(known), frozenset())
-    parts = [*islice(known, 1, None), *ahead]
-    keeps = known.get(whole) is Verdict.PASS and parts and all(units < whole for units in parts)
-    return Verdict.PASS if keeps else Verdict.FAIL
+    asked = [*known, *ahead]
+    keeps = len(asked) > 1 and all(units < asked[0] for units in asked[1:])
+    return Verdict.PASS if keeps and known.get(asked[0], Verdict.PASS) is Verdict.PASS else Verdict.FAIL
 
 
 def _fewest_culprits(missed: list[Subset], units: int) -> tuple[Subset, int]:

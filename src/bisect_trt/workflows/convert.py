@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,8 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.subject import Subject
+
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -65,30 +68,57 @@ def convert_to_onnx(path: Path, output: Path, settings: LowerSettings, console: 
     return result
 
 
+@dataclass(frozen=True)
+class EngineSettings:
+    """How to build an engine.
+
+    Attributes:
+        target: TensorRT with its options.
+        timeout: Seconds it may take.
+        calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
+    """
+
+    target: TargetSettings
+    timeout: float | None = None
+    calibration_cache: Path | None = None
+
+
 def convert_to_engine(
-    subject: Subject, output: Path, target: TargetSettings, timeout: float | None, console: Console, result: Result
+    subject: Subject, output: Path, settings: EngineSettings, console: Console, result: Result
 ) -> Result:
-    """Build the model's engine.
+    """Build the model's engine; in INT8 with ranges found on the input samples, unless the model itself is quantized.
 
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
         UsageError: The output cannot be written.
     """
+    target = settings.target
     require_target(subject, target)
-    inputs, model = (subject.workspace.scratch(name) for name in ("inputs.npz", "convert.onnx"))
-    save_npz(inputs, subject.samples[0])
+    samples = [subject.workspace.scratch(f"inputs-{number}.npz") for number, _ in enumerate(subject.samples, 1)]
+    for path, sample in zip(samples, subject.samples, strict=True):
+        save_npz(path, sample)
+    if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
+        target = _calibrated(target, samples, settings.calibration_cache)
+    inputs, model = samples[0], subject.workspace.scratch("convert.onnx")
     model.write_bytes(subject.network.proto.SerializeToString())
     request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
     try:
-        reply = subject.workers.ask({**request, "target": target.to_json()}, timeout)
+        reply = subject.workers.ask({**request, "target": target.to_json()}, settings.timeout)
     except WorkerDied as death:
         reply = {"message": death.end.describe()}
     if "message" in reply:
         raise UnavailableError(
-            f"{target.describe()} cannot build {subject.settings.path}: {reply['message']}; `bisect-trt reduce --trt` finds "
-            "the smallest model with that message."
+            f"{settings.target.describe()} cannot build {subject.settings.path}: {reply['message']}; `bisect-trt reduce "
+            "--trt` finds the smallest model with that message."
         )
     result.artifacts["engine"] = str(output)
     result.status, result.minimality = "found", "1-minimal"
     console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
     return result
+
+
+def _calibrated(target: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+    """The target with what it finds ranges with."""
+    files = tuple(str(path.absolute()) for path in samples)
+    known = None if cache is None else str(cache.absolute())
+    return replace(target, trt=replace(target.trt, calibration_data=files, calibration_cache=known))

@@ -29,6 +29,12 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "BuilderFlag.FP8": (OLD, WEAK),
     "DataType.BF16": (WEAK, STRONG),
     "BuilderFlag.INT8": (OLD, WEAK),
+    "IBuilderConfig.int8_calibrator": (OLD, WEAK),
+    "IInt8EntropyCalibrator2": (OLD, WEAK),
+    "IInt8EntropyCalibrator2.get_batch_size": (OLD, WEAK),
+    "IInt8EntropyCalibrator2.get_batch": (OLD, WEAK),
+    "IInt8EntropyCalibrator2.read_calibration_cache": (OLD, WEAK),
+    "IInt8EntropyCalibrator2.write_calibration_cache": (OLD, WEAK),
     "BuilderFlag.OBEY_PRECISION_CONSTRAINTS": (OLD, WEAK),
     "BuilderFlag.PREFER_PRECISION_CONSTRAINTS": (OLD, WEAK),
     "INetworkDefinition.mark_debug": (WEAK, STRONG),
@@ -60,6 +66,13 @@ VIRTUAL: Mapping[str, tuple[str, ...]] = {
     "ILogger": ("__init__", "log"),
     "IOutputAllocator": ("__init__", "reallocate_output", "reallocate_output_async", "notify_shape"),
     "IDebugListener": ("__init__", "process_debug_tensor"),
+    "IInt8EntropyCalibrator2": (
+        "__init__",
+        "get_batch_size",
+        "get_batch",
+        "read_calibration_cache",
+        "write_calibration_cache",
+    ),
 }
 """What Python classes override: bindings from 10 on do not list that. ``reallocate_output_async`` came with 10."""
 

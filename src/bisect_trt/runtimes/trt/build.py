@@ -15,6 +15,7 @@ from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.runtimes.base import BuildError, RunError
 from bisect_trt.runtimes.settings import Lowering, TargetSettings
 from bisect_trt.runtimes.trt.api import TensorRt, tensorrt
+from bisect_trt.runtimes.trt.calibrate import calibrate
 from bisect_trt.runtimes.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.runtimes.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.runtimes.trt.describe import describe_engine
@@ -138,6 +139,7 @@ class TensorRtRuntime:
         config = make_config(settings, trt)
         _add_profile(config, parsed.network, settings, trt)
         constrain(parsed.network, parsed.model, settings, trt)
+        calibrate(config, settings, trt)
         self._use_timing_cache(config)
         trt.log.take()
         plan = trt.builder.build_serialized_network(parsed.network, config)
