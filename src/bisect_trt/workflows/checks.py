@@ -96,9 +96,10 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
-    if isinstance(check, BuiltinCheck) and check.target.runtime == "onnxrt":  # TensorRT may run what it cannot: plugins
+    if isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
-        require_reference(subject)
+        if check.target.runtime != "trt":  # TensorRT may run what ONNX Runtime cannot: plugins
+            require_reference(subject)
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
