@@ -13,6 +13,7 @@ from support import LIGHT_MODELS, Light, Ran, tag_light
 
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
+from bisect_trt.probing.worker import keep_spare
 from bisect_trt.runtimes.trt.api import tensorrt
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
@@ -57,7 +58,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001
-    """The command line, run in this process (a new one takes half a second) in an empty folder."""
+    """The command line, run in this process (a new one takes half a second) in an empty folder.
+
+    It keeps a worker for the next, as the Python API does: starting one takes another half second.
+    """
+    keep_spare()
 
     def run(*argv: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])

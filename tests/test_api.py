@@ -17,7 +17,7 @@ import pytest
 from support import arrays, chain, node_names, overflowing
 
 import bisect_trt
-from bisect_trt import api
+from bisect_trt import UsageError, api
 
 PARAMETERS = {
     "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite **options",
@@ -192,3 +192,10 @@ def test_assert_matches(here: Path) -> None:
     assert "Reproducer: bug" in str(failure.value)
     done = subprocess.run([sys.executable, "bug/reproduce.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize("call", [bisect_trt.reduce, bisect_trt.precision])
+def test_a_target_in_place_of_a_check_is_asked_about(call: Callable[..., object], here: Path) -> None:
+    model = chain(here / "model.onnx")
+    with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
+        call(model, "onnxrt", fp16=True)

@@ -7,6 +7,7 @@ the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.worker import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.quiet import QuietConsole
@@ -90,6 +92,7 @@ def reduce(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    _refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     ends = given.take(min_good=None, reduce_inputs=True, reduce_outputs=True, mode="auto", annotate=None)
     run = _Run("reduce", model, inputs, given, verbose, ends["annotate"])
@@ -191,6 +194,7 @@ def precision(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    _refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
     own = given.take(include=(), exclude=(), io_fp16=False, keep_weights=False, minimise="nodes", annotate=None)
     run = _Run("precision", model, inputs, given, verbose, own["annotate"])
@@ -349,6 +353,16 @@ def assert_matches(
     raise AssertionError("\n".join(lines))
 
 
+def _refuse_target(check: object) -> None:
+    """Make sure that a target's name does not stand where a check belongs.
+
+    Raises:
+        UsageError: It does, and no program has that name.
+    """
+    if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
+        raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
+
+
 class _Run:
     """One call: its folder, its groups of options, and how it ends."""
 
@@ -408,6 +422,7 @@ class _Run:
     def finish(self, work: Callable[[Session], Result]) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
         result, console = self._result, self._console
+        keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         session = Session(self._model, self.workspace, console, result, self.target.fresh_process, self._annotation)
         began = time.monotonic()
         try:

@@ -195,3 +195,72 @@ def test_weights_beside_a_fixed_path_are_never_taken_for_ours(cli: CommandLine) 
     Path("w.bin").unlink()
     assert cli("reduce", model, "-o", "r.onnx", "--overwrite", "--check", check).status == 0
     assert not Path("w.bin").exists()
+
+
+@pytest.mark.parametrize("word", ["{modle}", "--onnx={Model}", "{input}", "{models}", "{goldn}"])
+def test_a_misspelt_placeholder_is_refused(cli: CommandLine, model: Path, word: str) -> None:
+    check = script(Path("check"), "touch ran; exit 1")
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", f"./{check}", word)
+    assert ran.status == 2
+    assert f"'{word.removeprefix('--onnx=')}' is no placeholder; did you mean {{" in ran.error
+    assert "{model}, {inputs}, {golden}, {dir}, {engine}" in ran.error
+    assert not Path("ran").exists()
+
+
+def test_braces_that_are_no_placeholder_stay(cli: CommandLine, model: Path) -> None:
+    words = ["{other}", "{}", "{1}", "{a,b}", "${modle}", "{print $1}", "{ modle = 1 }", "{next}", "{exit}", "{print}"]
+    check = script(
+        Path("check"), f"shift; printf '%s|' \"$@\" > seen; {has('<2>', model='$BISECT_TRT_MODEL')}; exit $((!$?))"
+    )
+    ran = cli("reduce", model, "-o", "out.onnx", "--no-shrink", "--check", f"./{check}", "{model}", *words)
+    assert ran.status == 0
+    assert Path("seen").read_text().split("|")[:-1] == words
+
+
+SAID = "  the check said: "
+OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
+
+
+def test_what_a_check_said_that_fails_by_its_exit_status_is_shown_once(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", "python3", "nocheck.py", "{model}")
+    said = [line for line in ran.out.splitlines() if line.startswith(SAID)]
+    assert len(said) == 1
+    assert "nocheck.py': [Errno 2] No such file or directory\"" in said[0]
+    assert said[0].endswith(OTHERWISE)
+    assert ran.out.index("probe 1 ") < ran.out.index(SAID) < ran.out.index("probe 2 ")
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ("", []),
+        ("echo 'it is wrong'", ["--fail-regex", "wrong"]),
+        ("echo 'it is wrong'", ["--fail-code", "1"]),
+    ],
+)
+def test_nothing_is_asked_where_it_is_plain(cli: CommandLine, model: Path, body: str, options: list[str]) -> None:
+    check = script(Path("check"), f"{has('<2>')} || exit 0; {body or ':'}; exit 1")
+    ran = cli("reduce", model, "-o", "out.onnx", *options, "--check", f"./{check}", "{model}")
+    assert ran.status == 0
+    assert SAID not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--onnxrt", "--fp16"], "--onnxrt --fp16 is not used"),
+        (["--onnxrt", "--providers", "cpu"], "--onnxrt --providers cpu is not used"),
+        ([], ""),
+    ],
+)
+def test_a_target_beside_a_check_is_said_to_be_idle(
+    cli: CommandLine, model: Path, options: list[str], said: str
+) -> None:
+    check = script(Path("check"), f"{has('<2>')} && exit 1; exit 0")
+    line = ["-o", "out.onnx", "--no-shrink", "--json", "r.json", *options, "--check", f"./{check}", "{model}"]
+    ran = cli("reduce", model, *line)
+    assert ran.status == 0
+    assert [text for text in ran.out.splitlines() if "is not used" in text] == (
+        [f"--check says good or bad, so {said}"] if said else []
+    )
+    assert ran.out.find("is not used") < ran.out.index("probe 1 ")

@@ -223,3 +223,19 @@ def test_extract_without_values_writes_the_model_alone(cli: CommandLine) -> None
     ran = cli("extract", chain(Path("model.onnx")), "--inputs", "t0", "--outputs", "t2", "-o", "sub.onnx")
     assert ran.status == 0
     assert not Path("sub.inputs.npz").exists()
+
+
+@pytest.mark.parametrize("option", ["--inputs", "--outputs"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("<2>", "'<2>' is a node (Add), not a tensor; name what it makes: 't2'."),
+        ("t22", "the model has no tensor 't22'; close to it: 't2'"),
+        ("nobody", "the model has no tensor 'nobody'; `bisect-trt inspect model FILE --show layers` lists all."),
+    ],
+)
+def test_extract_names_that_are_no_tensor(cli: CommandLine, option: str, name: str, said: str) -> None:
+    ran = cli("extract", chain(Path("model.onnx")), option, name, "-o", "sub.onnx")
+    assert ran.status == 2
+    assert f"{option}: {said}" in ran.error
+    assert not Path("sub.onnx").exists()

@@ -179,3 +179,22 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
     given = ["--atol", "0.005", "--rtol", "0.01"]
     assert cli("layerwise", model, "--onnxrt", "--fp16", *given, "--json", "r.json").status == 0
     assert read_json(Path("r.json"))["first_mismatch"]["node"]["name"] == "back"
+
+
+def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
+    chain(Path("model.onnx"))
+    np.savez("values.npz", x=np.ones((2, 3), np.float32))
+    given = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--load-inputs", "values.npz").out
+    advice = given.partition("What to try next: ")[2]
+    assert advice.startswith("other samples")
+    assert "--load-inputs" not in advice
+    assert "--data-loader-script" not in advice
+    bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next: ")[2]
+    assert bare.startswith("first the precision of the failing deployment (--fp16")
+    assert "--load-inputs" in bare
+
+
+def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
+    steps = [int(number) for number in re.findall(r"^(\d)\. ", ran.out, re.MULTILINE)]
+    assert list(dict.fromkeys(steps)) == [1, 2, 3, 4, 5, 6]

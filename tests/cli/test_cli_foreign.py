@@ -39,3 +39,11 @@ def test_none_of_them_is_an_option_of_ours(cli: CommandLine) -> None:
     for command in COMMANDS:
         words = set(cli(command, "--help").out.replace(",", " ").split())
         assert not words & _FRAMEWORKS.keys()
+
+
+@pytest.mark.parametrize("command", ["diagnose", "layerwise", "run"])
+def test_a_check_is_for_reduce(cli: CommandLine, command: str) -> None:
+    ran = cli(command, "model.onnx", "--onnxrt", "--check", "true", "{model}")
+    assert ran.status == 2
+    assert ran.error.startswith(f"error: {command} compares numbers itself")
+    assert "bisect-trt reduce --check" in ran.error

@@ -329,3 +329,21 @@ def test_a_diagnosis_leaves_the_fix_where_the_budget_ends(cli: CommandLine) -> N
     assert "This goes on: bisect-trt precision model.onnx --onnxrt --fp16 -o mixed.onnx" in ran.out
     assert not Path("out/mixed.onnx").exists()
     assert Path("out/reproduce.py").exists()
+
+
+def test_the_fix_says_what_it_was_measured_on(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"))
+    ran = cli("diagnose", "model.onnx", *TARGET, "-o", "out")
+    assert "measured on ONNX Runtime's CPU provider, which does not compute in fp16" in ran.out
+
+
+def test_suspects_that_stay_lowered_are_named(cli: CommandLine, here: Path) -> None:
+    """The check needs another node than the one that overflows."""
+    overflowing(Path("model.onnx"))
+    script(here / "check", """[ "$(grep -oaE 'a1_out_fp16' "$1" | wc -l)" -lt 3 ] || exit 1""")
+    ran = cli(*LINE, "--fp16", "--check", "./check", "{model}")
+    assert ran.status == 0, ran.err
+    result = read_json(Path("r.json"))
+    assert kept(result) == ["a1"]
+    assert [node["name"] for node in result["suspects_lowered"]][:1] == ["big"]
+    assert "  also suspicious, left in fp16: Mul 'big' (" in ran.out

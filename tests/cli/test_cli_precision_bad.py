@@ -114,6 +114,21 @@ def test_precision_is_not_the_reason(cli: CommandLine, body: str, said: str, opt
     assert not Path("mixed.onnx").exists()
 
 
+def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
+    chain(Path("model.onnx"))
+    ran = cli(*LINE, "--onnxrt", "--fp16", "--check", "python3", "nocheck.py", "{model}")
+    assert ran.status == NOT_REPRODUCED
+    assert "--check says good or bad, so --onnxrt is not used" in ran.out.splitlines()
+    why = read_json(Path("r.json"))["why"]
+    assert 'fails with all 4 nodes in fp32 too: exit status 2. It said: "' in why
+    assert "nocheck.py': [Errno 2] No such file or directory\"" in why
+    command = why.split("`")[1]
+    assert why.endswith(f"or the check itself is broken: `{command}` shows what it printed.")
+    name, *words = command.split()
+    assert name == "bisect-trt"
+    assert "can't open file" in cli(*words).out
+
+
 def test_a_tolerance_for_what_is_no_output(cli: CommandLine) -> None:
     overflowing(Path("model.onnx"))
     ran = cli(*LINE, *TARGET, "--atol", "nowhere:1")

@@ -214,3 +214,14 @@ def test_the_page_goes_to_no_folder(cli: CommandLine) -> None:
     assert cli("layerwise", overflowing(Path("model.onnx")), *TARGET).status == 0
     ran = cli("report", the_run(), "-o", "nowhere/page.html")
     assert (ran.status, "no folder nowhere" in ran.error) == (2, True)
+
+
+def test_the_last_line_names_it(cli: CommandLine) -> None:
+    model = overflowing(Path("model.onnx"))
+    command = ("diagnose", model, *TARGET, "-o", "out", "--overwrite", "--json", "r.json", "--zip")
+    for quiet in ((), ("-q",)):
+        last = cli(*command, *quiet).out.splitlines()[-1]
+        assert last == f"Report: {read_json(Path('r.json'))['artifacts']['report']} (to attach: out.zip)"
+    ran = cli(*command, "-q", "-q")
+    assert (ran.status, "Report:" in ran.out) == (0, False)
+    assert cli("run", model, *TARGET, "--report", "here.html").out.splitlines()[-1] == "Report: here.html"

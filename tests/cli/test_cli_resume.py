@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -240,3 +241,25 @@ def test_a_probe_at_a_fixed_path_can_be_run_by_hand(cli: CommandLine) -> None:
         command = line.split("by hand: ")[1]
         assert subprocess.run(command, shell=True, check=False).returncode == status
         Path("bisect_trt_debug.onnx").unlink()
+
+
+def test_without_a_run_the_newest_is_taken(cli: CommandLine, begun: Path) -> None:
+    stale = begun.with_name("20200101-000000-reduce-model")
+    shutil.copytree(begun, stale)
+    for file in ("run.json", "result.json"):
+        os.utime(stale / file, (0, 0))
+    said = f"the newest run: {begun}\n"
+    assert cli("log").out == said + cli("log", begun).out
+    assert cli("log", "1").out == said + cli("log", begun, "1").out
+    assert cli("report").out == f"{said}{begun / 'report.html'}\n"
+    ran = cli("resume")
+    assert (ran.status, ran.out.startswith(said)) == (0, True), ran.err
+    assert node_names(Path("out.onnx")) == list(REQUIRED)
+
+
+@pytest.mark.parametrize("command", ["log", "resume", "report"])
+def test_where_no_run_lies_it_says_so(cli: CommandLine, command: str) -> None:
+    ran = cli(command)
+    assert (ran.status, "no run lies under .bisect-trt here" in ran.error) == (4, True)
+    ran = cli(command, "nothing")
+    assert (ran.status, "nothing" in ran.error, "under .bisect-trt" in ran.error) == (4, True, True)

@@ -156,6 +156,7 @@ def kill_and_resume(folder: Path, whole: Whole, after: float, moment: float) -> 
     return True
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_kill(whole: Whole, tmp_path: Path) -> None:
     drawn = random.Random(3)
     moments = [(place + drawn.random()) / 6 for place in range(6)]

@@ -19,7 +19,7 @@ from bisect_trt.probing import devices, worker
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.devices import default_workers, visible_gpus
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.probing.worker import WorkerDied, WorkerPool
+from bisect_trt.probing.worker import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -70,6 +70,7 @@ MakePool = Callable[..., Pool]
 @pytest.fixture
 def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     ran = install(tmp_path, monkeypatch.setenv)
+    end_spare()  # one that an earlier test has kept knows nothing of the stand-in
     pools: list[Pool] = []
 
     def make(gpus: list[str] | None = None, **options: Any) -> Pool:  # noqa: ANN401 - those of WorkerPool
@@ -79,6 +80,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
     yield make
     for pool in pools:
         pool.pool.close()
+    end_spare()
 
 
 def test_a_worker_is_kept_and_replaced_after_a_crash(make_pool: MakePool) -> None:

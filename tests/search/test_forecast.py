@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.search.forecast import Forecast, forecast
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Subset
+from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 
@@ -77,7 +77,11 @@ def test_one_culprit_is_foretold_well(count: int, data: st.DataObject) -> None:
     culprit = frozenset({data.draw(st.integers(0, count - 1))})
     assert max(map(abs, errors(foretold(reduction(count), fails(culprit))))) <= 2
     for shrink in (shrink_end, shrink_start):
-        told = foretold(lambda ask, shrink=shrink: shrink(range(count), ask), fails(culprit))
+
+        def story(ask: Ask, shrink: Callable[..., Minimum] = shrink) -> Minimum:
+            return shrink(range(count), ask)
+
+        told = foretold(story, fails(culprit))
         assert max(map(abs, errors(told))) <= 2
     assert max(map(abs, errors(foretold(keeping(count), passes(culprit))))) <= 6
 

@@ -70,6 +70,7 @@ def joins(light: Light) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIGHT_MODELS)
 def test_exactly_the_required_nodes_are_left(name: str, tmp_path: Path) -> None:
     light = tag_light(name, tmp_path)

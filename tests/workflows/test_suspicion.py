@@ -218,6 +218,7 @@ def strongest(found: dict[str, Suspect]) -> dict[str, Suspect]:
     return {name: entry for name, entry in found.items() if entry.score >= BREAKS}
 
 
+@pytest.mark.slow
 def test_the_overflowing_norms_of_the_vit_come_first_and_alone(tmp_path: Path) -> None:
     with subject_of(run_example("vit_overflow", tmp_path), None, tmp_path) as subject:
         found = by_name(subject)

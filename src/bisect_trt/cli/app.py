@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -144,7 +145,9 @@ def _work(
         if general.verbosity > 1:
             traceback.print_exc()
     result.wall_s = round(time.monotonic() - began, 3)
-    return _leave(result, general, console) or status
+    status = _leave(result, general, console) or status
+    _tell_files(result, general, console)  # after all is written: the line is no part of the story
+    return status
 
 
 def _stop_at_once(console: Console) -> None:
@@ -165,3 +168,12 @@ def _leave(result: Result, general: General, console: Console) -> ExitStatus | N
             console.error(str(error))
             return error.status
     return None
+
+
+def _tell_files(result: Result, general: General, console: Console) -> None:
+    """Name the report, and what to attach, unless only the answer is asked for twice over."""
+    report, archive = result.artifacts.get("report"), result.artifacts.get("archive")
+    if report and general.verbosity > -2:
+        path = Path(report)  # absolute in a run that goes on
+        path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        console.answer(f"Report: {path}" + (f" (to attach: {archive})" if archive else ""))

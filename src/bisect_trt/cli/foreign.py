@@ -29,14 +29,25 @@ _FRAMEWORKS: Mapping[str, str] = {
     **dict.fromkeys(_UFF, "UFF"),
 }
 
+_COMPARING = ("diagnose", "layerwise", "run")
+"""Commands without a check command."""
+
 
 def refuse_foreign(words: Sequence[str]) -> None:
     """Make sure that no option of another framework is among the words, up to those of a check command.
 
+    Nor may a check command follow where nothing takes one.
+
     Raises:
         UsageError: One is.
     """
+    command = next((word for word in words if not word.startswith("-")), None)
     for word in words:
+        if word == CHECK and command in _COMPARING:
+            raise UsageError(
+                f"{command} compares numbers itself and takes no {CHECK}; with a check of your own use "
+                f"`bisect-trt reduce {CHECK}`, or `bisect-trt precision {CHECK}` for what to keep in fp32."
+            )
         if word == CHECK:
             return
         framework = _FRAMEWORKS.get(word.partition("=")[0])

@@ -71,8 +71,6 @@ def precision_command(
         low, runtime = chosen(target)
         if io_fp16 and low != "fp16":
             raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
-        if check.check and runtime is not None and runtime.runtime == "onnxrt":
-            runtime = None  # the command says good or bad
         settings = PrecisionSettings(
             output, low, runtime, tuple(include or ()), tuple(exclude or ()), io_fp16, keep_weights, overwrite
         )

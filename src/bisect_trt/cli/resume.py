@@ -9,19 +9,23 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, fail, run_command_line
-from bisect_trt.cli.runs import invocation
+from bisect_trt.cli.runs import invocation, newest_run
 from bisect_trt.errors import BisectError, UnavailableError
 from bisect_trt.workflows.binding import Binding
 
 
 @command
 def resume_command(
-    run: Annotated[Path, typer.Argument(help="The run's folder, under .bisect-trt.", show_default=False)],
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="The run's folder, under .bisect-trt; the newest if left out.", show_default=False),
+    ] = None,
 ) -> None:
     """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again."""
     try:
-        binding = Binding.read(run)
-        invocation.resumed = run.absolute()
+        folder = newest_run() if run is None else run
+        binding = Binding.read(folder)
+        invocation.resumed = folder.absolute()
         try:
             os.chdir(binding.cwd)
         except OSError as error:

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.workflows.binding import Binding
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.workspace import RUNS_FOLDER, Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.workflows.binding import RUN_FILE, Binding
 
 
 @dataclass
@@ -26,6 +28,23 @@ class Invocation:
 
 
 invocation = Invocation()
+
+
+def newest_run(file: str = RUN_FILE) -> Path:
+    """The folder of the run that was started last from the working directory; says which it is.
+
+    Args:
+        file: What the folder has to hold.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    folders = [path.parent for path in Path(RUNS_FOLDER).glob(f"*/{file}")]
+    if not folders:
+        raise UnavailableError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
+    newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
+    Console().say(f"the newest run: {newest}")
+    return newest
 
 
 def open_run(command: str, model: Path, files: Iterable[Path], fixed_path: Path | None = None) -> Workspace:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
@@ -10,6 +11,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.cut import assemble
 from bisect_trt.graph.network import Network
 from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.named import quoted
 
 
 def extract(
@@ -52,12 +54,31 @@ def _check_names(network: Network, inputs: Sequence[str], outputs: Sequence[str]
     for option, names in (("--inputs", inputs), ("--outputs", outputs)):
         for name in names:
             if name not in known:
-                raise UsageError(f"{option}: the model has no tensor '{name}'; `bisect-trt layerwise` lists them all.")
+                raise _no_tensor(network, option, name, known)
     for name in outputs:
         if name in inputs or name not in network.producer:
             raise UsageError(f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract.")
     if not outputs:
         raise UsageError("--outputs: no node computes an output of the model; name a tensor that one computes.")
+
+
+def _no_tensor(network: Network, option: str, name: str, known: Collection[str]) -> UsageError:
+    """Why a name is no tensor: it is a node's, or a misspelt one."""
+    for index, node in enumerate(network.nodes):
+        if node.name == name:
+            return UsageError(
+                f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name what it makes: "
+                f"{quoted(network.made(index))}."
+            )
+    close = difflib.get_close_matches(name, known)
+    if close:
+        return UsageError(
+            f"{option}: the model has no tensor '{name}'; close to it: {quoted(close)}. "
+            "`bisect-trt inspect model FILE --show layers` lists all."
+        )
+    return UsageError(
+        f"{option}: the model has no tensor '{name}'; `bisect-trt inspect model FILE --show layers` lists all."
+    )
 
 
 def _check_inputs(network: Network, inputs: Sequence[str], chosen: set[int], reached: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 import shutil
@@ -18,7 +19,12 @@ _TAIL_LINES = 5
 _TAIL_BYTES = 4096
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
-_PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine)\}")
+_PLACES = ("model", "inputs", "golden", "dir", "engine")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(_PLACES)})\}}")
+_BRACED = re.compile(r"(?<!\$)\{([A-Za-z]+)\}")
+"""A name in braces, but not a shell's ``${name}``."""
+_ALIKE = 0.75
+"""How much a name is like a placeholder's that is a misspelling of it, as ``difflib`` measures; ``{other}`` is not."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class CommandCheck:
         """The command from the words after ``--check``: the command itself, or one quoted string.
 
         Raises:
-            UsageError: It is empty, its quotes do not match, or the program does not exist.
+            UsageError: It is empty, its quotes do not match, the program does not exist, or a placeholder is misspelt.
         """
         try:
             argv = shlex.split(words[0]) if len(words) == 1 else list(words)
@@ -56,6 +62,7 @@ class CommandCheck:
             raise UsageError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
+        _check_spelling(argv)
         return tuple(argv)
 
     @property
@@ -116,7 +123,8 @@ class CommandCheck:
             return self._read_conditions(end, log)
         if end.code == 0:
             return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
-        return Outcome(Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds)
+        # A broken check ends like this too, and only what it printed tells.
+        return Outcome(Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log))
 
     def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
         met: list[str] = []
@@ -132,6 +140,18 @@ class CommandCheck:
             return Outcome(Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds)
         reason = f"exit status {end.code}, but not the failure asked for"
         return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
+
+
+def _check_spelling(argv: Sequence[str]) -> None:
+    """Refuse what is nearly a placeholder; a word with blanks in it is a program of its own, where braces are syntax."""
+    for word in argv:
+        for name in () if any(map(str.isspace, word)) else _BRACED.findall(word):
+            meant = difflib.get_close_matches(name.lower(), _PLACES, n=1, cutoff=_ALIKE)
+            if meant and name not in _PLACES:
+                known = ", ".join(f"{{{place}}}" for place in _PLACES)
+                raise UsageError(
+                    f"--check: '{{{name}}}' is no placeholder; did you mean {{{meant[0]}}}? The placeholders are {known}."
+                )
 
 
 def _tail(log: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import BARE_EXIT, Outcome
 from bisect_trt.search.verdict import Verdict
 
 JOURNAL = "journal.jsonl"
@@ -28,7 +28,7 @@ class Record:
         verdict: What the check said.
         signature: The kind of failure.
         reason: The same in a sentence.
-        tail: The last lines that the check printed, where it broke in another way.
+        tail: The last lines that the check printed, where it broke in another way or failed by its exit status.
         seconds: How long the check took, all runs of it.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
@@ -45,6 +45,12 @@ class Record:
     seconds: float
     own_seconds: float
     runs: int
+
+    @property
+    def said(self) -> str:
+        """The last line that a check command printed which failed by its exit status alone; else empty."""
+        lines = self.tail.splitlines() if self.signature.startswith(BARE_EXIT) else []
+        return lines[-1].strip() if lines else ""
 
 
 class Journal:

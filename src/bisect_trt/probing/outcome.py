@@ -38,7 +38,7 @@ class Outcome:
             ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
         reason: A sentence for people.
         seconds: How long the check took, all runs of it.
-        tail: The last lines of what the check printed, where it broke in another way.
+        tail: The last lines of what the check printed, where it broke in another way or said bad by its exit status alone.
         comparisons: What the built-in check saw of each output.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
@@ -137,5 +137,7 @@ def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED)
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
+BARE_EXIT = "exit "
+"""How the signature of a check command begins that ended with a status of its own and met no condition."""
 BROKEN_PREFIXES = ("signal ", "time-out", "build: ", "run: ")
 """How the signatures of ``Ending.BROKEN`` begin."""

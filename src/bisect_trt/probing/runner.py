@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -118,6 +119,11 @@ class Runner:
         self.flakiness = Flakiness()
         self._workspace = workspace
         self._activations = activations
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return self._workspace.folder
 
     def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
         """The first failure, or the last of enough passes.

@@ -134,12 +134,21 @@ class WorkerProcess:
 
 
 _spare: list[WorkerProcess] = []
+_keeping = False
 
 
 def start_spare() -> None:
     """Start the first worker before anything else, so that it is ready when the driver is."""
     _spare.append(WorkerProcess())
     atexit.register(end_spare)
+
+
+def keep_spare() -> None:
+    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
+    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _keeping:
+        _keeping = True
+        atexit.register(end_spare)
 
 
 def end_spare() -> None:
@@ -180,7 +189,8 @@ class WorkerPool:
         A worker that had served others and dies, or is poisoned, is given the benefit of the doubt: the request is
         repeated in a fresh one before that counts, because an earlier request may have poisoned it.
         """
-        request = {"log": str(self._log), **request}
+        # A worker may be older than this run, and its folder another.
+        request = {"log": str(self._log), "cwd": str(Path.cwd()), **request}
         worker = self._take()
         used = worker.served > 0
         try:
@@ -235,6 +245,8 @@ class WorkerPool:
         """End all that idle."""
         with self._lock:
             idle, self._idle = self._idle, []
+        if _keeping and idle and not _spare and idle[-1].gpu is None:
+            _spare.append(idle.pop())
         for worker in idle:
             worker.close()
 

@@ -42,6 +42,7 @@ class Worker:
     def serve(self, request: Request) -> dict[str, Any]:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
+            os.chdir(request.get("cwd", "."))
             _print_to(Path(request["log"]))
             serve = {
                 "about": self._about,

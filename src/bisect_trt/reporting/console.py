@@ -15,6 +15,8 @@ from bisect_trt.reporting.logfile import LogFile
 from bisect_trt.reporting.story import Story
 from bisect_trt.search.verdict import Verdict
 
+_OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
+
 
 class Console:
     """Plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
@@ -116,9 +118,12 @@ class Console:
         self.story.probed(record.number)
         if self.view is not None:
             self.view.probed(record)
-        fresh = record.verdict is Verdict.UNRESOLVED and record.signature not in self._kinds
+        first = record.signature not in self._kinds
+        fresh = record.verdict is Verdict.UNRESOLVED and first
         self._kinds.add(record.signature)
         tail = [f"    | {line}" for line in record.tail.splitlines()] if fresh else []
+        if record.verdict is Verdict.FAIL and first and record.said:
+            tail = [f'  the check said: "{record.said}"; {_OTHERWISE}']
         before, after = f"  probe {record.number:<3} ", f" {record.seconds:6.2f} s  {record.title}"
         self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {record.reason}", *tail]))
         if self.verbosity < 0:

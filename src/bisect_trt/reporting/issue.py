@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from bisect_trt.tensors.tolerance import ErrorStat
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
 _JSON_LIMIT_BYTES = 256 << 20
 _SHOWN = 12
+_FP16_MAX = float(np.finfo(np.float16).max)
+_RANGE = "a matter of the model's range, not of a kernel"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,14 @@ class Issue:
         if self.refusal is not None:
             return "The model is built and runs: it is valid ONNX, and ONNX Runtime runs it."
         rows = [f"- `{c.name}`{_at(c)}{_value(c, 'reference')}" for c in self.comparisons if not c.passed]
-        return "\n".join(rows) + "\n\n(`golden.npz` has all values.)"
+        return "\n".join([*rows, *self._out_of_range()]) + "\n\n(`golden.npz` has all values.)"
+
+    def _out_of_range(self) -> list[str]:
+        """A sentence if the target's precision has no such number as is expected."""
+        values = [c.worst.reference for c in self.comparisons if not c.passed and c.worst is not None]
+        numbers = [abs(value) for value in values if isinstance(value, float) and math.isfinite(value)]
+        past = self.target.fp16 and max(numbers, default=0.0) > _FP16_MAX
+        return [f"\nThe expected value is past fp16's range ({_FP16_MAX:.0f}): {_RANGE}."] if past else []
 
     def _seen(self) -> str:
         if self.refusal is not None:

@@ -63,7 +63,7 @@ class Binding:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UnavailableError(
                 f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
-                "runs lie under .bisect-trt where they were started."
+                "runs lie under .bisect-trt where they were started, and without a name the newest there is taken."
             ) from error
 
     def check(self, now: Binding, folder: Path) -> None:

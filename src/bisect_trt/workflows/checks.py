@@ -110,6 +110,11 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)
 
 
+def tell_unused(target: TargetSettings, console: Console) -> None:
+    """Say that a check command decides, and not the target that was named beside it."""
+    console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
+
+
 def require_target(subject: Subject, target: TargetSettings) -> None:
     """Make sure that the target is there and has what is asked of it, before anything is computed.
 

@@ -26,11 +26,6 @@ from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
 
-NEXT_STEPS = (
-    "What to try next: real input data (--load-inputs or --data-loader-script) instead of random values, another --seed, "
-    "a tighter --atol and --rtol, or the options of the failing deployment."
-)
-
 
 @dataclass(frozen=True)
 class DiagnoseSettings:
@@ -57,12 +52,14 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
     Raises:
         DoesNotReproduce: It does not differ.
     """
-    confirm(subject, prober, settings.search, console, result)
+    confirm(subject, prober, settings, console, result)
     layers = None if is_broken(prober, console) else look_at_layers(subject, prober, settings, console, result)
     try:
         minimum = isolate(subject, prober, settings.check.target, layers, console) if layers else None
         if minimum is None:
             minimum = reduce_all(subject, prober, layers, console)
+        else:
+            console.step("4. Reduce the whole model: not needed, the minimal case is known")
         deliver(subject, prober, settings, minimum, console, result)
     except (BudgetSpent, KeyboardInterrupt):
         leave_best(subject, prober, settings, console, result)
@@ -122,14 +119,28 @@ def describe_search(subject: Subject, prober: Prober, minimum: Minimum) -> str:
     )
 
 
-def confirm(subject: Subject, prober: Prober, search: SearchSettings, console: Console, result: Result) -> None:
+def confirm(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:
     """Step 1: does the target differ from the reference at all?"""
     console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
     try:
-        record = probe_original(subject, prober, search, console, result)
+        record = probe_original(subject, prober, settings.search, console, result)
     except DoesNotReproduce as error:
-        raise DoesNotReproduce(f"{error} {NEXT_STEPS}") from error
+        steps = ", ".join(next_steps(subject, settings.check))
+        raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
     console.say(f"  yes: {record.reason}")
+
+
+def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
+    """What else may show the failure, after what was done already."""
+    target, data = check.target, subject.settings.data
+    steps: list[str] = []
+    if target is not None and not target.low_precisions:
+        steps.append("first the precision of the failing deployment (--fp16, --bf16, ...)")
+    if data.load_inputs or data.data_loader_script is not None:
+        steps.append("other samples of the failing deployment's inputs")
+    else:
+        steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
+    return [*steps, "a tighter --atol and --rtol", "the other options of the failing deployment"]
 
 
 def is_broken(prober: Prober, console: Console) -> bool:

@@ -20,7 +20,7 @@ from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.precision import PrecisionSettings, built_in_check, make_lowering, write_answer
 from bisect_trt.workflows.precision_layers import lowers_by
 from bisect_trt.workflows.precision_lowering import marked
-from bisect_trt.workflows.precision_report import Answer, tell_nodes
+from bisect_trt.workflows.precision_report import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.precision_search import Low, find_suspects, search_keep
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -84,6 +84,8 @@ def find_fix(
     nodes = result.extra["keep_fp32"]
     console.answer(f"To mend it: keep {len(nodes)} of {len(lowering.units)} nodes in fp32, as {settings.output} does.")
     tell_nodes(nodes, console)
+    tell_lowered(result, console)
+    console.answer(f"  measured on {result.extra['measured_on']}")
     if not minimum.proven:
         console.answer(f"  {minimum.why}; fewer nodes may do: {shlex.join(command)}")
 

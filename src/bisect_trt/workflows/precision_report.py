@@ -18,12 +18,13 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_precision import describe_fp32
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
+from bisect_trt.workflows.suspicion.finding import LOSES
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.precision import PrecisionSettings
     from bisect_trt.workflows.precision_lowering import Lowering
 
-_SHOWN_SUSPECTS, _SHOWN = 5, 30
+_SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ def kept_nodes(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
     return nodes
 
 
+def lowered_suspects(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
+    """The nodes that were suspected of more than an oddity and stay lowered all the same, strongest first."""
+    left = [entry for entry in answer.suspects if entry.score >= LOSES and entry.unit not in answer.minimum.units]
+    described = [subject.describe_searched(frozenset({entry.unit}))[0] for entry in left]
+    return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
+
+
 def measured_on(settings: PrecisionSettings) -> str:
     """What the accuracy was measured on, in words."""
     if settings.emulated:
@@ -93,6 +101,7 @@ def fill_in(
     nodes = kept_nodes(subject, answer)
     result.extra |= {
         "keep_fp32": nodes,
+        "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
         "precision": settings.precision,
         "lowered": len(lowering.units) - len(nodes),
@@ -110,6 +119,7 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
         f"{settings.output}: {_nodes(len(nodes))} in fp32, {lowered} in {settings.precision} ({result.minimality})."
     )
     tell_nodes(nodes, console)
+    tell_lowered(result, console)
     for output in result.extra["accuracy"][:_SHOWN]:
         comparison = TensorComparison.from_json(output)
         console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
@@ -133,6 +143,13 @@ def tell_nodes(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.answer(f"  {node['op']} '{node['name'] or node['outputs'][0]}': {node['reason']}")
     if len(nodes) > _SHOWN:
         console.answer(f"  ... and {len(nodes) - _SHOWN} more (--json lists them)")
+
+
+def tell_lowered(result: Result, console: Console) -> None:
+    """Name the strongest suspects that stay lowered: other inputs may need them too."""
+    for node in result.extra["suspects_lowered"][:_SHOWN_LOWERED]:
+        name = f"{node['op']} '{node['name'] or node['outputs'][0]}'"
+        console.answer(f"  also suspicious, left in {result.extra['precision']}: {name} ({node['reason']})")
 
 
 def _nodes(count: int) -> str:

@@ -91,6 +91,12 @@ def refusal(prober: Prober, lowering: Lowering, asked: Subset) -> DoesNotReprodu
             f"the check cannot judge the model with all {count} nodes {how}: {record.reason}. So nothing can be learned "
             "from it; mend the check first."
         )
+    if asked and record.said:
+        return DoesNotReproduce(
+            f'the check fails with all {count} nodes in fp32 too: {record.reason}. It said: "{record.said}". So precision '
+            "is not the reason, or the check itself is broken: "
+            f"`bisect-trt log {prober.runner.folder} {record.number}` shows what it printed."
+        )
     if asked:
         return DoesNotReproduce(
             f"the check fails with all {count} nodes in fp32 too: {record.reason}. So precision is not the reason, or not "

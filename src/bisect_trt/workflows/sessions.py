@@ -13,7 +13,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.checks import make_prober, require_target
+from bisect_trt.workflows.checks import make_prober, require_target, tell_unused
 from bisect_trt.workflows.compare import CompareSettings, compare
 from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
 from bisect_trt.workflows.layerwise import layerwise
@@ -56,14 +56,17 @@ class Session:
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
+        if check.argv and check.target is not None:
+            tell_unused(check.target, self.console)
+            check = replace(check, target=None)
         with self.subject() as subject, self._prober(subject, check, search) as prober:
             return reduce_model(subject, prober, settings, search, self.console, self.result)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.find_precision`."""
-        target = settings.target
         with self.subject() as subject:
-            settings, check = by_whom(subject, settings, check)
+            settings, check = by_whom(subject, settings, check, self.console)
+            target = settings.target
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
             with self._prober(subject, check, search, target) as prober:
@@ -105,12 +108,14 @@ class Session:
 
 
 def by_whom(
-    subject: Subject, settings: PrecisionSettings, checks: CheckSettings
+    subject: Subject, settings: PrecisionSettings, checks: CheckSettings, console: Console
 ) -> tuple[PrecisionSettings, CheckSettings]:
     """Settle who lowers: the target layer by layer, where it does; else candidates are models with Casts."""
-    if settings.target is None or settings.target.runtime != "trt":
+    target = settings.target
+    if target is None:
         return settings, checks
-    by_layer = lowers_by(subject, settings.target) == "layer"
+    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
     if checks.argv and not by_layer:  # the command says good or bad of models
+        tell_unused(replace(target, fp16=False, bf16=False), console)  # the search lowers them to what these say
         return replace(settings, target=None), replace(checks, target=None)
     return replace(settings, by_layer=by_layer), replace(checks, by_layer=by_layer)
