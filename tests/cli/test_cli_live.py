@@ -58,7 +58,7 @@ def view(screen: list[str]) -> list[str]:
 
 def masked(text: str) -> str:
     """Without times and folders."""
-    return re.sub(r"\d+\.\d\d s", "# s", text)
+    return re.sub(r"\d{8}-\d{6}", "date-time", re.sub(r"\d+\.\d\d s", "# s", text))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

@@ -225,9 +225,13 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
     if values["trt"]:
         monkeypatch.chdir(tmp_path)
         given = {entry.name: values[entry.name] for entry in fields(Target)}
-        for path in (given["load_timing_cache"], given["load_engine"], *(given["plugins"] or ())):
+        # Some versions of Typer leave paths as text until the command is called.
+        for option in ("load_timing_cache", "save_timing_cache", "load_engine", "save_engine"):
+            given[option] = None if given[option] is None else Path(given[option])
+        given["plugins"] = [Path(path) for path in given["plugins"] or ()]
+        for path in (given["load_timing_cache"], given["load_engine"], *given["plugins"]):
             if path is not None:
-                Path(path).touch()
+                path.touch()
         given["precision_constraints"] = Constraints(given["precision_constraints"])
         given["lowering"] = given["lowering"] and LoweringChoice(given["lowering"])
         several = {k: list(v) or getattr(Target(), k) for k, v in given.items() if isinstance(v, list | tuple)}
