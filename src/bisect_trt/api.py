@@ -18,9 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Check, Compare, Data, Search
+from bisect_trt.cli.options import Check, Compare, Data, Search, Target
 from bisect_trt.cli.precision import chosen
-from bisect_trt.cli.target import Target
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.probing.ledger import BudgetSpent

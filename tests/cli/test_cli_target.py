@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
-from bisect_trt.cli.options import Compare
-from bisect_trt.cli.target import Target
+from bisect_trt.cli.options import Compare, Target
 from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
 
 CommandLine = Callable[..., Ran]

@@ -214,7 +214,7 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
 
     from bisect_trt.cli.app import COMMANDS, app, flags
     from bisect_trt.cli.arguments import rewrite
-    from bisect_trt.cli.target import Constraints, LoweringChoice, Target
+    from bisect_trt.cli.options.target import Constraints, LoweringChoice, Target
 
     for name in COMMANDS:
         import_module(f"bisect_trt.cli.{name}")

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Annotation, Compare, Data, General, Model, Search, seconds
+from bisect_trt.cli.options import Annotation, Compare, Data, General, Model, Search, Target, seconds
 from bisect_trt.cli.runs import invocation, open_run
-from bisect_trt.cli.target import Target
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result

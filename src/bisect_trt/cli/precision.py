@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Annotation, Check, Compare, Data, General, Model, Search
+from bisect_trt.cli.options import Annotation, Check, Compare, Data, General, Model, Search, Target
 from bisect_trt.cli.runs import invocation, open_run
-from bisect_trt.cli.target import Target
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.save import check_output

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Compare, Data, General, Plots, seconds
+from bisect_trt.cli.options import Compare, Data, General, Plots, Target, seconds
+from bisect_trt.cli.options.target import LoweringChoice
 from bisect_trt.cli.runs import open_run
-from bisect_trt.cli.target import LoweringChoice, Target
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console

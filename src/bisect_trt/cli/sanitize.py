@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from bisect_trt.cli.app import command, finish
-from bisect_trt.cli.options import Data, General, Model
+from bisect_trt.cli.options import Data, General, Model, parse_size
 from bisect_trt.cli.runs import open_run
-from bisect_trt.cli.target import parse_size
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console

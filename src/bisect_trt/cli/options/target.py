@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from bisect_trt.cli.options.values import parse_size
 from bisect_trt.errors import UsageError
 from bisect_trt.runtimes.settings import Shapes, TargetSettings, TrtSettings
 from bisect_trt.tensors.inputs import parse_shapes
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE)
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
 """What a prebuilt engine leaves to be said."""
 _PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -212,14 +210,6 @@ class Target:
 
 def _shapes(values: list[str], option: str) -> Shapes:
     return tuple(parse_shapes(values, option).items())
-
-
-def parse_size(text: str) -> int | None:
-    """``4G`` in bytes; ``None`` for what is no size."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        return None
-    return int(Fraction(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))
 
 
 def _pool_limit(text: str) -> tuple[str, int]:
