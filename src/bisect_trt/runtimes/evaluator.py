@@ -12,16 +12,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from bisect_trt.errors import UsageError
-from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
+from bisect_trt.graph.lower import lower_fp16
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import input_infos
 from bisect_trt.runtimes.base import Arrays, BuildError, RunError
-from bisect_trt.runtimes.settings import Lowering, TargetSettings
+from bisect_trt.runtimes.interpreter import Interpreter, low_type
+from bisect_trt.runtimes.settings import TargetSettings
 
 
-class Evaluator:
+class Evaluator(Interpreter):
     """ONNX's ``ReferenceEvaluator``."""
+
+    name = "ONNX's reference evaluator"
 
     def __init__(self, settings: TargetSettings) -> None:
         """There is nothing to set up."""
@@ -29,39 +31,10 @@ class Evaluator:
 
     def lowered(self, model: Path) -> onnx.ModelProto | None:
         """The model with real nodes of the low precision, if there is one; ``None`` if that is the model itself."""
-        low = next((LOW_TYPES[name] for name in self._settings.low_precisions if name in LOW_TYPES), None)
+        low = low_type(self._settings)
         if low is None:
             return None
         return lower_fp16(onnx.load(str(model), load_external_data=False), self._settings.keep, low=low)
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """By Casts: it computes what the graph says."""
-        return "cast"
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("ONNX's reference evaluator has no engine to write; name TensorRT as the target (--trt).")
-
-    def describe_engine(self) -> dict[str, Any]:
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("ONNX's reference evaluator has no engine to show; name TensorRT as the target (--trt).")
-
-    def gpu_memory(self) -> int:
-        """0: it uses none."""
-        return 0
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
-        """``None``: it gives back outputs alone."""
-        return
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> EvaluatorSession:  # noqa: ARG002
         """Prepare a model; ``feed`` makes no difference.

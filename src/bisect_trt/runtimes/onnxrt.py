@@ -11,27 +11,19 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.externals import has_external_data
-from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_roundtrip, tensor_dtypes
+from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.graph.values import element_dtype
 from bisect_trt.runtimes.base import Arrays, BuildError, RunError
-from bisect_trt.runtimes.ort_values import has_raw_bits, run_with_values
-from bisect_trt.runtimes.settings import Lowering, TargetSettings
-from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.runtimes.interpreter import Interpreter, low_type
+from bisect_trt.runtimes.ort_values import element_type, is_numpy, is_raw, run_with_values
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 
 CPU = "CPUExecutionProvider"
 _SUFFIX = "ExecutionProvider"
 _FATAL_ONLY = 4
-_TYPES = {
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "float16": "FLOAT16",
-    "bfloat16": "BFLOAT16",
-    "bool": "BOOL",
-    "string": "STRING",
-}
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Where the weights of a model in memory lie: a setting since ONNX Runtime 1.21, ignored before."""
 _VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
@@ -63,7 +55,7 @@ def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None
     On the CPU provider fp16 is emulated by round trips, because it would run fp16 nodes in fp32 (see
     ``graph.lower_roundtrip``), and so is bf16, which it would not run; other providers get real nodes of that type.
     """
-    low = next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)
+    low = low_type(settings)
     if low is None:
         return None
     try:
@@ -88,12 +80,14 @@ def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path) -> dict[str, in
         session = _open_in_memory(marked, path, [CPU], optimize=False)
     except BuildError:  # operators that it does not know either: their consumers stay in fp32
         return {}
-    types = {value.name: _element_type(value.type) for value in session.get_outputs()}
+    types = {value.name: element_type(value.type) for value in session.get_outputs()}
     return {name: element for name, element in types.items() if element is not None}
 
 
-class OnnxRuntime:
+class OnnxRuntime(Interpreter):
     """ONNX Runtime with some providers."""
+
+    name = "ONNX Runtime"
 
     def __init__(self, settings: TargetSettings) -> None:
         """Set it up.
@@ -109,35 +103,6 @@ class OnnxRuntime:
     def lowered(self, model: Path) -> onnx.ModelProto | None:
         """See :func:`target_model`."""
         return target_model(model, self._settings)
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """By Casts: it computes what the graph says."""
-        return "cast"
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("ONNX Runtime has no engine to write; name TensorRT as the target (--trt).")
-
-    def describe_engine(self) -> dict[str, Any]:
-        """There are no engines here.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("ONNX Runtime has no engine to show; name TensorRT as the target (--trt).")
-
-    def gpu_memory(self) -> int:
-        """0: it does not say."""
-        return 0
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
-        """``None``: it gives back outputs alone."""
-        return
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> OnnxRuntimeSession:  # noqa: ARG002
         """Prepare a model; ``feed`` makes no difference.
@@ -225,12 +190,12 @@ class OnnxRuntimeSession:
         self.skipped = {
             value.name: f"a {value.type}, which NumPy has no arrays of"
             for value in session.get_outputs()
-            if not _is_numpy(value.type)
+            if not is_numpy(value.type)
         }
         self._names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
-        fed = [value for value in session.get_inputs() if _is_raw(value.type)]
-        self._raw_inputs = {value.name: _element_type(value.type) or 0 for value in fed}
-        self._raw_outputs = {value.name: _info(value).dtype for value in session.get_outputs() if _is_raw(value.type)}
+        fed = [value for value in session.get_inputs() if is_raw(value.type)]
+        self._raw_inputs = {value.name: element_type(value.type) or 0 for value in fed}
+        self._raw_outputs = {value.name: _info(value).dtype for value in session.get_outputs() if is_raw(value.type)}
 
     def layers(self) -> list[dict[str, Any]]:
         """None: it does not say."""
@@ -254,37 +219,11 @@ class OnnxRuntimeSession:
         return dict(zip(self._names, values, strict=True))
 
 
-def _element_type(kind: str) -> int | None:
-    """ONNX's element type for ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor."""
-    if not kind.startswith("tensor("):
-        return None
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    return int(onnx.TensorProto.DataType.Value(_TYPES.get(name, name.upper())))
-
-
-def _is_raw(kind: str) -> bool:
-    """Whether a value of this type goes to and from ONNX Runtime by its bits."""
-    try:
-        element = _element_type(kind)
-        return element is not None and has_raw_bits(element_dtype(element))
-    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
-        return False
-
-
-def _is_numpy(kind: str) -> bool:
-    """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
-    try:
-        element = _element_type(kind)
-        return element is not None and (not is_extension(element_dtype(element)) or _is_raw(kind))
-    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
-        return False
-
-
 def _info(value: onnxruntime.NodeArg) -> TensorInfo:
-    if not _is_numpy(value.type):
+    if not is_numpy(value.type):
         raise BuildError(
             f"input '{value.name}' is a {value.type}, which ONNX Runtime {onnxruntime.__version__} cannot be fed from a "
             "NumPy array; a later version can if it is bfloat16 or float8"
         )
     # It gives no dimensions for a scalar and for an unknown rank alike.
-    return TensorInfo(value.name, element_dtype(_element_type(value.type) or 0), tuple(value.shape) or None)
+    return TensorInfo(value.name, element_dtype(element_type(value.type) or 0), tuple(value.shape) or None)

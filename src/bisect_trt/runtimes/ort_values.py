@@ -1,4 +1,4 @@
-"""Tensors of types that NumPy itself lacks (bfloat16, float8), to and from ONNX Runtime: as ``OrtValue`` over their bits."""
+"""ONNX Runtime's types of tensors; those that NumPy itself lacks (bfloat16, float8) go to and fro as ``OrtValue``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.values import element_dtype
 from bisect_trt.tensors.dtypes import is_extension, storage_dtype
 
+_TYPES = {
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "float16": "FLOAT16",
+    "bfloat16": "BFLOAT16",
+    "bool": "BOOL",
+    "string": "STRING",
+}
 CAN_FEED = hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
 """Whether this version of ONNX Runtime takes such tensors; 1.18 does not."""
 
@@ -19,6 +30,32 @@ CAN_FEED = hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
 def has_raw_bits(dtype: np.dtype[Any]) -> bool:
     """Whether elements of a type are whole bytes that go through an ``OrtValue``."""
     return CAN_FEED and is_extension(dtype) and not dtype.name.endswith(("int2", "int4", "float4_e2m1fn"))
+
+
+def element_type(kind: str) -> int | None:
+    """ONNX's element type for ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor."""
+    if not kind.startswith("tensor("):
+        return None
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return int(onnx.TensorProto.DataType.Value(_TYPES.get(name, name.upper())))
+
+
+def is_raw(kind: str) -> bool:
+    """Whether a value of this type goes to and from ONNX Runtime by its bits."""
+    try:
+        element = element_type(kind)
+        return element is not None and has_raw_bits(element_dtype(element))
+    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
+        return False
+
+
+def is_numpy(kind: str) -> bool:
+    """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
+    try:
+        element = element_type(kind)
+        return element is not None and (not is_extension(element_dtype(element)) or is_raw(kind))
+    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
+        return False
 
 
 def run_with_values(
