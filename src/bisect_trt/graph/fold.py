@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.graph.lower_common import DEFAULT_DOMAINS
+from bisect_trt.graph.lower_types import DEFAULT_DOMAINS
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.values import element_type, to_info
 from bisect_trt.tensors.dtypes import is_extension

@@ -3,13 +3,13 @@
 ``lower_roundtrip`` says why a CPU needs another way.
 """
 
-from bisect_trt.graph.lower_common import LOW_TYPES, check_opset, tensor_dtypes
 from bisect_trt.graph.lower_emulate import emulate
 from bisect_trt.graph.lower_fp16 import lower_fp16
 from bisect_trt.graph.lower_io import lower_io
 from bisect_trt.graph.lower_plan import first_output, plan_slots
 from bisect_trt.graph.lower_roundtrip import lower_roundtrip
 from bisect_trt.graph.lower_store import store_weights
+from bisect_trt.graph.lower_types import LOW_TYPES, check_opset, tensor_dtypes
 
 __all__ = [
     "LOW_TYPES",

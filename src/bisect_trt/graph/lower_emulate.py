@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from bisect_trt.graph.lower_common import DEFAULT_DOMAINS, Rewriter, widen_tensor
+from bisect_trt.graph.lower_rewriter import Rewriter
+from bisect_trt.graph.lower_round import widen_tensor
 from bisect_trt.graph.lower_roundtrip import EXACT_OPS
+from bisect_trt.graph.lower_types import DEFAULT_DOMAINS
 
 
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:

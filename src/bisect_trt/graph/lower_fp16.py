@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from bisect_trt.graph.lower_common import Rewriter, captured_names, tensor_dtypes
 from bisect_trt.graph.lower_plan import READS_ANY_TYPE, plan_slots
+from bisect_trt.graph.lower_rewriter import Rewriter, captured_names
+from bisect_trt.graph.lower_types import tensor_dtypes
 
 
 def lower_fp16(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from bisect_trt.graph.lower_common import Rewriter, captured_names, subgraphs
+from bisect_trt.graph.lower_rewriter import Rewriter, captured_names
+from bisect_trt.graph.network import bodies
 
 
 def lower_io(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
@@ -98,7 +99,7 @@ def _rename(node: NodeProto, renamed: Mapping[str, str]) -> None:
     """Renames the tensors of a node, those in its bodies too: ONNX gives no name twice in a graph and its bodies."""
     node.input[:] = [renamed.get(name, name) for name in node.input]
     node.output[:] = [renamed.get(name, name) for name in node.output]
-    for body in subgraphs(node):
+    for body in bodies(node):
         for inner in body.node:
             _rename(inner, renamed)
         for value in body.output:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from bisect_trt.graph.lower_common import CONSTANT_OPS, DEFAULT_DOMAINS, captured_names, subgraphs
+from bisect_trt.graph.lower_rewriter import captured_names
+from bisect_trt.graph.lower_types import CONSTANT_OPS, DEFAULT_DOMAINS
+from bisect_trt.graph.network import bodies
 
 READS_ANY_TYPE = ("Shape", "Size", "Cast")
 """Operators for which a tensor need be neither rounded nor widened first."""
@@ -83,7 +85,7 @@ def _schema(
     node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
 ) -> onnx.defs.OpSchema | None:
     """Returns a node's schema, or None where the node must be taken as a whole."""
-    whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(subgraphs(node))
+    whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
     if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
         return None
     try:
@@ -151,7 +153,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
     candidates = []
     for index, node in enumerate(graph.node):
         sources = set(node.input)
-        if any(subgraphs(node)):
+        if any(bodies(node)):
             continue
         if node.op_type in ("Shape", "Size") or (sources & derived and sources <= derived | constants):
             derived.update(node.output)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from bisect_trt.graph.lower_common import DEFAULT_DOMAINS, Rewriter, tensor_dtypes
 from bisect_trt.graph.lower_plan import plan_slots
+from bisect_trt.graph.lower_rewriter import Rewriter
+from bisect_trt.graph.lower_types import DEFAULT_DOMAINS, tensor_dtypes
 
 EXACT_OPS = frozenset({
     "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",

@@ -7,7 +7,8 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from bisect_trt.graph.lower_common import captured_names, lower_tensor
+from bisect_trt.graph.lower_rewriter import captured_names
+from bisect_trt.graph.lower_round import lower_tensor
 
 
 def store_weights(model: ModelProto, folder: Path, low: int = TensorProto.FLOAT16) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.graph.lower_common import subgraphs
 from bisect_trt.graph.lower_roundtrip import EXACT_OPS
+from bisect_trt.graph.network import bodies
 from bisect_trt.graph.values import from_info, value_info
 from bisect_trt.probing.worker import WorkerDied
 from bisect_trt.runtimes.settings import TargetSettings
@@ -115,7 +115,7 @@ def _slices(facts: Facts) -> Iterator[list[int]]:
         alone = subject.units.count(subject.units.with_weights([unit])) == 1
         made = [name for name in facts.makes(index) if name in subject.reference.infos]
         node = facts.node(index)
-        if not alone or not made or node.op_type in EXACT_OPS or any(subgraphs(node)):
+        if not alone or not made or node.op_type in EXACT_OPS or any(bodies(node)):
             continue
         needed = sum(_bytes(subject, name) for name in (*subject.network.reads[index], *made))
         if chosen and size + needed > _SLICE_BYTES:
