@@ -33,10 +33,10 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.strategy import Mode
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows import precision as precision_workflow
 from bisect_trt.workflows import reduce as reduce_workflow
 from bisect_trt.workflows.compare import CompareSettings
 from bisect_trt.workflows.diagnose import DiagnoseSettings
+from bisect_trt.workflows.precision.settings import Minimise, PrecisionSettings, check_outputs
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.sessions import Session
@@ -200,7 +200,7 @@ def precision(
     low, runtime = chosen(run.target)
     if check is not None and runtime is not None and runtime.runtime == "onnxrt":
         runtime = None  # the check says good or bad
-    settings = precision_workflow.PrecisionSettings(
+    settings = PrecisionSettings(
         Path(output) if output is not None else run.workspace.folder / "mixed.onnx",
         low,
         runtime,
@@ -209,9 +209,9 @@ def precision(
         own["io_fp16"],
         own["keep_weights"],
         overwrite,
-        minimise=precision_workflow.Minimise(own["minimise"]),
+        minimise=Minimise(own["minimise"]),
     )
-    precision_workflow.check_outputs(settings)
+    check_outputs(settings)
     checks = run.checks(check, runtime)
     return run.finish(lambda session: session.precision(settings, checks, run.search.settings()))
 

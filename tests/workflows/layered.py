@@ -18,7 +18,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.workflows.layerwise_look import Look
+from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
-from bisect_trt.workflows.layerwise_groups import MOST_BUILDS, Gathered, Seen, gather
+from bisect_trt.workflows.layerwise.groups import MOST_BUILDS, Gathered, Seen, gather
 
 NAMES = [f"t{place}" for place in range(24)]
 some = st.frozensets(st.sampled_from(NAMES), max_size=5)

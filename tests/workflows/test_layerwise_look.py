@@ -17,8 +17,8 @@ from support import overflowing, save, unstable_norm
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.process import ProcessEnd
 from bisect_trt.probing.worker import WorkerDied
-from bisect_trt.workflows.layerwise_look import compare_layers
-from bisect_trt.workflows.layerwise_origins import Layerwise
+from bisect_trt.workflows.layerwise.look import compare_layers
+from bisect_trt.workflows.layerwise.origins import Layerwise
 
 REFUSAL = {"error": "build", "message": "no such marks", "signature": "build: no such marks"}
 

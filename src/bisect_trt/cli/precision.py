@@ -17,8 +17,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.workflows.precision import Minimise, PrecisionSettings, check_outputs
-from bisect_trt.workflows.precision_search import Low
+from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings, check_outputs
 from bisect_trt.workflows.sessions import Session
 
 

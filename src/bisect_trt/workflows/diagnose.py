@@ -15,11 +15,11 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.strategy import minimise
 from bisect_trt.workflows.isolate import HELD, isolate
-from bisect_trt.workflows.layerwise_hiding import report_hiding
-from bisect_trt.workflows.layerwise_look import Look, compare_layers
-from bisect_trt.workflows.layerwise_origins import Layerwise
-from bisect_trt.workflows.layerwise_report import tell, to_json
-from bisect_trt.workflows.precision_fix import find_fix
+from bisect_trt.workflows.layerwise.hiding import report_hiding
+from bisect_trt.workflows.layerwise.look import Look, compare_layers
+from bisect_trt.workflows.layerwise.origins import Layerwise
+from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings

@@ -8,7 +8,7 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.layerwise_origins import Layerwise
+from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.subject import Subject
 
 GROWTH_STEPS = 3

@@ -16,9 +16,11 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober, require_target, tell_unused
 from bisect_trt.workflows.compare import CompareSettings, compare
 from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
-from bisect_trt.workflows.layerwise import layerwise
-from bisect_trt.workflows.precision import PrecisionSettings, built_in_check, find_precision, make_lowering
-from bisect_trt.workflows.precision_layers import lowers_by
+from bisect_trt.workflows.layerwise.layerwise import layerwise
+from bisect_trt.workflows.precision.layers import lowers_by
+from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
+from bisect_trt.workflows.precision.settings import PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
@@ -63,19 +65,19 @@ class Session:
             return reduce_model(subject, prober, settings, search, self.console, self.result)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
-        """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.find_precision`."""
+        """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
         with self.subject() as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             target = settings.target
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
             with self._prober(subject, check, search, target) as prober:
-                return find_precision(subject, prober, lowering, settings, search, self.console, self.result)
+                return find_precision(Task(subject, prober, lowering, settings, self.console, self.result), search)
 
     def layerwise(
         self, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None, *, isolated: bool = False
     ) -> Result:
-        """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise`."""
+        """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         with self.subject() as subject, self._recorded(subject, target):
             require_target(subject, target)
             return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)

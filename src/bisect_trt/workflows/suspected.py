@@ -7,7 +7,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.workflows.isolate import isolate
-from bisect_trt.workflows.layerwise_look import Look, compare_layers
+from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.subject import Subject
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bisect_trt.graph.network import Network
-from bisect_trt.workflows.layerwise_engine import engine_json, engine_layers
+from bisect_trt.workflows.layerwise.engine import engine_json, engine_layers
 
 _MYELIN = "Myelin"
 """A region that is compiled as a whole: the inspector says what it makes, and not in what each node inside runs."""

@@ -11,12 +11,12 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.layerwise_engine import engine_layers
-from bisect_trt.workflows.layerwise_hiding import report_hiding
-from bisect_trt.workflows.layerwise_isolate import compare_own
-from bisect_trt.workflows.layerwise_look import Look, compare_layers
-from bisect_trt.workflows.layerwise_origins import Layerwise
-from bisect_trt.workflows.layerwise_report import tell, to_json
+from bisect_trt.workflows.layerwise.engine import engine_layers
+from bisect_trt.workflows.layerwise.hiding import report_hiding
+from bisect_trt.workflows.layerwise.isolate import compare_own
+from bisect_trt.workflows.layerwise.look import Look, compare_layers
+from bisect_trt.workflows.layerwise.origins import Layerwise
+from bisect_trt.workflows.layerwise.report import tell, to_json
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.workflows.precision_lowering import Lowering
+from bisect_trt.workflows.precision.lowering import Lowering
 
 
 def latencies(prober: Prober, lowering: Lowering, keep: Subset) -> dict[str, float | None] | None:

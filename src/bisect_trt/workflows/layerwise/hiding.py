@@ -15,8 +15,8 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.layerwise_look import Look
-from bisect_trt.workflows.layerwise_origins import Layerwise
+from bisect_trt.workflows.layerwise.look import Look
+from bisect_trt.workflows.layerwise.origins import Layerwise
 
 MOST_QUESTIONS = 24
 """Each may be a build; one mark among a thousand takes about a dozen."""

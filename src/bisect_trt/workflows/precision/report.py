@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
@@ -15,14 +15,12 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.engine_precision import describe_fp32
+from bisect_trt.workflows.precision.engine import describe_fp32
+from bisect_trt.workflows.precision.settings import PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
 from bisect_trt.workflows.suspicion.finding import LOSES
-
-if TYPE_CHECKING:
-    from bisect_trt.workflows.precision import PrecisionSettings
-    from bisect_trt.workflows.precision_lowering import Lowering
 
 _SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
 
@@ -80,26 +78,17 @@ def measured_on(settings: PrecisionSettings) -> str:
     return "the check" if settings.target is None else settings.target.describe()
 
 
-def fill_in(
-    subject: Subject,
-    lowering: Lowering,
-    settings: PrecisionSettings,
-    answer: Answer,
-    outcome: Outcome | None,
-    result: Result,
-) -> None:
+def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
     """Put an answer into the result.
 
     Args:
-        subject: The model.
-        lowering: What could be lowered.
-        settings: What was asked for.
+        task: The search.
         answer: What was found.
         outcome: What the check said of the written model, if it was probed.
-        result: What is filled in.
     """
+    subject, lowering, settings = task.subject, task.lowering, task.settings
     nodes = kept_nodes(subject, answer)
-    result.extra |= {
+    task.result.extra |= {
         "keep_fp32": nodes,
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,

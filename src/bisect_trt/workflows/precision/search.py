@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-from bisect_trt.probing.prober import DoesNotReproduce, Prober
+from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.precision_lowering import Lowering
+from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect
 
-Low = Literal["fp16", "bf16"]
 
-
-def find_suspects(subject: Subject, lowering: Lowering, precision: Low) -> list[Suspect]:
+def find_suspects(task: Task) -> list[Suspect]:
     """What the reference run says against units that may be lowered, most suspicious first."""
-    units = frozenset(lowering.units)
-    return [entry for entry in suspect(subject, precision) if entry.unit in units]
+    units = frozenset(task.lowering.units)
+    return [entry for entry in suspect(task.subject, task.settings.precision) if entry.unit in units]
 
 
-def search_keep(
-    subject: Subject, prober: Prober, lowering: Lowering, suspects: Sequence[Suspect], most: int | None = None
-) -> Minimum:
+def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None) -> Minimum:
     """The fewest units to keep.
 
     Args:
-        subject: The model.
-        prober: Who probes.
-        lowering: Makes the candidates.
+        task: The search.
         suspects: What to try to keep first, most suspicious first.
         most: Of how many sets of units the search may ask, if that is limited; the answer is then the best so far.
 
@@ -39,9 +32,10 @@ def search_keep(
         DoesNotReproduce: The model fails in fp32 too, or passes lowered.
         BudgetSpent: No more probes may be made.
     """
-    everything, nothing = frozenset(lowering.units), frozenset[int]()
+    units = task.lowering.units
+    everything, nothing = frozenset(units), frozenset[int]()
     ranking = [entry.unit for entry in suspects]
-    groups = groups_of(subject, everything)
+    groups = groups_of(task.subject, everything)
 
     def story(ask: Ask) -> Minimum | Subset:
         """The answer, or the set of units about which the check did not say what it should have."""
@@ -51,14 +45,14 @@ def search_keep(
             return nothing
         limited = Limited(ask, everything, most)
         try:
-            return find_keep(lowering.units, limited, suspects=ranking, groups=groups)
+            return find_keep(units, limited, suspects=ranking, groups=groups)
         except Enough:
             return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
-    answer = prober.search(story, lowering.candidate)
+    answer = task.prober.search(story, task.lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
-    raise refusal(prober, lowering, answer)
+    raise refusal(task, answer)
 
 
 def groups_of(subject: Subject, units: Subset) -> list[Subset]:
@@ -74,14 +68,14 @@ def groups_of(subject: Subject, units: Subset) -> list[Subset]:
     return groups
 
 
-def refusal(prober: Prober, lowering: Lowering, asked: Subset) -> DoesNotReproduce:
+def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
     """Why precision is not what is wrong with the model.
 
     Args:
-        prober: Who was asked.
-        lowering: Makes the candidates.
+        task: The search.
         asked: All units, if they did not pass in fp32; none, if they did not fail lowered.
     """
+    prober, lowering = task.prober, task.lowering
     key = lowering.candidate(asked).key
     record = next(record for record in prober.ledger.records if record.key == key)
     count = len(lowering.units)

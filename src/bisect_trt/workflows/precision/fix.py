@@ -15,13 +15,17 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.checks import make_check
-from bisect_trt.workflows.precision import PrecisionSettings, built_in_check, make_lowering, write_answer
-from bisect_trt.workflows.precision_layers import lowers_by
-from bisect_trt.workflows.precision_lowering import marked
-from bisect_trt.workflows.precision_report import Answer, tell_lowered, tell_nodes
-from bisect_trt.workflows.precision_search import Low, find_suspects, search_keep
+from bisect_trt.workflows.precision.answer import write_answer
+from bisect_trt.workflows.precision.layers import lowers_by
+from bisect_trt.workflows.precision.lowering import marked
+from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
+from bisect_trt.workflows.precision.report import Answer, tell_lowered, tell_nodes
+from bisect_trt.workflows.precision.search import find_suspects, search_keep
+from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -69,10 +73,9 @@ def find_fix(
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
-        lowering = make_lowering(subject, settings)
-        suspects = find_suspects(subject, lowering, precision)
-        answer = Answer(search_keep(subject, fixer, lowering, suspects, _MOST_QUESTIONS[target.runtime]), suspects)
-        minimum = write_answer(subject, fixer, lowering, settings, answer, result)
+        task = Task(subject, fixer, make_lowering(subject, settings), settings, console, result)
+        suspects = find_suspects(task)
+        minimum = write_answer(task, Answer(search_keep(task, suspects, _MOST_QUESTIONS[target.runtime]), suspects))
     except BudgetSpent as error:
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return
@@ -81,13 +84,18 @@ def find_fix(
         return
     finally:
         prober.wasted += fixer.wasted
-    nodes = result.extra["keep_fp32"]
-    console.answer(f"To mend it: keep {len(nodes)} of {len(lowering.units)} nodes in fp32, as {settings.output} does.")
+    _tell(task, minimum, shlex.join(command))
+
+
+def _tell(task: Task, minimum: Minimum, command: str) -> None:
+    result, console = task.result, task.console
+    nodes, count = result.extra["keep_fp32"], len(task.lowering.units)
+    console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {task.settings.output} does.")
     tell_nodes(nodes, console)
     tell_lowered(result, console)
     console.answer(f"  measured on {result.extra['measured_on']}")
     if not minimum.proven:
-        console.answer(f"  {minimum.why}; fewer nodes may do: {shlex.join(command)}")
+        console.answer(f"  {minimum.why}; fewer nodes may do: {command}")
 
 
 def _precision(check: CheckSettings) -> Low | None:

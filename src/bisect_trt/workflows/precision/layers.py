@@ -14,7 +14,7 @@ from bisect_trt.runtimes.settings import Lowering as LoweringKind
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.precision_lowering import Lowering
+from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.subject import Subject
 
 _ENGINES = (".engine", ".plan", ".trt")

@@ -9,8 +9,8 @@ import onnx
 
 from bisect_trt.reporting.console import Console
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.layerwise_engine import describe_engine_layer, engine_json
-from bisect_trt.workflows.layerwise_origins import Layerwise
+from bisect_trt.workflows.layerwise.engine import describe_engine_layer, engine_json
+from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.subject import Subject
 
 _SHOWN_ATTRIBUTES = 8

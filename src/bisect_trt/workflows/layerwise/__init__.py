@@ -1,0 +1,1 @@
+"""Every tensor of the target beside the reference's; begin with ``layerwise.py``."""

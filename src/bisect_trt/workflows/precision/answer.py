@@ -1,0 +1,69 @@
+"""The answer of a search for precision: written, read back and probed; else the best so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.precision.engine import fp32_layers
+from bisect_trt.workflows.precision.latency import latencies
+from bisect_trt.workflows.precision.layers import engine_path, trtexec_line
+from bisect_trt.workflows.precision.report import Answer, checker_problem, fill_in
+from bisect_trt.workflows.precision.search import find_suspects
+from bisect_trt.workflows.precision.task import Task
+
+
+def write_answer(task: Task, answer: Answer) -> Minimum:
+    """Write the mixed model, read it back, and probe what was read.
+
+    Returns:
+        The answer; unproven if what was written does not pass.
+    """
+    keep, minimum = answer.minimum.units, answer.minimum
+    prober, lowering, output = task.prober, task.lowering, task.settings.output
+    lowering.write(keep, output)
+    record = prober.probe(lowering.read_back(keep, output), again=True)
+    problem = checker_problem(task.subject.settings.path, output) if lowering.writes_model(output) else None
+    if record.verdict is not Verdict.PASS:
+        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    elif problem is not None:
+        minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
+    task.result.artifacts["mixed"] = str(output)
+    fill_in(task, answer, prober.last_outcome)
+    add_measures(task, keep)
+    return minimum
+
+
+def add_measures(task: Task, keep: Subset) -> None:
+    """Put how long it runs, and where its engine is, into a result that has the answer."""
+    subject, settings, result = task.subject, task.settings, task.result
+    result.extra["latency_ms"] = latencies(task.prober, task.lowering, keep)
+    network, outcome = subject.network, task.prober.ledger.outcome(task.lowering.candidate(keep).key)
+    kept = frozenset(network.order[unit] for unit in keep)
+    result.extra["ran_fp32"] = fp32_layers(network, outcome.layers, kept) if outcome is not None else None
+    if settings.by_layer and settings.target is not None:
+        result.artifacts["engine"] = str(engine_path(settings.output))
+        result.extra["trtexec"] = trtexec_line(subject, settings.target, result.extra["keep_fp32"])
+
+
+def save_best(task: Task) -> None:
+    """Write the model with the fewest nodes in fp32 that was seen to pass so far."""
+    best = best_keep(task)
+    if best is None:
+        return
+    output = task.settings.output
+    task.lowering.write(best, output)
+    minimum = Minimum(best, proven=False, why="the search did not come to its end")
+    task.result.culprits = task.subject.describe_searched(best)
+    task.result.artifacts["mixed"] = str(output)
+    fill_in(task, Answer(minimum, find_suspects(task)), None)
+    add_measures(task, best)
+    task.console.answer(f"{output}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
+
+
+def best_keep(task: Task) -> Subset | None:
+    """The smallest set of units that was seen to be enough, if there is one but all of them."""
+    everything = frozenset(task.lowering.units)
+    passed = {identity.units for identity in task.prober.ledger.passed if identity.units < everything}
+    return min(passed, key=lambda units: (len(units), sorted(units)), default=None)

@@ -1,0 +1,124 @@
+"""The fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.prompt import Undo
+from bisect_trt.reporting.result import Result
+from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.workflows.precision.answer import save_best, write_answer
+from bisect_trt.workflows.precision.latency import fastest
+from bisect_trt.workflows.precision.layers import LayerLowering
+from bisect_trt.workflows.precision.lowering import CastLowering, Lowering
+from bisect_trt.workflows.precision.report import Answer, tell_answer, tell_suspects
+from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
+from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.units import known_types, lowerable_units, refuse_lowered
+from bisect_trt.workflows.reproduce import conclude, probe_original
+from bisect_trt.workflows.settings import CheckSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+
+
+def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
+    """The check for candidates that are lowered already.
+
+    The target takes them as they are. Tolerances that were not given become those of the low precision, as numbers: the
+    outputs are always the original's.
+
+    Raises:
+        UsageError: A tolerance names no output.
+    """
+    if check.target is None:
+        return check
+    tolerance = replace(check.tolerance, precision=Precision(precision))
+    tolerance.check_names(subject.network.outputs)
+    atol, rtol = dict(tolerance.atol), dict(tolerance.rtol)
+    for name, value in subject.reference.select(subject.network.outputs).items():
+        resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
+        atol[name], rtol[name] = resolved.atol, resolved.rtol
+    target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
+    timed = target.runtime == "trt"
+    return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
+
+
+def make_lowering(subject: Subject, settings: PrecisionSettings) -> Lowering:
+    """The way of lowering that the target needs.
+
+    Raises:
+        UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to lower.
+    """
+    refuse_lowered(subject.network, str(subject.settings.path))
+    units = lowerable_units(subject, settings.precision, known_types(subject), settings.include, settings.exclude)
+    cast = CastLowering(
+        subject,
+        units,
+        settings.precision,
+        emulated=settings.emulated,
+        lower_ends=settings.io_low,
+        keep_weights=settings.keep_weights,
+    )
+    target = settings.target
+    return cast if target is None or not settings.by_layer else LayerLowering(subject, units, target, cast)
+
+
+def find_precision(task: Task, search: SearchSettings) -> Result:
+    """See that precision is the reason, search, write the answer, probe it once more.
+
+    Raises:
+        DoesNotReproduce: The model fails in fp32 too, or passes lowered.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    task.result.extra |= {"keep_fp32": [], "latency_ms": None}
+    while True:
+        try:
+            return _find(task, search)
+        except (KeyboardInterrupt, BudgetSpent):
+            save_best(task)
+            raise
+        except Undo:  # everything that was answered before is remembered, so starting over comes back to it
+            undone = task.prober.ledger.forget_last()
+            task.console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+
+
+def _find(task: Task, search: SearchSettings) -> Result:
+    low, count, console = task.settings.precision, len(task.lowering.units), task.console
+    console.step(f"What in the reference run speaks against {low} ({count} nodes can be lowered)?")
+    suspects = find_suspects(task)
+    tell_suspects(task.subject, suspects, console)
+    console.step(f"Probe all {count} in fp32, then all in {low}, then search for the fewest to keep in fp32")
+    if search.repeat > 1:
+        measure_lowered(task, search)
+    minimum = search_keep(task, suspects)
+    if task.settings.minimise is Minimise.LATENCY:
+        minimum = fastest(task.prober, task.lowering, minimum)
+    for step in minimum.steps:
+        console.say(f"  {step}")
+    return deliver(task, Answer(minimum, suspects))
+
+
+def measure_lowered(task: Task, search: SearchSettings) -> None:
+    """Measure how often the model fails with everything lowered.
+
+    Raises:
+        DoesNotReproduce: It never does.
+    """
+    lowered = task.lowering.candidate(frozenset())
+    try:
+        probe_original(task.subject, task.prober, search, task.console, task.result, lowered)
+    except DoesNotReproduce:
+        raise refusal(task, frozenset()) from None
+
+
+def deliver(task: Task, answer: Answer) -> Result:
+    """Write the answer, read it back, and probe what was read."""
+    task.console.step("Written and read back: does it pass?")
+    minimum = write_answer(task, answer)
+    conclude(task.prober, minimum, task.result)
+    task.result.culprits = task.subject.describe_searched(minimum.units)
+    tell_answer(task.settings, task.result, task.console)
+    return task.result
