@@ -17,7 +17,8 @@ import pytest
 from support import arrays, chain, node_names, overflowing
 
 import bisect_trt
-from bisect_trt import UsageError, api
+from bisect_trt import UsageError
+from bisect_trt.api import call
 
 PARAMETERS = {
     "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite **options",
@@ -179,7 +180,7 @@ def test_both_ends_held_leave_nothing(here: Path) -> None:
 
 def test_a_model_too_large_for_one_message(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.load(str(chain(here / "model.onnx")))
-    monkeypatch.setattr(api, "_PROTO_LIMIT_BYTES", 10)
+    monkeypatch.setattr(call, "_PROTO_LIMIT_BYTES", 10)
     with pytest.raises(bisect_trt.UsageError, match="larger than 2 GiB"):
         bisect_trt.compare(model)
 

@@ -17,7 +17,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings, check_outputs
+from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
 from bisect_trt.workflows.sessions import Session
 
 
@@ -74,7 +74,7 @@ def precision_command(
         )
         settings = replace(settings, minimise=minimise)
         if invocation.resumed is None:
-            check_outputs(settings)
+            settings.check_output()
         checks = check.settings(runtime, compare)
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later

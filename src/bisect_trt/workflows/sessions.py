@@ -78,15 +78,20 @@ class Session:
         self, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None, *, isolated: bool = False
     ) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
-        with self.subject() as subject, self._recorded(subject, target):
-            require_target(subject, target)
+        with self._looked_at(target) as subject:
             return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare`."""
-        with self.subject() as subject, self._recorded(subject, settings.target):
-            require_target(subject, settings.target)
+        with self._looked_at(settings.target) as subject:
             return compare(subject, settings, self.console, self.result)
+
+    @contextmanager
+    def _looked_at(self, target: TargetSettings) -> Iterator[Subject]:
+        """The model, once its target is there; without any probes what is found is in the result however it ends."""
+        with self.subject() as subject, self._recorded(subject, target):
+            require_target(subject, target)
+            yield subject
 
     @contextmanager
     def _prober(

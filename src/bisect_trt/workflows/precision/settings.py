@@ -58,11 +58,10 @@ class PrecisionSettings:
             return False
         return all(name.lower().removesuffix("executionprovider") == "cpu" for name in target.providers)
 
+    def check_output(self) -> None:
+        """Make sure that the answer can be written.
 
-def check_outputs(settings: PrecisionSettings) -> None:
-    """Make sure that the answer can be written.
-
-    Raises:
-        UsageError: It cannot.
-    """
-    check_output(settings.output, overwrite=settings.overwrite)
+        Raises:
+            UsageError: It cannot.
+        """
+        check_output(self.output, overwrite=self.overwrite)

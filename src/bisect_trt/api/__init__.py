@@ -1,0 +1,12 @@
+"""What the command line does, from Python; :mod:`bisect_trt` has these names too (docs/api.md).
+
+Each function runs the same engine as the command of its name, takes its options by keyword (``input_shapes=`` for
+``--input-shapes``) and returns the result that ``--json`` writes. Nothing is printed unless ``verbose`` is set, nothing ends
+the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`.
+"""
+
+from bisect_trt.api.looks import compare, diagnose, layerwise
+from bisect_trt.api.searches import precision, reduce
+from bisect_trt.api.testing import assert_matches
+
+__all__ = ["assert_matches", "compare", "diagnose", "layerwise", "precision", "reduce"]

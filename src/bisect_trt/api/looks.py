@@ -1,0 +1,177 @@
+"""The Python functions that look at a target: ``diagnose``, ``layerwise`` and ``compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.api.call import Call
+from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
+from bisect_trt.cli.keywords import Keywords
+from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.compare import CompareSettings
+from bisect_trt.workflows.diagnose import DiagnoseSettings
+from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.settings import CheckSettings
+
+
+def diagnose(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    output: str | Path | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find out why the target is wrong, and leave a reproducer.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        output: The reproducer's folder; ``reproducer`` in the run's folder if not given.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        overwrite: Whether a folder that exists may be written over.
+        **options: The options of ``bisect-trt diagnose``, with underscores; ``archive`` for ``--zip``.
+
+    Returns:
+        The result; ``artifacts["reproducer"]`` is the folder.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    call = Call(
+        "diagnose",
+        model,
+        inputs,
+        verbose,
+        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
+        timeout=None,
+        archive=False,
+        anonymise=False,
+        annotate=None,
+    )
+    own = call.own
+    runtime = call.target.required()
+    call.compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=call.compare.settings(runtime), timeout=own["timeout"])
+    folder = Path(output) if output is not None else call.workspace.folder / "reproducer"
+    archive = folder.with_suffix(f"{folder.suffix}.zip") if own["archive"] else None
+    check_folder(folder, archive, overwrite=overwrite)
+    settings = DiagnoseSettings(checks, call.search.settings(), folder, archive, own["anonymise"])
+    return call.finish(lambda session: session.diagnose(settings))
+
+
+def layerwise(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    isolate: bool = False,
+    verbose: bool | int = False,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Compare every tensor on the target with the reference's.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        isolate: Whether to find each layer's own error too.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        **options: The options of ``bisect-trt layerwise``, with underscores.
+
+    Returns:
+        The result; ``first_mismatch`` and ``tensors`` say what was found.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    call = Call(
+        "layerwise",
+        model,
+        inputs,
+        verbose,
+        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
+        timeout=None,
+        annotate=None,
+    )
+    own = call.own
+    runtime = call.target.required()
+    tolerance = call.compare.settings(runtime)
+    return call.finish(lambda session: session.layerwise(runtime, tolerance, own["timeout"], isolated=isolate))
+
+
+def compare(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Compare the outputs of a target with the reference's, as ``bisect-trt run`` does.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        **options: The options of ``bisect-trt run``, with underscores: those of the target, the comparison and the data, and
+            ``onnx_outputs``, ``fail_fast``, ``timeout``, ``save_inputs``, ``save_outputs`` and ``load_outputs``.
+
+    Returns:
+        The result; ``comparisons`` has one entry an output, the status is ``found`` if everything matches.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    call = Call(
+        "run",
+        model,
+        inputs,
+        verbose,
+        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
+        onnx_outputs=(),
+        fail_fast=False,
+        timeout=None,
+        save_inputs=None,
+        save_outputs=None,
+        load_outputs=(),
+    )
+    own = call.own
+    runtime = call.target.required(engines=True)
+    settings = CompareSettings(
+        runtime,
+        call.compare.settings(runtime, nonfinite_equal=False),
+        tuple(own["onnx_outputs"]),
+        own["fail_fast"],
+        own["timeout"],
+        None if own["save_inputs"] is None else Path(own["save_inputs"]),
+        None if own["save_outputs"] is None else Path(own["save_outputs"]),
+        tuple(map(Path, own["load_outputs"])),
+    )
+    return call.finish(lambda session: session.compare(settings))

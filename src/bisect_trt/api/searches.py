@@ -1,0 +1,154 @@
+"""The Python functions that search: ``reduce`` and ``precision``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from bisect_trt.api.call import Call, refuse_target
+from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+from bisect_trt.cli.keywords import Keywords
+from bisect_trt.cli.precision import chosen
+from bisect_trt.errors import UsageError
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.strategy import Mode
+from bisect_trt.workflows.precision.settings import Minimise, PrecisionSettings
+from bisect_trt.workflows.reduce import check_outputs
+from bisect_trt.workflows.settings import ReduceSettings
+
+
+def reduce(
+    model: Model,
+    check: Check | None = None,
+    *,
+    target: TargetName | None = None,
+    output: str | Path | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find the smallest model that still fails.
+
+    Args:
+        model: The model, or its path.
+        check: A function (see :class:`~bisect_trt.probing.function.FunctionCheck`: given the candidate's path, ``True`` or
+            an ``AssertionError`` says that it fails), or a command as after ``--check``. Without it ``target`` is compared
+            with the reference.
+        target: The runtime under suspicion.
+        output: Where the reduced model goes; in the run's folder if not given.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        overwrite: Whether files that exist may be written over.
+        **options: The options of ``bisect-trt reduce``, with underscores.
+
+    Returns:
+        The result; its status is ``not_reproduced`` if the model does not fail.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    refuse_target(check)
+    call = Call(
+        "reduce",
+        model,
+        inputs,
+        verbose,
+        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
+        min_good=None,
+        reduce_inputs=True,
+        reduce_outputs=True,
+        mode="auto",
+        annotate=None,
+    )
+    own = call.own
+    settings = ReduceSettings(
+        Path(output) if output is not None else call.workspace.folder / "reduced.onnx",
+        None if own["min_good"] is None else Path(own["min_good"]),
+        own["reduce_inputs"],
+        own["reduce_outputs"],
+        Mode(own["mode"]),
+        overwrite,
+    )
+    if not (settings.reduce_inputs or settings.reduce_outputs):
+        raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
+    check_outputs(settings)
+    checks = call.checks(check, call.target.settings())
+    return call.finish(lambda session: session.reduce(settings, checks, call.search.settings()))
+
+
+def precision(
+    model: Model,
+    check: Check | None = None,
+    *,
+    low: Literal["fp16", "bf16"] = "fp16",
+    target: TargetName | None = None,
+    output: str | Path | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find the fewest nodes that have to stay in fp32.
+
+    Args:
+        model: The model, or its path.
+        check: What says good or bad; see :func:`reduce`.
+        low: What the rest is to run in.
+        target: The runtime under suspicion.
+        output: Where the mixed model goes; in the run's folder if not given.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        overwrite: Whether a file that exists may be written over.
+        **options: The options of ``bisect-trt precision``, with underscores.
+
+    Returns:
+        The result; ``keep_fp32`` are the nodes, ``artifacts["mixed"]`` is the model.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    refuse_target(check)
+    call = Call(
+        "precision",
+        model,
+        inputs,
+        verbose,
+        Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True}),
+        include=(),
+        exclude=(),
+        io_fp16=False,
+        keep_weights=False,
+        minimise="nodes",
+        annotate=None,
+    )
+    own = call.own
+    low, runtime = chosen(call.target)
+    if check is not None and runtime is not None and runtime.runtime == "onnxrt":
+        runtime = None  # the check says good or bad
+    settings = PrecisionSettings(
+        Path(output) if output is not None else call.workspace.folder / "mixed.onnx",
+        low,
+        runtime,
+        tuple(own["include"]),
+        tuple(own["exclude"]),
+        own["io_fp16"],
+        own["keep_weights"],
+        overwrite,
+        minimise=Minimise(own["minimise"]),
+    )
+    settings.check_output()
+    checks = call.checks(check, runtime)
+    return call.finish(lambda session: session.precision(settings, checks, call.search.settings()))

@@ -1,0 +1,20 @@
+"""What the Python functions take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+from numpy.typing import NDArray
+
+Model = str | Path | onnx.ModelProto
+Values = Mapping[str, NDArray[Any]]
+Inputs = Values | Sequence[Values] | str | Path
+"""One sample, several, or a file as ``--load-inputs`` takes."""
+Tolerance = float | Mapping[str, float]
+"""For every output, or by its name (``""`` for all others)."""
+TargetName = Literal["onnxrt", "trt"]
+Check = Callable[..., object] | str | Sequence[str]
+"""A function, or a command as after ``--check``."""
