@@ -9,13 +9,13 @@ import typer
 
 from bisect_trt.cli.app import command, finish
 from bisect_trt.cli.options import Annotation, Compare, Data, General, Model, Search, Target, seconds
-from bisect_trt.cli.runs import invocation, open_run
+from bisect_trt.cli.runs import invocation
+from bisect_trt.cli.sessions import open_session
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
 
 
@@ -54,8 +54,7 @@ def diagnose_command(
         packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if archive else None
         settings = DiagnoseSettings(checks, search.settings(), folder, packed, anonymise)
         check_folder(settings.output, packed, overwrite=overwrite or invocation.resumed is not None)
-        workspace = open_run("diagnose", model, [*data.files(), *compare.files()])
-        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        session = open_session(model, target, compare, data, console, result, annotation)
         return session.diagnose(settings)
 
     finish(work, "diagnose", general)

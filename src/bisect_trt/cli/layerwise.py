@@ -9,12 +9,11 @@ import typer
 
 from bisect_trt.cli.app import command, finish
 from bisect_trt.cli.options import Annotation, Compare, Data, General, Model, Target, seconds
-from bisect_trt.cli.runs import open_run
+from bisect_trt.cli.sessions import open_session
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.sessions import Session
 
 
 @command
@@ -43,8 +42,7 @@ def layerwise_command(
         if save_error_plot is not None:
             check_picture(save_error_plot, "--save-error-plot")
         runtime = target.required()
-        workspace = open_run("layerwise", model, [*data.files(), *compare.files()])
-        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        session = open_session(model, target, compare, data, console, result, annotation)
         session.layerwise(runtime, compare.settings(runtime), timeout, isolated=isolate)
         if save_error_plot is not None:
             draw_error_curve(save_error_plot, runtime.describe(), result)

@@ -10,15 +10,14 @@ import typer
 
 from bisect_trt.cli.app import command, finish
 from bisect_trt.cli.options import Annotation, Check, Compare, Data, General, Model, Search, Target
-from bisect_trt.cli.runs import invocation, open_run
+from bisect_trt.cli.runs import invocation
+from bisect_trt.cli.sessions import open_search
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
-from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
-from bisect_trt.workflows.sessions import Session
 
 
 def chosen(target: Target) -> tuple[Low, TargetSettings | None]:
@@ -69,17 +68,13 @@ def precision_command(
         low, runtime = chosen(target)
         if io_fp16 and low != "fp16":
             raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
+        patterns = tuple(include or ()), tuple(exclude or ())
         settings = PrecisionSettings(
-            output, low, runtime, tuple(include or ()), tuple(exclude or ()), io_fp16, keep_weights, overwrite
+            output, low, runtime, *patterns, io_fp16, keep_weights, overwrite, minimise=minimise
         )
-        settings = replace(settings, minimise=minimise)
         if invocation.resumed is None:
             settings.check_output()
-        checks = check.settings(runtime, compare)
-        if checks.candidate is not None:
-            check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        workspace = open_run("precision", model, [*data.files(), *compare.files(), *check.files()], checks.fixed_path)
-        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        session, checks = open_search(model, check, runtime, target, compare, data, console, result, annotation)
         return session.precision(settings, checks, search.settings())
 
     finish(work, "precision", general)

@@ -9,15 +9,14 @@ import typer
 
 from bisect_trt.cli.app import command, finish
 from bisect_trt.cli.options import Annotation, Check, Compare, Data, General, Model, Search, Target
-from bisect_trt.cli.runs import invocation, open_run
+from bisect_trt.cli.runs import invocation
+from bisect_trt.cli.sessions import open_search
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
-from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.strategy import Mode
 from bisect_trt.workflows.reduce import check_outputs
-from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import ReduceSettings
 
 
@@ -56,12 +55,9 @@ def reduce_command(
         settings = ReduceSettings(output, min_good, reduce_inputs, reduce_outputs, mode, overwrite)
         if invocation.resumed is None:
             check_outputs(settings)
-        checks = check.settings(target.settings(), compare)
-        if checks.candidate is not None:
-            check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        files = [*data.files(), *compare.files(), *check.files()]
-        workspace = open_run("reduce", model, files, checks.fixed_path)
-        session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+        session, checks = open_search(
+            model, check, target.settings(), target, compare, data, console, result, annotation
+        )
         return session.reduce(settings, checks, search.settings())
 
     finish(work, "reduce", general)
