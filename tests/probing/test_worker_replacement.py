@@ -263,7 +263,7 @@ def test_fresh_process_for_one_model(target: Callable[..., Ran], command: str) -
 COMMANDS = [["run"], ["layerwise"], ["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("command", [*COMMANDS, ["precision", "-o", "mixed.onnx"]], ids=lambda words: words[0])
 @pytest.mark.parametrize(
     ("level", "says"),
     [

@@ -19,13 +19,13 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.reference import reference_settings
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.compare import CompareSettings, compare
 from bisect_trt.workflows.compare_outputs import MARK_ALL
 from bisect_trt.workflows.compare_saved import compare_saved
 from bisect_trt.workflows.gen_script import write_script
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import require_target
 
 
 @command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UsageError
 from bisect_trt.probing.artifacts import ArtifactSorter
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
@@ -17,12 +17,11 @@ from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Check, Runner
-from bisect_trt.probing.worker import WorkerDied, WorkerPool
+from bisect_trt.probing.worker import WorkerPool
 from bisect_trt.reporting.console import Console, is_interactive
-from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.tensors.named import quoted
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import require_reference, require_target
 
 
 def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
@@ -108,54 +107,3 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)
-
-
-def tell_unused(target: TargetSettings, console: Console) -> None:
-    """Say that a check command decides, and not the target that was named beside it."""
-    console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
-
-
-def require_target(subject: Subject, target: TargetSettings) -> None:
-    """Make sure that the target is there and has what is asked of it, before anything is computed.
-
-    Raises:
-        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
-        UsageError: It has no such option, or its profile does not fit the model.
-    """
-    _check_profile(subject, target)
-    try:
-        reply = subject.workers.ask({"op": "about", "target": target.to_json()})
-    except WorkerDied as death:
-        reply = {"message": death.end.describe()}
-    if "message" in reply:
-        raise UnavailableError(
-            f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
-        )
-
-
-def _check_profile(subject: Subject, target: TargetSettings) -> None:
-    lows, highs = dict(target.trt.min_shapes), dict(target.trt.max_shapes)
-    inputs = subject.samples[0]
-    for name, low in lows.items():
-        if name not in inputs:
-            raise UsageError(f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(inputs)}.")
-        shape, high = inputs[name].shape, highs[name]
-        fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
-        if len(low) == len(shape) and not fits:
-            raise UsageError(
-                f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
-                f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
-            )
-
-
-def require_reference(subject: Subject) -> None:
-    """Make sure that there is something to compare the target with.
-
-    Raises:
-        UnavailableError: ONNX Runtime cannot run a node of the model, and it is the target as well.
-    """
-    for index, why in subject.reference.missing.items():
-        raise UnavailableError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
-            "`bisect-trt reduce` with a --check command of your own goes on all the same."
-        )

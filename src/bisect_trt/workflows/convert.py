@@ -17,8 +17,8 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import require_target
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 

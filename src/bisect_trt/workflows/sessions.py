@@ -13,11 +13,10 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.checks import make_prober, require_target, tell_unused
+from bisect_trt.workflows.checks import make_prober
 from bisect_trt.workflows.compare import CompareSettings, compare
 from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
 from bisect_trt.workflows.layerwise.layerwise import layerwise
-from bisect_trt.workflows.precision.layers import lowers_by
 from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
 from bisect_trt.workflows.precision.settings import PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
@@ -25,6 +24,7 @@ from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import lowers_by, require_target, tell_unused
 
 
 @dataclass(frozen=True)

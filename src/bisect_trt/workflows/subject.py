@@ -31,6 +31,7 @@ from bisect_trt.probing.worker import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
@@ -83,6 +84,7 @@ class Subject:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
         self.sample = 0
+        self._about: dict[TargetSettings, dict[str, Any]] = {}
 
     def _fix_shapes(self) -> list[Sample]:
         """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
@@ -111,6 +113,18 @@ class Subject:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def about(self, target: TargetSettings) -> dict[str, Any]:
+        """What a target says of itself; it is asked once.
+
+        Raises:
+            WorkerDied: It crashes when it starts.
+            UnavailableError: It is not there.
+            UsageError: It has no such option.
+        """
+        if target not in self._about:
+            self._about[target] = self.workers.ask({"op": "about", "target": target.to_json()})
+        return self._about[target]
 
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.runtimes.settings import Lowering as LoweringKind
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.npz import save_npz
@@ -18,17 +17,6 @@ from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.subject import Subject
 
 _ENGINES = (".engine", ".plan", ".trt")
-
-
-def lowers_by(subject: Subject, target: TargetSettings) -> LoweringKind:
-    """Who lowers a model for this target; it is also the first to find out whether the target is there at all.
-
-    Raises:
-        UnavailableError: It is not.
-        UsageError: An option that this target does not have.
-    """
-    kind: LoweringKind = subject.workers.ask({"op": "about", "target": target.to_json()})["lowers_by"]
-    return kind
 
 
 class LayerLowering:
