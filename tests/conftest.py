@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from support import LIGHT_MODELS, Light, Ran, tag_light
+from support import Light, Ran, tag_light
 
+from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.worker import keep_spare

@@ -16,18 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-LIGHT_FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-LIGHT_MODELS = (
-    "bvlc_alexnet",
-    "densenet121",
-    "inception_v1",
-    "inception_v2",
-    "resnet50",
-    "shufflenet",
-    "squeezenet",
-    "vgg19",
-    "zfnet512",
-)
+from benchmarks.cases import light_model
+
 SHAPE = (2, 3)
 NORM_WIDTH = 64
 TARGET = ["--onnxrt", "--fp16"]
@@ -226,8 +216,8 @@ class Light:
 
 
 def tag_light(name: str, folder: Path) -> Light:
-    """Write one of ``LIGHT_MODELS`` with tagged nodes."""
-    model = onnx.load(str(LIGHT_FOLDER / f"light_{name}.onnx"))
+    """Write one of the light models with tagged nodes."""
+    model = onnx.load(str(light_model(name)))
     # Of IR version 3: initializers are listed among the inputs.
     fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
     computing = []

@@ -13,8 +13,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from cutting import assert_same, model_of, run, tensor_info
 from onnx import ModelProto, TensorProto, helper
-from support import LIGHT_MODELS, tag_light
+from support import tag_light
 
+from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.graph.cut import Cut, cut
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network

@@ -28,8 +28,8 @@ from lowering import (
     with_outputs,
 )
 from onnx import TensorProto, helper, numpy_helper
-from support import LIGHT_FOLDER, LIGHT_MODELS
 
+from benchmarks.cases import LIGHT_MODELS, light_model
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import lower_roundtrip
 
@@ -288,7 +288,7 @@ def test_an_opset_too_old_is_refused(lower: Lowering) -> None:
 @both
 @pytest.mark.parametrize("name", LIGHT_MODELS)
 def test_light_models(lower: Lowering, name: str) -> None:
-    source = onnx.load(LIGHT_FOLDER / f"light_{name}.onnx")
+    source = onnx.load(light_model(name))
     lowered = checked(lower, source)
     compute = Counter({op: count for op, count in ops(source).items() if op != "Cast"})
     assert not compute - ops(lowered), "a node was lost"

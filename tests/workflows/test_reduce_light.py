@@ -7,8 +7,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support import LIGHT_MODELS, Light, tag_light
+from support import Light, tag_light
 
+from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
 from bisect_trt.probing.outcome import Ending, Outcome
