@@ -17,7 +17,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.inputs import parse_shapes
 from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.sanitize import SanitizeSettings, sanitize
+from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings, sanitize
 from bisect_trt.workflows.subject import Subject
 
 

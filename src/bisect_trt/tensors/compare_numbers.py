@@ -58,11 +58,7 @@ def compare_numbers(
     finite = math.isfinite(absolute.max())
     if not finite:
         known |= {"reference_nonfinite": sum(count_nonfinite(ours))}
-        same = np.zeros(ours.shape, bool)
-        if infinities_equal:
-            same |= np.isinf(ours) & (theirs == ours)
-        if nonfinite_equal:
-            same |= np.isnan(ours) & np.isnan(theirs)
+        same = _same_nonfinite(theirs, ours, nan=nonfinite_equal, inf=infinities_equal)
         absolute[same] = 0
         relative[same] = 0
 
@@ -98,6 +94,16 @@ def compare_numbers(
 
     passed = _passes(stat, statistics, tolerance)
     return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **statistics)
+
+
+def _same_nonfinite(target: Array, reference: Array, *, nan: bool, inf: bool) -> Array:
+    """Where both have the same Inf or NaN, as far as that counts as no error."""
+    same = np.zeros(reference.shape, bool)
+    if inf:
+        same |= np.isinf(reference) & (target == reference)
+    if nan:
+        same |= np.isnan(reference) & np.isnan(target)
+    return same
 
 
 def _range(values: Array, *, finite: bool) -> dict[str, float] | None:

@@ -9,6 +9,7 @@ from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
 
+from bisect_trt.tensors.plain import from_plain, to_plain
 from bisect_trt.tensors.tolerance import ErrorStat
 
 
@@ -161,25 +162,25 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
-        plain: dict[str, Any] = _plain({**asdict(self), "required_atol": self.required_atol})
+        plain: dict[str, Any] = to_plain({**asdict(self), "required_atol": self.required_atol})
         return plain
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
         """What :meth:`to_json` wrote; a worst element that was a complex number stays text."""
         texts = ("name", "kind", "stat", "reason")  # a tensor may be called "nan"
-        known: dict[str, Any] = {key: value if key in texts else _number(value) for key, value in plain.items()}
+        known: dict[str, Any] = {key: value if key in texts else from_plain(value) for key, value in plain.items()}
         del known["required_atol"]
         for shape in ("reference_shape", "target_shape"):
             known[shape] = None if known[shape] is None else tuple(known[shape])
         if known["worst"] is not None:
-            worst = {key: _number(value) for key, value in known["worst"].items()}
+            worst = {key: from_plain(value) for key, value in known["worst"].items()}
             known["worst"] = WorstElement(**{**worst, "index": tuple(worst["index"])})
         if known.get("target_range") is not None:
-            known["target_range"] = {key: _number(value) for key, value in known["target_range"].items()}
+            known["target_range"] = {key: from_plain(value) for key, value in known["target_range"].items()}
         if known["details"] is not None:
-            details = {key: _number(value) for key, value in known["details"].items()}
-            percentiles = {key: _number(value) for key, value in details["percentiles"].items()}
+            details = {key: from_plain(value) for key, value in known["details"].items()}
+            percentiles = {key: from_plain(value) for key, value in details["percentiles"].items()}
             known["details"] = Details(**{**details, "percentiles": percentiles})
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
@@ -225,10 +226,6 @@ def _short(value: float | str | complex) -> str:
     return f"{value:.7g}"
 
 
-def _number(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
-
-
 def required_severity(original: float) -> float:
     """How severe a mismatch must be to count as that of the original, and not as the rounding that comes with it.
 
@@ -236,20 +233,3 @@ def required_severity(original: float) -> float:
     mismatches and what the original is off by tells the two apart; ten times the tolerance is enough in any case.
     """
     return min(math.sqrt(max(original, 1.0)), 10.0)
-
-
-_NOT_FINITE = ("nan", "inf", "-inf")
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, complex):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

@@ -1,0 +1,1 @@
+"""A model made simpler, with the same results; begin with ``sanitize.py``."""

@@ -1,0 +1,129 @@
+"""Fold what can be computed once and for all, take away what nothing reads, and prove that the results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from bisect_trt.errors import BisectError
+from bisect_trt.graph.externals import share_weights
+from bisect_trt.graph.fold import Removed, remove_unread, sort_nodes
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.save import save_model
+from bisect_trt.graph.shapes import fix_input_shapes
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.sanitize.changes import Changes
+from bisect_trt.workflows.sanitize.fold import ask_reference, fold
+from bisect_trt.workflows.subject import Subject
+
+FOLD_LIMIT_BYTES = 16 << 20
+"""What graphsurgeon, and so ``polygraphy surgeon sanitize``, takes as well."""
+
+
+@dataclass(frozen=True)
+class SanitizeSettings:
+    """What to do to the model.
+
+    Attributes:
+        output: Where it goes.
+        input_shapes: Shapes to give the model's inputs, by name.
+        fold_constants: Whether to store what depends on no input.
+        fold_limit: Bytes past which a value is not stored.
+        shape_inference: Whether shapes that inference finds are folded too.
+        cleanup: Whether to take away what nothing reads.
+        toposort: Whether to sort the nodes.
+    """
+
+    output: Path
+    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    fold_constants: bool = True
+    fold_limit: int = FOLD_LIMIT_BYTES
+    shape_inference: bool = True
+    cleanup: bool = True
+    toposort: bool = True
+
+
+def sanitize(subject: Subject, settings: SanitizeSettings, console: Console, result: Result) -> Result:
+    """Write the sanitised model, once its results are seen to be those of the original.
+
+    Args:
+        subject: The original, with the input shapes of the sanitised model.
+        settings: What to do.
+        console: Who is told what changed.
+        result: Gets ``changes``.
+
+    Raises:
+        BisectError: The results differ, so nothing is written.
+        UsageError: The output cannot be written.
+    """
+    path, changes = subject.settings.path, Changes()
+    model = load_model(path)
+    before = len(model.graph.node)
+    share_weights(model, path, subject.workspace.candidates)
+    if settings.input_shapes:
+        fix_input_shapes(model, settings.input_shapes, assume=False)
+        changes.shaped = list(settings.input_shapes)
+    if settings.cleanup:  # nothing need be computed for what nobody reads
+        first = remove_unread(model)
+    if settings.fold_constants:
+        model = fold(model, subject, settings.fold_limit, changes, shapes=settings.shape_inference)
+    if settings.cleanup:
+        last = remove_unread(model)
+        changes.removed = Removed(first.nodes, first.weights, first.declarations + last.declarations)
+    changes.sorted = settings.toposort and sort_nodes(model)
+    for line in changes.describe():
+        console.say(f"  {line}")
+    doubt = _compare(model, subject)
+    save_model(model, subject.workspace.candidates, settings.output)
+    result.artifacts["sanitized"] = str(settings.output)
+    result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **changes.to_json()}
+    result.status, result.minimality, result.why = "found", "unproven" if doubt else "1-minimal", doubt
+    compared = "not compared with the original" if doubt else "the same results as the original"
+    console.answer(f"{settings.output}: {before} nodes before, {len(model.graph.node)} now; {compared}.")
+    if doubt:
+        console.warn(doubt)
+    return result
+
+
+def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
+    """Run both models on the same values; why that could not be done, if it could not.
+
+    Raises:
+        BisectError: They give other results.
+    """
+    original, changed = (subject.workspace.scratch(name) for name in ("original.onnx", "sanitized.onnx"))
+    original.write_bytes(subject.network.proto.SerializeToString())
+    changed.write_bytes(model.SerializeToString())
+    for number, sample in enumerate(subject.samples, 1):
+        inputs, golden = (subject.workspace.scratch(f"{name}-{number}.npz") for name in ("inputs", "golden"))
+        save_npz(inputs, sample)
+        common = {"inputs": str(inputs)}
+        reply = ask_reference(subject, {"op": "collect", "model": str(original), "to": str(golden), **common})
+        if "message" in reply:
+            return (
+                f"ONNX Runtime cannot run the original: {reply['message']}. So the results are not compared; try what was "
+                "written where the original runs."
+            )
+        tolerance = ToleranceOptions(nonfinite_equal=True).to_json()
+        request = {"op": "compare", "model": str(changed), "golden": str(golden), "tolerance": tolerance, **common}
+        reply = ask_reference(subject, {**request, "names": subject.network.outputs})
+        if "message" in reply:
+            raise BisectError(
+                f"ONNX Runtime runs the original and not the sanitised model: {reply['message']}. So nothing is written; "
+                "please report it, and leave a step out (--no-fold-constants, --no-cleanup)."
+            )
+        for comparison in map(TensorComparison.from_json, reply["comparisons"]):
+            if not comparison.passed:
+                raise BisectError(
+                    f"the sanitised model gives another '{comparison.name}' than the original: {comparison.describe()}. "
+                    "So nothing is written; if the model declares a wrong shape inside, add --no-shape-inference, else please "
+                    "report it."
+                )
+    return None
