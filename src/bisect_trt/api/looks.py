@@ -9,7 +9,7 @@ from bisect_trt.api.call import Call
 from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
 from bisect_trt.cli.keywords import Keywords
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.compare import CompareSettings
+from bisect_trt.workflows.compare.compare import CompareSettings
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings

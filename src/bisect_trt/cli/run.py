@@ -19,9 +19,9 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.reference import reference_settings
 from bisect_trt.runtimes.settings import TargetSettings
-from bisect_trt.workflows.compare import CompareSettings, compare
-from bisect_trt.workflows.compare_outputs import MARK_ALL
-from bisect_trt.workflows.compare_saved import compare_saved
+from bisect_trt.workflows.compare.compare import CompareSettings, compare
+from bisect_trt.workflows.compare.outputs import MARK_ALL
+from bisect_trt.workflows.compare.saved import compare_saved
 from bisect_trt.workflows.gen_script import write_script
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.subject import Subject

@@ -14,7 +14,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.compare import CompareSettings, compare
+from bisect_trt.workflows.compare.compare import CompareSettings, compare
 from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
 from bisect_trt.workflows.layerwise.layerwise import layerwise
 from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
@@ -82,7 +82,7 @@ class Session:
             return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)
 
     def compare(self, settings: CompareSettings) -> Result:
-        """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare`."""
+        """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
         with self._looked_at(settings.target) as subject:
             return compare(subject, settings, self.console, self.result)
 

@@ -16,9 +16,9 @@ from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.layer_slices import compare_slices, layer_slices
 from bisect_trt.workflows.layerwise.groups import Gathered, Seen, gather
 from bisect_trt.workflows.layerwise.origins import Layerwise, judge_layers
+from bisect_trt.workflows.layerwise.slices import compare_slices, layer_slices
 from bisect_trt.workflows.subject import Subject
 
 _UNKNOWN = "the reference has no value of it"

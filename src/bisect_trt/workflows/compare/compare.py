@@ -22,9 +22,9 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.compare_outputs import choose_outputs
-from bisect_trt.workflows.compare_saved import same_outputs, same_samples
-from bisect_trt.workflows.matches import conclude, tell
+from bisect_trt.workflows.compare.matches import conclude, tell
+from bisect_trt.workflows.compare.outputs import choose_outputs
+from bisect_trt.workflows.compare.saved import same_outputs, same_samples
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.subject import Subject
 

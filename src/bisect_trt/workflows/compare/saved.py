@@ -14,7 +14,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.matches import conclude, tell
+from bisect_trt.workflows.compare.matches import conclude, tell
 from bisect_trt.workflows.pictures import Pictures
 
 
