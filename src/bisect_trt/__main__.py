@@ -7,6 +7,7 @@ imported what it needs itself.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -22,8 +23,11 @@ def main() -> NoReturn:
     try:
         if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
             start_spare()
+        gc.disable()  # nothing that is imported is garbage
         from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
 
+        gc.freeze()
+        gc.enable()
         command_line()
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.

@@ -43,6 +43,7 @@ class Candidate:
         keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
             the target's to do.
         held: Whether the target is held to its low precision, where left to itself it may choose fp32.
+        again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
     """
 
     proto: onnx.ModelProto
@@ -53,6 +54,7 @@ class Candidate:
     values: Mapping[str, NDArray[Any]] | None = None
     keep: tuple[str, ...] | None = None
     held: bool = False
+    again: bool = False
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -68,6 +70,8 @@ class Candidate:
             digest.update("\0".join(("keep", *self.keep)).encode())
         if self.held:
             digest.update(b"held")
+        if self.again:
+            digest.update(b"again")
         return Identity(digest.hexdigest(), self.title, self.units)
 
     @property

@@ -44,8 +44,13 @@ class WorkerProcess:
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
     """
 
-    def __init__(self, gpu: str | None = None) -> None:
-        """It is started at once, and imports what it needs while the driver does other things."""
+    def __init__(self, gpu: str | None = None, *, first: bool = False) -> None:
+        """It is started at once, and imports what it needs while the driver does other things.
+
+        Args:
+            gpu: The only one that it sees.
+            first: Whether its first request is likely the reference run, for which it imports ONNX Runtime at once too.
+        """
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
         self.served = 0
@@ -54,8 +59,9 @@ class WorkerProcess:
         self._first_memory: dict[str, int] = {}
         self._buffer = b""
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        warm = ["warm"] if first else []
         self._process = guard.start(
-            [sys.executable, "-m", "bisect_trt.probing.worker_main", str(request_read), str(reply_write)],
+            [sys.executable, "-m", "bisect_trt.probing.worker_main", str(request_read), str(reply_write), *warm],
             # The user's folder may hold an onnx.py.
             {**os.environ, **visible, "PYTHONSAFEPATH": "1"},
             output=subprocess.DEVNULL,  # each request says where its output goes
@@ -139,7 +145,7 @@ _keeping = False
 
 def start_spare() -> None:
     """Start the first worker before anything else, so that it is ready when the driver is."""
-    _spare.append(WorkerProcess())
+    _spare.append(WorkerProcess(first=True))
     atexit.register(end_spare)
 
 

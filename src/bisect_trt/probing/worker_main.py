@@ -5,6 +5,8 @@ Requests and replies are lines of JSON on two pipes of their own; stdout and std
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import resource
@@ -207,10 +209,14 @@ def _print_to(log: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests from the pipe named on the command line until it closes."""
+    """Serve requests from the pipe named on the command line until it closes; ``warm`` after it imports ONNX Runtime."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "warm" in sys.argv[3:]:
+        # What is wrong with it is said by the request that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module("bisect_trt.runtimes.onnxrt")
     worker = Worker()
     with os.fdopen(requests, "r", encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as out:
         for line in lines:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
@@ -67,13 +68,16 @@ def _reduce(
     if search.repeat > 1:
         probe_original(subject, prober, search, console, result)
     minimum, suspect = look_first(subject, prober, settings, search, console, result)
+    shrinks = search.shrink and settings.reduce_inputs and settings.reduce_outputs
     if minimum is None:
-        minimum = find_minimum(subject, prober, settings, suspect)
+        # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
+        same = not shrinks and not has_external_data(subject.network.proto)
+        minimum = find_minimum(subject, prober, settings, suspect, confirm=same)
     for step in minimum.steps:
         console.say(f"  {step}")
     answer = subject.cut(minimum.units)
     subject.settle(prober.ledger.outcome(answer.key))
-    if search.shrink and settings.reduce_inputs and settings.reduce_outputs:
+    if shrinks:
         console.step("Shrink the tensors of what is left")
         answer = shrink(subject, prober, answer, console)
     return deliver(subject, prober, settings, answer, minimum, console, result)
@@ -90,12 +94,28 @@ def look_first(
     return try_suspect(subject, prober, console)
 
 
-def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings, suspect: int | None = None) -> Minimum:
-    """Search as far as the settings let the graph's ends move, with a unit that is probably the first culprit if any."""
+def find_minimum(
+    subject: Subject,
+    prober: Prober,
+    settings: ReduceSettings,
+    suspect: int | None = None,
+    *,
+    confirm: bool = False,
+) -> Minimum:
+    """Search as far as the settings let the graph's ends move.
+
+    Args:
+        subject: The model under investigation.
+        prober: Who probes.
+        settings: What may be reduced, and how.
+        suspect: A unit that is probably the first culprit.
+        confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
+    """
     units = subject.units
+    whole = not (settings.reduce_inputs and settings.reduce_outputs)
 
     def algorithm(ask: Ask) -> Minimum:
-        if settings.reduce_inputs and settings.reduce_outputs:
+        if not whole:
             return minimise(
                 units.searched,
                 ask,
@@ -110,12 +130,28 @@ def find_minimum(subject: Subject, prober: Prober, settings: ReduceSettings, sus
             return ask(units.with_weights(chosen))
 
         shrink = shrink_end if settings.reduce_outputs else shrink_start
-        return shrink(units.searched, ask_whole, settings.mode)
+        minimum = shrink(units.searched, ask_whole, settings.mode)
+        return replace(minimum, units=units.with_weights(minimum.units))
 
-    minimum = prober.search_from(subject.original, algorithm, subject.cut)
-    if settings.reduce_inputs and settings.reduce_outputs:
+    def confirmed(ask: Ask) -> Minimum:
+        minimum = algorithm(ask)
+        ask(minimum.units | _AGAIN)
         return minimum
-    return Minimum(units.with_weights(minimum.units), minimum.proven, minimum.why)
+
+    def build(asked: Subset) -> Candidate:
+        candidate = subject.cut(asked - _AGAIN)
+        return once_more(candidate) if asked & _AGAIN else candidate
+
+    return prober.search_from(subject.original, confirmed if confirm else algorithm, build)
+
+
+_AGAIN: Subset = frozenset({-2})
+"""In a question: the same units as asked before, once more."""
+
+
+def once_more(answer: Candidate) -> Candidate:
+    """The answer as a candidate that is probed although its verdict is known."""
+    return replace(answer, title="the result, read back", again=True)
 
 
 def deliver(
@@ -130,9 +166,10 @@ def deliver(
     """Write the answer, read it back, and probe what was read."""
     save_model(answer.proto, subject.workspace.candidates, settings.output)
     console.step("Written and read back: does it still fail?")
-    proto = onnx.load(str(settings.output))
-    again = replace(answer, proto=proto, title="the result, read back")
-    record = prober.probe(again, again=True)
+    again = once_more(replace(answer, proto=onnx.load(str(settings.output))))
+    if prober.ledger.outcome(again.key) is not None:
+        console.say("  what was read is, to the byte, what was probed once more just now")
+    record = prober.probe(again)
     if record.verdict is not Verdict.FAIL:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
     conclude(prober, minimum, result)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Iterable
 
-_BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that change the direction of the text around them."""
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"  # control characters and surrogates: Unicode's Cc and Cs
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # what changes the direction of the text around it
+)
 _VOID = frozenset({"br", "col", "input", "meta"})
 _CAMEL = ("viewBox", "preserveAspectRatio")
 _ELLIPSIS = "\u2026"
@@ -31,12 +32,7 @@ Child = str | int | float | None | Iterable["Child"]
 
 def clean(text: str) -> str:
     """Text without control characters, which no page may hold, and without what would turn the text around it."""
-    kept = (" " if char in "\t\r" else char if not _is_control(char) else "\ufffd" for char in text)
-    return _BIDI.sub("\ufffd", "".join(kept))
-
-
-def _is_control(char: str) -> bool:
-    return char != "\n" and unicodedata.category(char) in ("Cc", "Cs")
+    return _HIDDEN.sub("\ufffd", text.replace("\t", " ").replace("\r", " "))
 
 
 def escape(text: str) -> Markup:
