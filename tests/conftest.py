@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from support import Light, Ran, tag_light
+from light import Light, tag_light
+from support import Ran
 
 from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.cli.main import main

@@ -1,10 +1,9 @@
-"""What several tests need: small models, check scripts, the light models, a way to run the command line."""
+"""What several tests need: small models, check scripts, a way to run the command line."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-
-from benchmarks.cases import light_model
 
 SHAPE = (2, 3)
 NORM_WIDTH = 64
@@ -192,43 +189,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def node_names(path: Path) -> list[str]:
     """The names of the nodes of a model."""
     return [node.name for node in onnx.load(str(path)).graph.node]
-
-
-@dataclass(frozen=True)
-class Light:
-    """A light model whose nodes are named by :func:`node_tag`.
-
-    Attributes:
-        path: Where it lies.
-        computing: Names of the nodes that depend on what is fed; the others make weights.
-    """
-
-    path: Path
-    computing: tuple[str, ...]
-
-    def choose(self, count: int, seed: int) -> list[str]:
-        """Some computing nodes."""
-        return random.Random(seed).sample(self.computing, count)
-
-    def left(self, reduced: Path) -> list[str]:
-        """The computing nodes that a reduced model has."""
-        return [name for name in node_names(reduced) if name in set(self.computing)]
-
-
-def tag_light(name: str, folder: Path) -> Light:
-    """Write one of the light models with tagged nodes."""
-    model = onnx.load(str(light_model(name)))
-    # Of IR version 3: initializers are listed among the inputs.
-    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
-    computing = []
-    for place, node in enumerate(model.graph.node):
-        node.name = node_tag(place)
-        if not fed.isdisjoint(node.input):
-            fed.update(node.output)
-            computing.append(node.name)
-    path = folder / f"{name}.onnx"
-    onnx.save(model, str(path))
-    return Light(path, tuple(computing))
 
 
 def gone(pid: int) -> bool:

@@ -11,8 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import CommandLine
+from light import Light
 from onnx import helper
-from support import Light, arrays, chain, has, node_names, overflowing, read_json, save, script
+from support import arrays, chain, has, node_names, overflowing, read_json, save, script
 
 TENSOR = helper.make_tensor_value_info
 

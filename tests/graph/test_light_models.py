@@ -12,8 +12,8 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from cutting import assert_same, model_of, run, tensor_info
+from light import tag_light
 from onnx import ModelProto, TensorProto, helper
-from support import tag_light
 
 from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.graph.cut import Cut, cut

@@ -10,8 +10,9 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from light import Light
 from onnx import TensorProto, helper
-from support import TARGET, Light, overflowing, read_json
+from support import TARGET, overflowing, read_json
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos

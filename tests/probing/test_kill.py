@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import has, node_names, read_json, script, tag_light
+from light import tag_light
+from support import has, node_names, read_json, script
 
 from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.workspace import KEY_LENGTH, RUNS_FOLDER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support import Light, tag_light
+from light import Light, tag_light
 
 from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.probing.journal import Journal, Record

@@ -16,8 +16,9 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from light import tag_light
 from onnx import ModelProto, TensorProto, helper
-from support import overflowing, tag_light
+from support import overflowing
 from trt_api import OLD, STRONG, WEAK
 from trt_standin import StandIn, make_tensorrt, trt_target
 
