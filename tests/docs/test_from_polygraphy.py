@@ -39,11 +39,11 @@ COMMANDS = {
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
     "run --load-outputs a.npz flat.npz": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
-    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp-to-fp16": 0,
+    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp-to-fp16 --shape-inference": 0,
     "run model.onnx --onnxrt --onnx-outputs t* --onnx-exclude-outputs t0": 0,
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
     "run model.onnx --onnxrt --mark-all --onnx --onnxrt-reference --also-providers cpu --providers cpu": 0,
-    "run model.onnx --onnxrt --use-subprocess --warm-up 1": 0,
+    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference": 0,
     "run model.onnx --onnxrt --gen-script same.py": 0,
     "run model.pb --tf": 2,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3] --fold-size-threshold 1M": 0,
@@ -65,7 +65,8 @@ PICTURES = {
 
 USED = """
 --onnxrt --trt --onnx --pluginref --providers --model-type --input-shapes --shape-inference --external-data-dir
---no-onnxruntime-shape-inference --ignore-external-data --onnx-outputs --onnx-exclude-outputs --trt-outputs --mark-all
+--no-onnxruntime-shape-inference --no-shape-inference
+--ignore-external-data --onnx-outputs --onnx-exclude-outputs --trt-outputs --mark-all
 --exclude-outputs --fp-to-fp16 --save-onnx --save-external-data --external-data-size-threshold --load-inputs --save-inputs
 --data-loader-script --data-loader-func-name --data-loader-backend-module --seed --val-range --iterations --save-outputs
 --load-outputs --tf32 --fp16 --bf16 --fp8 --int8 --precision-constraints --strongly-typed --calibration-cache

@@ -72,6 +72,9 @@ def inspect_command(
     mode: Annotated[
         Mode | None, typer.Option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
     ] = None,
+    external_data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the files of the model's weights lie.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JSON too.")] = None,
 ) -> None:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
@@ -79,6 +82,10 @@ def inspect_command(
     def work(console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
         if mode is not None and kind is not Kind.MODEL:
             raise UsageError(f"--mode is about models, and this is to be read as {kind.value}; leave it out.")
+        if external_data_dir is not None and kind is not Kind.MODEL:
+            raise UsageError(
+                f"--external-data-dir is about models, and this is to be read as {kind.value}; leave it out."
+            )
         wanted = {*(show or ()), *(_MODES[mode] if mode is not None else ())}
         if odd := wanted - _FITTING[kind]:
             raise UsageError(
@@ -86,7 +93,7 @@ def inspect_command(
                 f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
             )
         if kind is Kind.MODEL:
-            plain = describe_model(file, {word.value for word in wanted})
+            plain = describe_model(file, {word.value for word in wanted}, external_data_dir)
             tree = model_tree(str(file), plain)
         elif kind is Kind.DATA:
             plain = describe_data(file, values=Show.VALUES in wanted)

@@ -66,9 +66,13 @@ def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | Non
     """Make sure that the files with the model's weights are there and long enough.
 
     Raises:
-        UnavailableError: One is missing or too short, or a weight does not say which it is in.
+        UnavailableError: One is missing or too short, as is their folder, or a weight does not say which it is in.
         UsageError: One lies outside the model's folder, which ONNX forbids.
     """
+    if weights is not None and not weights.is_dir():
+        raise UnavailableError(
+            f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."
+        )
     try:
         files = external_files(model)
     except UnavailableError as error:
@@ -80,7 +84,10 @@ def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | Non
             )
         file = (weights or path.parent) / location
         if not file.is_file():
-            raise UnavailableError(f"{path} keeps weights in {file}, which does not exist; copy it beside the model.")
+            raise UnavailableError(
+                f"{path} keeps weights in {file}, which does not exist; copy it there, or name the folder that has it with "
+                "--external-data-dir."
+            )
         if file.stat().st_size < needed:
             raise UnavailableError(
                 f"{path} keeps weights in {file}, which has {file.stat().st_size} bytes where {needed} are needed; copy it again."

@@ -23,27 +23,28 @@ _EDGE_ITEMS = 3
 """Values that are shown of each end of a tensor."""
 
 
-def describe_model(path: Path, show: Collection[str]) -> dict[str, Any]:
+def describe_model(path: Path, show: Collection[str], weights: Path | None = None) -> dict[str, Any]:
     """A model as plain values.
 
     Args:
         path: The ``.onnx`` file.
         show: What to say beside the summary: ``layers``, their attributes (``attrs``), the values of ``weights``.
+        weights: The folder with its external weights, if that is not its own.
 
     Raises:
         UnavailableError: It cannot be read.
     """
-    proto = load_model(path)
+    proto = load_model(path, weights)
     network = Network(proto)
     infos = {name: to_info(value) for name, value in {**network.declared, **network.inferred}.items()}
-    weights = proto.graph.initializer
+    tensors = proto.graph.initializer
     plain: dict[str, Any] = {
         "ir_version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
         "opsets": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
         "inputs": [_tensor(name, infos) for name in network.inputs],
         "outputs": [_tensor(name, infos) for name in network.outputs],
-        "weights": {"count": len(weights), "bytes": sum(map(tensor_bytes, weights))},
+        "weights": {"count": len(tensors), "bytes": sum(map(tensor_bytes, tensors))},
         "nodes": len(network.nodes),
         "operators": dict(Counter(_operator(node) for node in network.nodes).most_common()),
         "functions": [f"{function.domain}.{function.name}" for function in proto.functions],
@@ -52,7 +53,7 @@ def describe_model(path: Path, show: Collection[str]) -> dict[str, Any]:
         nodes = [network.nodes[index] for index in network.order]
         plain["layers"] = [_layer(node, infos, attributes="attrs" in show) for node in nodes]
     if "weights" in show:
-        plain["weights"]["tensors"] = [_weight(tensor, path.absolute().parent) for tensor in weights]
+        plain["weights"]["tensors"] = [_weight(tensor, weights or path.absolute().parent) for tensor in tensors]
     return plain
 
 

@@ -28,6 +28,7 @@ class ModelSettings:
         array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
             the free memory says.
         external_data_dir: Where the files of its weights lie; beside it if ``None``.
+        shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
     """
 
     path: Path
@@ -35,6 +36,12 @@ class ModelSettings:
     data: DataOptions = field(default_factory=DataOptions)
     array_swap_mb: int | None = None
     external_data_dir: Path | None = None
+    shape_inference: bool = False
+
+    @property
+    def weights(self) -> Path:
+        """The folder that the files of its weights lie in."""
+        return (self.external_data_dir or self.path.parent).absolute()
 
 
 @dataclass(frozen=True)
