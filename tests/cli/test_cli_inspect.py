@@ -102,6 +102,10 @@ def test_free_dimensions_and_weights_in_a_file_of_their_own(cli: CommandLine, he
     assert weight["external"] is True
     assert weight["values"].startswith("[[0.000e+00,") or weight["values"].startswith("[[0., 1., 2.]")
     assert "[batch, 3]" in cli("inspect", "model", "m.onnx").out
+    Path("m.data").unlink()
+    assert "--external-data-dir" in cli("inspect", "model", "m.onnx").error
+    (weight,) = inspected(cli, "model", "m.onnx", "--mode", "full", "--ignore-external-data")["weights"]["tensors"]
+    assert (weight["shape"], weight["values"]) == ([1000, 3], "not read")
 
 
 def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
@@ -141,6 +145,7 @@ def test_data_of_several_runs_and_samples(cli: CommandLine, here: Path) -> None:
         (["data", "model.onnx"], 2, "model.onnx"),
         (["engine", "nope.engine"], 4, "give the path of a TensorRT engine"),
         (["data", "d.npz", "--mode", "full"], 2, "--mode is about models"),
+        (["data", "d.npz", "--ignore-external-data"], 2, "--ignore-external-data is about models"),
         (["data", "d.npz", "--show", "layers"], 2, "--show layers says nothing of data"),
         (["model", "model.onnx", "--show", "values"], 2, "--show values says nothing of model"),
     ],

@@ -49,7 +49,7 @@ COMMANDS = {
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3] --fold-size-threshold 1M": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup --no-toposort": 0,
     "inspect model model.onnx --show layers attrs weights": 0,
-    "inspect model model.onnx --mode full --json m.json": 0,
+    "inspect model model.onnx --mode full --json m.json --ignore-external-data": 0,
     "inspect data a.npz --show values": 0,
     "convert model.onnx -o h1.onnx --fp16 --keep-fp32 t0 --io-fp16": 0,
     "convert model.onnx -o h2.onnx --fp-to-fp16": 0,

@@ -75,17 +75,21 @@ def inspect_command(
     external_data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the files of the model's weights lie.")
     ] = None,
+    ignore_external_data: Annotated[
+        bool, typer.Option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JSON too.")] = None,
 ) -> None:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
     def work(console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
-        if mode is not None and kind is not Kind.MODEL:
-            raise UsageError(f"--mode is about models, and this is to be read as {kind.value}; leave it out.")
-        if external_data_dir is not None and kind is not Kind.MODEL:
-            raise UsageError(
-                f"--external-data-dir is about models, and this is to be read as {kind.value}; leave it out."
-            )
+        given = {
+            "--mode": mode is not None,
+            "--external-data-dir": external_data_dir is not None,
+            "--ignore-external-data": ignore_external_data,
+        }
+        if odd_option := next((option for option, wanted in given.items() if wanted and kind is not Kind.MODEL), None):
+            raise UsageError(f"{odd_option} is about models, and this is to be read as {kind.value}; leave it out.")
         wanted = {*(show or ()), *(_MODES[mode] if mode is not None else ())}
         if odd := wanted - _FITTING[kind]:
             raise UsageError(
@@ -93,7 +97,9 @@ def inspect_command(
                 f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
             )
         if kind is Kind.MODEL:
-            plain = describe_model(file, {word.value for word in wanted}, external_data_dir)
+            plain = describe_model(
+                file, {word.value for word in wanted}, external_data_dir, structure=ignore_external_data
+            )
             tree = model_tree(str(file), plain)
         elif kind is Kind.DATA:
             plain = describe_data(file, values=Show.VALUES in wanted)

@@ -267,9 +267,13 @@ class Plots:
     save_heatmaps: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the errors of each output are.")] = (
         None
     )
+    show_heatmaps: Annotated[bool, typer.Option("--show-heatmaps", help="Open these pictures, saved or not.")] = False
     save_error_metrics_plot: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None
+    show_error_metrics_plot: Annotated[
+        bool, typer.Option("--show-error-metrics-plot", help="Open these pictures, saved or not.")
+    ] = False
     save_histograms: Annotated[
         Path | None, typer.Option(metavar="DIR", help="How values and errors are distributed.")
     ] = None
@@ -281,7 +285,13 @@ class Plots:
             UnavailableError: matplotlib is not installed.
             UsageError: A folder is a file.
         """
-        pictures = Pictures(self.save_heatmaps, self.save_error_metrics_plot, self.save_histograms)
+        pictures = Pictures(
+            self.save_heatmaps,
+            self.save_error_metrics_plot,
+            self.save_histograms,
+            self.show_heatmaps,
+            self.show_error_metrics_plot,
+        )
         pictures.check()
         return pictures
 
@@ -319,6 +329,12 @@ class Check:
     artifacts_dir: Annotated[
         Path, typer.Option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show all that a check prints, after each probe.")
+    ] = False
+    hide_fail_output: Annotated[
+        bool, typer.Option("--hide-fail-output", help="With --show-output: but not what failing candidates print.")
+    ] = False
 
     def files(self) -> list[Path]:
         """The files that the check's words name, its program too if that is given by its path."""
@@ -342,6 +358,8 @@ class Check:
             tolerance=compare.settings(target),
             artifacts=tuple(self.artifacts),
             artifacts_dir=self.artifacts_dir,
+            show_output=self.show_output,
+            hide_fail_output=self.hide_fail_output,
         )
 
 

@@ -62,6 +62,8 @@ class CheckSettings:
         function: A Python function that says good or bad; see ``FunctionCheck``.
         artifacts: Files that a check leaves, to be kept.
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
+        show_output: Whether to show what the command prints.
+        hide_fail_output: Whether to leave out what failing candidates print, of that.
     """
 
     argv: tuple[str, ...] = ()
@@ -77,6 +79,8 @@ class CheckSettings:
     function: Callable[..., object] | None = None
     artifacts: tuple[Path, ...] = ()
     artifacts_dir: Path = Path("artifacts")
+    show_output: bool = False
+    hide_fail_output: bool = False
 
     @property
     def fixed_path(self) -> Path | None:
