@@ -12,6 +12,7 @@ import pytest
 from conftest import CommandLine
 from support import TARGET, overflowing, read_json, script
 
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.pictures import viewer
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
@@ -62,16 +63,17 @@ def test_pictures_are_opened(cli: CommandLine, here: Path, monkeypatch: pytest.M
     script(here / "bin" / "xdg-open", f'echo "$1" >> {here}/opened')
     monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("DISPLAY", ":7")
-    assert cli(*saved, "--show-error-metrics-plot", "--save-heatmaps", "kept").status == 0
-    monkeypatch.setattr(viewer, "MOST_WINDOWS", 0)
-    assert cli(*saved, "--show-heatmaps", "--save-heatmaps", "kept").status == 0
-    metrics, heatmaps = map(Path, (here / "opened").read_text().splitlines())
+    assert cli(*saved, "--show-error-metrics-plot").status == 0
+    many = [here / "kept" / f"{number}.png" for number in range(viewer.MOST_WINDOWS + 1)]
+    viewer.open_pictures(many, Console())
+    metrics, folder = map(Path, (here / "opened").read_text().splitlines())
     assert is_picture(metrics)
-    assert heatmaps == here / "kept"
+    assert folder == here / "kept"
     monkeypatch.delenv("DISPLAY")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    ran = cli(*saved, "--show-heatmaps", "--save-heatmaps", "kept")
-    assert (ran.status, "warning: nothing here can show pictures; they lie in kept" in ran.err) == (0, True)
+    ran = cli(*saved, "--show-heatmaps")
+    assert (ran.status, "warning: nothing here can show pictures; they lie in " in ran.err) == (0, True)
+    assert len(list(Path(ran.err.split()[-1]).iterdir())) == 2
 
 
 @pytest.mark.parametrize("name", ["error.png", "new.svg"])
