@@ -18,6 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 from support import chain, command_lines, overflowing, read_json, save
 
 from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.workflows.precision import checkable
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
 
 
 def run(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, Any]:
@@ -135,12 +140,15 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
         ran = cli(*words)
         assert (ran.status, "m.data, which does not exist; copy it there, or name" in ran.error) == (4, True), name
         assert "there is no folder none" in cli(*words, "--external-data-dir", "none").error, name
-    for name in ("extract", "sanitize", "convert"):
+    for name in ("extract", "sanitize", "convert", "reduce"):
         Path("out.onnx").unlink(missing_ok=True)
         assert cli(*commands[name], *elsewhere).status == 0, name
         assert not external_files(onnx.load("out.onnx", load_external_data=False)), name
     assert "w: float32 [1000, 3] [[0" in cli(*commands["inspect"], *elsewhere).out
     assert "is about models" in cli("inspect", "data", "y.npz", *elsewhere).error
+    settings = ModelSettings(Path("m.onnx"), external_data_dir=Path("weights"))
+    with Subject(settings, Workspace(here / "looked"), Console(-1)) as subject:
+        onnx.checker.check_model(str(checkable(subject)), full_check=True)
     # What is written has its weights, or they lie beside it; the run is bound to them.
     Path("out.onnx").unlink()
     assert cli(*commands["precision"], *elsewhere, "--annotate", "noted.onnx").status == 0

@@ -48,6 +48,7 @@ COMMANDS = {
     "inspect model model.onnx --show layers attrs weights": 0,
     "inspect model model.onnx --mode full --json m.json --ignore-external-data": 0,
     "inspect data a.npz --show values": 0,
+    "inspect data a.npz --show-values --histogram --num-items 1 --all": 0,
     "convert model.onnx -o h1.onnx --fp16 --keep-fp32 t0 --io-fp16": 0,
     "convert model.onnx -o h2.onnx --fp-to-fp16": 0,
     "convert model.onnx -o h3.bin --bf16 --convert-to onnx": 0,

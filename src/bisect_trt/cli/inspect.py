@@ -35,6 +35,7 @@ class Show(str, Enum):
     ATTRS = "attrs"
     WEIGHTS = "weights"
     VALUES = "values"
+    HISTOGRAM = "histogram"
 
 
 class Mode(str, Enum):
@@ -49,7 +50,7 @@ class Mode(str, Enum):
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
-    Kind.DATA: {Show.VALUES},
+    Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
 }
 _MODES = {
     Mode.NONE: set[Show](),
@@ -67,8 +68,20 @@ def inspect_command(
     ],
     show: Annotated[
         list[Show] | None,
-        typer.Option(help="Of a model its layers, their attributes (attrs), its weights; of data some values."),
+        typer.Option(
+            help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."
+        ),
     ] = None,
+    show_values: Annotated[
+        bool, typer.Option("-s", "--show-values", help="Of data: the same as --show values.")
+    ] = False,
+    histogram: Annotated[bool, typer.Option("--histogram", help="Of data: the same as --show histogram.")] = False,
+    num_items: Annotated[
+        int, typer.Option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
+    ] = 3,
+    show_all: Annotated[  # noqa: ARG001 - nothing is ever left out
+        bool, typer.Option("-a", "--all", help="Accepted: all samples are always shown.")
+    ] = False,
     mode: Annotated[
         Mode | None, typer.Option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
     ] = None,
@@ -91,6 +104,8 @@ def inspect_command(
         if odd_option := next((option for option, wanted in given.items() if wanted and kind is not Kind.MODEL), None):
             raise UsageError(f"{odd_option} is about models, and this is to be read as {kind.value}; leave it out.")
         wanted = {*(show or ()), *(_MODES[mode] if mode is not None else ())}
+        wanted |= {Show.VALUES} if show_values else set()
+        wanted |= {Show.HISTOGRAM} if histogram else set()
         if odd := wanted - _FITTING[kind]:
             raise UsageError(
                 f"--show {min(word.value for word in odd)} says nothing of {kind.value}; there is: "
@@ -102,7 +117,8 @@ def inspect_command(
             )
             tree = model_tree(str(file), plain)
         elif kind is Kind.DATA:
-            plain = describe_data(file, values=Show.VALUES in wanted)
+            values = num_items if Show.VALUES in wanted else None
+            plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
             tree = data_tree(str(file), plain)
         else:
             with TemporaryDirectory(prefix="bisect-trt-") as folder:
