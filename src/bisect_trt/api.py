@@ -18,8 +18,9 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Check, Compare, Data, Search
+from bisect_trt.cli.options import Check, Compare, Data, Plots, Search
 from bisect_trt.cli.precision import chosen
+from bisect_trt.cli.run_options import MoreTargets, RunOptions
 from bisect_trt.cli.target import Target
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.annotate import check_annotated
@@ -36,7 +37,6 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows import precision as precision_workflow
 from bisect_trt.workflows import reduce as reduce_workflow
-from bisect_trt.workflows.compare import CompareSettings
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.reproducer import check_folder
@@ -259,7 +259,7 @@ def layerwise(
 
 def compare(
     model: Model,
-    target: TargetName = "onnxrt",
+    target: TargetName | None = "onnxrt",
     *,
     inputs: Inputs | None = None,
     atol: Tolerance | None = None,
@@ -272,14 +272,14 @@ def compare(
 
     Args:
         model: The model, or its path.
-        target: The runtime under suspicion.
+        target: The runtime under suspicion; ``None`` if ``options`` name others (``onnx``, ``onnxrt_reference``,
+            ``also_providers``).
         inputs: What the model is fed; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        **options: The options of ``bisect-trt run``, with underscores: those of the target, the comparison and the data, and
-            ``onnx_outputs``, ``fail_fast``, ``timeout``, ``save_inputs``, ``save_outputs`` and ``load_outputs``.
+        **options: The options of ``bisect-trt run``, with underscores.
 
     Returns:
         The result; ``comparisons`` has one entry an output, the status is ``found`` if everything matches.
@@ -289,21 +289,10 @@ def compare(
         UnavailableError: Something needed is not there.
     """
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.take(
-        onnx_outputs=(), fail_fast=False, timeout=None, save_inputs=None, save_outputs=None, load_outputs=()
-    )
+    own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
     run = _Run("run", model, inputs, given, verbose)
-    runtime = run.target.required(engines=True)
-    settings = CompareSettings(
-        runtime,
-        run.compare.settings(runtime, nonfinite_equal=False),
-        tuple(own["onnx_outputs"]),
-        own["fail_fast"],
-        own["timeout"],
-        None if own["save_inputs"] is None else Path(own["save_inputs"]),
-        None if own["save_outputs"] is None else Path(own["save_outputs"]),
-        tuple(map(Path, own["load_outputs"])),
-    )
+    run.model = replace(run.model, shape_inference=own.shape_inference)
+    settings = own.settings(run.target, more, run.compare, plots)
     return run.finish(lambda session: session.compare(settings))
 
 
@@ -390,7 +379,7 @@ class _Run:
         self._result = Result(command)
         if isinstance(model, onnx.ModelProto):
             path = _written(model, self.workspace.folder / path)
-        self._model = self._with_inputs(data.settings(path), inputs)
+        self.model = self._with_inputs(data.settings(path), inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -423,7 +412,7 @@ class _Run:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
         result, console = self._result, self._console
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
-        session = Session(self._model, self.workspace, console, result, self.target.fresh_process, self._annotation)
+        session = Session(self.model, self.workspace, console, result, self.target.fresh_process, self._annotation)
         began = time.monotonic()
         try:
             work(session)

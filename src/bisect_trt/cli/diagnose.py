@@ -55,7 +55,7 @@ def diagnose_command(
         packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if archive else None
         settings = DiagnoseSettings(checks, search.settings(), folder, packed, anonymise)
         check_folder(settings.output, packed, overwrite=overwrite or invocation.resumed is not None)
-        workspace = open_run("diagnose", model, [*data.files(), *compare.files()])
+        workspace = open_run("diagnose", model, [*data.files(), *compare.files()], weights=data.external_data_dir)
         session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
         return session.diagnose(settings)
 

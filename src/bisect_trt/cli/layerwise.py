@@ -44,7 +44,7 @@ def layerwise_command(
         if save_error_plot is not None:
             check_picture(save_error_plot, "--save-error-plot")
         runtime = target.required()
-        workspace = open_run("layerwise", model, [*data.files(), *compare.files()])
+        workspace = open_run("layerwise", model, [*data.files(), *compare.files()], weights=data.external_data_dir)
         session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
         session.layerwise(runtime, compare.settings(runtime), timeout, isolated=isolate)
         if save_error_plot is not None:

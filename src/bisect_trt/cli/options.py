@@ -103,6 +103,11 @@ class Data:
         str | None, typer.Option(metavar="FUNC", help="The script's function; default load_data.")
     ] = None
 
+    external_data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the files of the model's weights lie; default the model's folder."),
+    ] = None
+
     array_swap_mb: Annotated[
         int | None,
         typer.Option(
@@ -140,7 +145,7 @@ class Data:
         data = DataOptions(
             self.seed, parse_val_ranges(self.val_range), tuple(self.load_inputs), self.script(), self.iterations
         )
-        return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb)
+        return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb, self.external_data_dir)
 
 
 def _coarsest(target: TargetSettings | None) -> Precision:
@@ -262,9 +267,13 @@ class Plots:
     save_heatmaps: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the errors of each output are.")] = (
         None
     )
+    show_heatmaps: Annotated[bool, typer.Option("--show-heatmaps", help="Open these pictures, saved or not.")] = False
     save_error_metrics_plot: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None
+    show_error_metrics_plot: Annotated[
+        bool, typer.Option("--show-error-metrics-plot", help="Open these pictures, saved or not.")
+    ] = False
     save_histograms: Annotated[
         Path | None, typer.Option(metavar="DIR", help="How values and errors are distributed.")
     ] = None
@@ -276,7 +285,13 @@ class Plots:
             UnavailableError: matplotlib is not installed.
             UsageError: A folder is a file.
         """
-        pictures = Pictures(self.save_heatmaps, self.save_error_metrics_plot, self.save_histograms)
+        pictures = Pictures(
+            self.save_heatmaps,
+            self.save_error_metrics_plot,
+            self.save_histograms,
+            self.show_heatmaps,
+            self.show_error_metrics_plot,
+        )
         pictures.check()
         return pictures
 
@@ -314,6 +329,12 @@ class Check:
     artifacts_dir: Annotated[
         Path, typer.Option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show all that a check prints, after each probe.")
+    ] = False
+    hide_fail_output: Annotated[
+        bool, typer.Option("--hide-fail-output", help="With --show-output: but not what failing candidates print.")
+    ] = False
 
     def files(self) -> list[Path]:
         """The files that the check's words name, its program too if that is given by its path."""
@@ -337,6 +358,8 @@ class Check:
             tolerance=compare.settings(target),
             artifacts=tuple(self.artifacts),
             artifacts_dir=self.artifacts_dir,
+            show_output=self.show_output,
+            hide_fail_output=self.hide_fail_output,
         )
 
 

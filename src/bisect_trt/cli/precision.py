@@ -80,7 +80,13 @@ def precision_command(
         checks = check.settings(runtime, compare)
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-        workspace = open_run("precision", model, [*data.files(), *compare.files(), *check.files()], checks.fixed_path)
+        workspace = open_run(
+            "precision",
+            model,
+            [*data.files(), *compare.files(), *check.files()],
+            checks.fixed_path,
+            weights=data.external_data_dir,
+        )
         session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
         return session.precision(settings, checks, search.settings())
 

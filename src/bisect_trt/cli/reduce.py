@@ -61,7 +61,7 @@ def reduce_command(
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
         files = [*data.files(), *compare.files(), *check.files()]
-        workspace = open_run("reduce", model, files, checks.fixed_path)
+        workspace = open_run("reduce", model, files, checks.fixed_path, weights=data.external_data_dir)
         session = Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
         return session.reduce(settings, checks, search.settings())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -209,6 +210,15 @@ def deliver(
     return result
 
 
+def checkable(subject: Subject) -> Path:
+    """The original with its weights beside it, which is where the checker looks for them."""
+    if subject.settings.external_data_dir is None:
+        return subject.settings.path
+    copy = subject.workspace.scratch(subject.settings.path.name)  # its weights lie in that folder
+    shutil.copyfile(subject.settings.path, copy)
+    return copy
+
+
 def write_answer(
     subject: Subject, prober: Prober, lowering: Lowering, settings: PrecisionSettings, answer: Answer, result: Result
 ) -> Minimum:
@@ -220,9 +230,7 @@ def write_answer(
     keep, minimum = answer.minimum.units, answer.minimum
     lowering.write(keep, settings.output)
     record = prober.probe(lowering.read_back(keep, settings.output), again=True)
-    problem = (
-        checker_problem(subject.settings.path, settings.output) if lowering.writes_model(settings.output) else None
-    )
+    problem = checker_problem(checkable(subject), settings.output) if lowering.writes_model(settings.output) else None
     if record.verdict is not Verdict.PASS:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
     elif problem is not None:

@@ -83,7 +83,8 @@ class Session:
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare`."""
         with self.subject() as subject, self._recorded(subject, settings.target):
-            require_target(subject, settings.target)
+            for each in (settings.target, *settings.also):
+                require_target(subject, each)
             return compare(subject, settings, self.console, self.result)
 
     @contextmanager
