@@ -32,7 +32,7 @@ demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reprodu
 	@$(BIN)/python demo/reproducer/reproduce.py; status=$$?; echo "exit status $$status"; test $$status -eq 1
 
 test: $(STAMP)  ## Every test that needs no GPU.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -q
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
 	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \
@@ -41,7 +41,7 @@ test-lowest:  ## The same tests on the lowest versions that pyproject.toml allow
 	$(LOWEST)/bin/python -m pip install --quiet --editable . --group test --constraint tests/lowest.txt; \
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps tensorrt==8.6.0 \
 		|| echo "test-lowest: TensorRT 8.6.0 cannot be installed here, so the tests that import it are skipped"; \
-	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) -q -m 'not slow'
+	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow'
 
 lint: $(STAMP)  ## ruff, mypy, import-linter.
 	$(BIN)/ruff format --check .

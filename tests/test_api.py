@@ -161,6 +161,8 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
     ("options", "message"),
     [
         ({"target": "tflite"}, "there is no target 'tflite'"),
+        ({"target": None}, "no target is named"),
+        ({"target": None, "onnx": True, "providers": ["cpu"]}, "--providers is an option of a target"),
         ({"atoll": 1}, "`run` has no option 'atoll'"),
         ({"input_shapes": {"z": [1]}}, "no input 'z'"),
         ({"inputs": {"z": np.ones(3, np.float32)}}, "'z' unknown"),

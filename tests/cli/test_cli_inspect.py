@@ -102,6 +102,10 @@ def test_free_dimensions_and_weights_in_a_file_of_their_own(cli: CommandLine, he
     assert weight["external"] is True
     assert weight["values"].startswith("[[0.000e+00,") or weight["values"].startswith("[[0., 1., 2.]")
     assert "[batch, 3]" in cli("inspect", "model", "m.onnx").out
+    Path("m.data").unlink()
+    assert "--external-data-dir" in cli("inspect", "model", "m.onnx").error
+    (weight,) = inspected(cli, "model", "m.onnx", "--mode", "full", "--ignore-external-data")["weights"]["tensors"]
+    assert (weight["shape"], weight["values"]) == ([1000, 3], "not read")
 
 
 def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
@@ -125,6 +129,27 @@ def test_data(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the worki
     assert "1 NaN, 1 Inf, 1 zeros" in ran.out
 
 
+def test_values_and_their_histogram(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
+    lots = np.array([0.0] * 30 + [np.nan, 5.0] + [10.0] * 60, np.float16)
+    np.savez("d.npz", lots=lots, far=np.array([-1.7e308, 1.7e308]), text=np.array(["one"]), yes=np.array([True]))
+    for words in (["--show", "values", "histogram"], ["-s", "--histogram", "--all"]):
+        plain = inspected(cli, "data", "d.npz", *words)
+        (sample,) = plain["runs"][0]["samples"]
+        assert sample["lots"]["histogram"]["counts"] == [30, 0, 0, 0, 0, 1, 0, 0, 0, 60]
+        assert sample["lots"]["histogram"]["edges"] == list(range(11))
+        assert sample["lots"]["values"].count("...") == 1
+        assert sample["far"]["histogram"] is None  # further apart than float64 can say
+        assert "histogram" not in sample["text"]
+    lines = cli("inspect", "data", "d.npz", "--histogram").out.splitlines()
+    assert [line.split("to")[1].split() for line in lines if " to " in line and "#" in line][:3] == [
+        ["1", "30", "#" * 20],
+        ["6", "1", "#"],
+        ["10", "60", "#" * 40],
+    ]
+    (sample,) = inspected(cli, "data", "d.npz", "-s", "-n", "-1")["runs"][0]["samples"]
+    assert sample["lots"]["values"].count(" 10.") == 60
+
+
 def test_data_of_several_runs_and_samples(cli: CommandLine, here: Path) -> None:
     model = chain(here / "model.onnx")
     assert cli("run", model, "--onnxrt", "--iterations", "2", "--save-outputs", "y.json").status == 0
@@ -141,6 +166,8 @@ def test_data_of_several_runs_and_samples(cli: CommandLine, here: Path) -> None:
         (["data", "model.onnx"], 2, "model.onnx"),
         (["engine", "nope.engine"], 4, "give the path of a TensorRT engine"),
         (["data", "d.npz", "--mode", "full"], 2, "--mode is about models"),
+        (["model", "model.onnx", "--histogram"], 2, "--show histogram says nothing of model"),
+        (["data", "d.npz", "--ignore-external-data"], 2, "--ignore-external-data is about models"),
         (["data", "d.npz", "--show", "layers"], 2, "--show layers says nothing of data"),
         (["model", "model.onnx", "--show", "values"], 2, "--show values says nothing of model"),
     ],

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import CommandLine
-from support import TARGET, overflowing, read_json
+from support import TARGET, overflowing, read_json, script
 
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.pictures import viewer
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
@@ -49,6 +53,27 @@ def test_saved_results_are_drawn(cli: CommandLine, here: Path) -> None:  # noqa:
     assert all(f"no picture of '{name}'" in ran.out for name in ("s", "z", "e"))
     assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
     assert len(list(Path("metrics").iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others open them with another program")
+def test_pictures_are_opened(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez("a.npz", y=np.zeros((2, 3)))
+    saved = ["run", "--load-outputs", "a.npz", "a.npz"]
+    (here / "bin").mkdir()
+    script(here / "bin" / "xdg-open", f'echo "$1" >> {here}/opened')
+    monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("DISPLAY", ":7")
+    assert cli(*saved, "--show-error-metrics-plot").status == 0
+    many = [here / "kept" / f"{number}.png" for number in range(viewer.MOST_WINDOWS + 1)]
+    viewer.open_pictures(many, Console())
+    metrics, folder = map(Path, (here / "opened").read_text().splitlines())
+    assert is_picture(metrics)
+    assert folder == here / "kept"
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    ran = cli(*saved, "--show-heatmaps")
+    assert (ran.status, "warning: nothing here can show pictures; they lie in " in ran.err) == (0, True)
+    assert len(list(Path(ran.err.split()[-1]).iterdir())) == 2
 
 
 @pytest.mark.parametrize("name", ["error.png", "new.svg"])
@@ -134,6 +159,7 @@ def test_without_matplotlib(cli: CommandLine, here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(canvas, "find_spec", lambda _: None)
     for words in (
         ["run", "m.onnx", *TARGET, "--save-histograms", "x"],
+        ["run", "m.onnx", *TARGET, "--show-heatmaps"],
         ["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.png"],
     ):
         ran = cli(*words)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from conftest import CommandLine
 from support import chain, node_names, read_json
 
 PROMPT = "[good/bad/skip/undo/quit] "
@@ -198,3 +199,23 @@ def test_precision_asks_too(here: Path) -> None:
     finally:
         terminal.close()
     assert [node["name"] for node in read_json(here / "r.json")["keep_fp32"]] == ["<3>"]
+
+
+def test_one_answer_is_about_all_input_samples(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx", 2)
+    terminal = Terminal(here, "reduce", "model.onnx", "-o", "out.onnx", "--no-shrink", "--iterations", "3")
+    try:
+        assert terminal.converse(lambda: says("<1>", here)) == 0
+    finally:
+        terminal.close()
+    said = re.search(
+        r"Its 3 input samples are inputs.npz, inputs-2.npz to inputs-3.npz in (\S+), and what", terminal.seen
+    )
+    assert said is not None, terminal.seen
+    assert "of each golden.npz, golden-2.npz to golden-3.npz. It is bad if it is bad on any of them." in terminal.seen
+    look = re.search(r"To look at one: bisect-trt (inspect data \S+ --show values)", terminal.seen)
+    assert look is not None
+    words = look[1].split()
+    assert words[2] == f"{said[1]}/inputs-2.npz"
+    shown = cli(*words)
+    assert (shown.status, "x: float32 [2, 3]" in shown.out) == (0, True)

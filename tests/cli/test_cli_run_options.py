@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,14 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import chain, overflowing, read_json, save
+from support import chain, command_lines, overflowing, read_json, save
+
+from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.workflows.precision.answer import checkable
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
 
 
 def run(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, Any]:
@@ -116,24 +126,112 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
     (here / "weights").mkdir()
     Path("m.data").rename("weights/m.data")
-    assert "copy it beside the model" in cli("run", "m.onnx", "--onnxrt").error
-    run(cli, "m.onnx", "--onnxrt", "--external-data-dir", "weights", "--save-outputs", "y.npz")
+    elsewhere = ["--external-data-dir", "weights"]
+    run(cli, "m.onnx", "--onnxrt", *elsewhere, "--save-outputs", "y.npz")
     with np.load("y.npz") as saved:
         assert saved["y"].min() >= values.sum()
+    commands: dict[str, list[str | Path]] = {
+        **command_lines("m.onnx"),
+        "sanitize": ["sanitize", "m.onnx", "-o", "out.onnx"],
+        "inspect": ["inspect", "model", "m.onnx", "--show", "weights"],
+        "convert": ["convert", "m.onnx", "-o", "out.onnx", "--bf16"],
+    }
+    for name, words in commands.items():
+        ran = cli(*words)
+        assert (ran.status, "m.data, which does not exist; copy it there, or name" in ran.error) == (4, True), name
+        assert "there is no folder none" in cli(*words, "--external-data-dir", "none").error, name
+    for name in ("extract", "sanitize", "convert", "reduce"):
+        Path("out.onnx").unlink(missing_ok=True)
+        assert cli(*commands[name], *elsewhere).status == 0, name
+        assert not external_files(onnx.load("out.onnx", load_external_data=False)), name
+    assert "w: float32 [1000, 3] [[0" in cli(*commands["inspect"], *elsewhere).out
+    assert "is about models" in cli("inspect", "data", "y.npz", *elsewhere).error
+    settings = ModelSettings(Path("m.onnx"), external_data_dir=Path("weights"))
+    with Subject(settings, Workspace(here / "looked"), Console(-1)) as subject:
+        onnx.checker.check_model(str(checkable(subject)), full_check=True)
+    # What is written has its weights, or they lie beside it; the run is bound to them.
+    Path("out.onnx").unlink()
+    assert cli(*commands["precision"], *elsewhere, "--annotate", "noted.onnx").status == 0
+    assert Path("m.data").read_bytes() == Path("weights/m.data").read_bytes()
+    Path("weights/m.data").write_bytes(b"other" * 3000)
+    assert "the content of weights/m.data" in cli("resume").error
+    assert cli("run", "out.onnx", "--onnxrt").status == 0
 
 
-def test_a_script_that_does_the_same(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx")
+SCRIPTS = (
+    ("--onnxrt --fp16 --keep-fp32 big_out --atol big_out:1 --onnx-outputs big_out a0_out --check-error-stat max", 0),
+    ("--onnxrt --fp16 --onnx --onnxrt-reference --also-providers cpu CPU --providers cpu --validate", 1),
+    ("--onnx --fp16 --timeout 60", 1),
+    ("--also-providers cpu", 0),
+    ("--onnxrt --fp-to-fp16 --shape-inference --save-onnx FILE.onnx --warm-up 1 --use-subprocess --fail-fast", 1),
+    ("--onnxrt --mark-all --exclude-outputs a0_out --save-inputs FILE.x.json --save-outputs FILE.y.npz", 0),
+    ("--onnxrt --iterations 2 --seed 3 --val-range x:[0,0.5] --input-shapes x:[2,3] --postprocess top-1", 0),
+    ("--onnxrt --load-inputs x.npz --load-outputs y.npz --compare indices --index-tolerance 1 --fresh-process", 1),
+    ("--onnxrt --external-data-dir . --data-loader-script data.py --data-loader-func-name mine --array-swap-mb 0", 0),
+    ("--onnxrt --load-inputs none.npz", 2),
+    ("--trt --bf16 --pool-limit workspace:1G --trt-min-shapes x:[2,3] --trt-max-shapes x:[2,3] --lowering cast", None),
+)
+"""Options and exit status; of the last only that it is the same."""
+
+
+@pytest.mark.parametrize(("options", "status"), SCRIPTS)
+def test_a_script_that_does_the_same(
+    cli: CommandLine, here: Path, capfd: pytest.CaptureFixture[str], options: str, status: int | None
+) -> None:
+    overflowing(here / "model.onnx", after=1)
     np.savez("x.npz", x=np.full((2, 3), 0.5, np.float32))
-    words = ["--onnxrt", "--load-inputs", "x.npz", "--onnx-outputs", "big_out", "a0_out", "--atol", "big_out:1"]
-    for extra, status in (([], 0), (["--fp16"], 1), (["--fp16", "--keep-fp32", "big_out"], 0)):
-        want = run(cli, model, *words, *extra, "--check-error-stat", "max", status=status)
-        ran = cli("run", model, *words, *extra, "--check-error-stat", "max", "--gen-script", "same.py")
-        assert (ran.status, ran.err) == (0, "")
-        assert not Path("same.py").read_text().count("inputs=None")
-        done = subprocess.run([sys.executable, "same.py"], capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == status, done.stdout + done.stderr
-        assert all(f"'{name}'" in done.stdout for name in compared(want))
+    np.savez("y.npz", b0_out=np.zeros((2, 3), np.int64))
+    Path("data.py").write_text("import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n")
+    wanted = cli("run", "model.onnx", *options.replace("FILE", "wanted").split())
+    written = cli("run", "model.onnx", *options.replace("FILE", "got").split(), "--gen-script", "same.py")
+    assert (written.status, written.err) == (0, "")
+    assert not list(here.glob("got*"))
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path("same.py", run_name="__main__")
+    assert status is None or wanted.status == status, wanted.err
+    assert ending.value.code == wanted.status
+    out, err = capfd.readouterr()
+    assert said(out) == said(wanted.out)
+    assert err == wanted.err
+    for file in here.glob("wanted*"):
+        assert (here / file.name.replace("wanted", "got")).read_bytes() == file.read_bytes()
+
+
+def said(text: str) -> list[str]:
+    """What was printed, without what differs from run to run: times, and the run's folder."""
+    return [re.sub(r"[\d.]+ ms", "# ms", line) for line in text.splitlines() if not line.startswith("Report:")]
+
+
+def test_a_script_is_a_program(cli: CommandLine, here: Path) -> None:
+    """By itself, in a process of its own."""
+    assert cli("run", chain(here / "model.onnx"), "--onnxrt", "--gen-script", "same.py").status == 0
+    done = subprocess.run([sys.executable, "same.py"], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "All 1 match." in done.stdout, done.stderr) == (0, True, "")
+
+
+def test_shapes_are_declared_in_what_runs(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx", after=1)
+    every = ["--onnxrt", "--onnx", "--onnxrt-reference", "--save-onnx", "ran.onnx"]
+    run(cli, model, *every, "--no-shape-inference")
+    assert not onnx.load("ran.onnx").graph.value_info
+    run(cli, model, *every, "--shape-inference", "--onnx-outputs", "big_out")
+    graph = onnx.load("ran.onnx").graph
+    assert declared(graph.value_info) == {name: [2, 3] for name in ("a0_out", "a1_out", "a2_out", "small_out")}
+    assert declared(graph.output) == {"big_out": [2, 3]}
+    run(cli, model, "--onnxrt", "--fp-to-fp16", "--shape-inference", "--save-onnx", "half.onnx", status=1)
+    onnx.checker.check_model("half.onnx", full_check=True)  # no declaration is of the type from before
+
+
+def declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int]]:
+    return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+
+
+def test_shapes_that_inference_cannot_find(cli: CommandLine, here: Path) -> None:
+    """Like Polygraphy: a warning, and the model is run as it is."""
+    model = save(here / "m.onnx", [helper.make_node("Mine", ["x"], ["y"], domain="my.own")])  # of no known version
+    ran = cli("run", model, "--onnxrt", "--shape-inference")
+    assert "--shape-inference: ONNX's inference gives up on this model; it is run as it is" in ran.err
+    assert (ran.status, "the reference cannot run" in ran.error) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +241,7 @@ def test_a_script_that_does_the_same(cli: CommandLine, here: Path) -> None:
         (["--onnxrt", "--onnx-exclude-outputs", "t0"], "it is not among those to compare"),
         (["--onnxrt", "--onnx-exclude-outputs", "*"], "leaves no tensor to compare"),
         (["--onnx", "--int8"], "--int8"),
-        (["--onnxrt", "--gen-script", "s.py", "--warm-up", "1"], "has nothing for --warm-up"),
-        (["--onnxrt", "--gen-script", "s.py", "--onnx"], "has nothing for a second target"),
+        (["--onnxrt", "--gen-script", "s.py", "--val-range", "[1"], "--val-range"),
         (["--onnxrt", "--gen-script", "no/s.py"], "there is no folder no"),
         (["--onnxrt", "--save-onnx", "no/m.onnx"], "there is no folder no"),
     ],
@@ -154,10 +251,11 @@ def test_bad_options(cli: CommandLine, here: Path, words: list[str], reason: str
     assert (ran.status, reason in ran.error) == (2, True), ran.err
 
 
-def test_options_that_need_a_model(cli: CommandLine, here: Path) -> None:  # noqa: ARG001 - the working directory
+@pytest.mark.parametrize("words", ["--save-onnx m.onnx", "--gen-script s.py", "--warm-up 1", "--shape-inference"])
+def test_options_that_need_a_model(cli: CommandLine, here: Path, words: str) -> None:  # noqa: ARG001
     np.savez("a.npz", y=np.zeros(2))
-    ran = cli("run", "--load-outputs", "a.npz", "a.npz", "--save-onnx", "m.onnx")
-    assert (ran.status, "need a model" in ran.error) == (2, True)
+    ran = cli("run", "--load-outputs", "a.npz", "a.npz", *words.split())
+    assert (ran.status, f"{words.partition(' ')[0]} needs a model" in ran.error) == (2, True)
 
 
 def test_providers_that_are_not_there(cli: CommandLine, here: Path) -> None:

@@ -1,25 +1,22 @@
-"""The options that docs/from-polygraphy.md promises for data, outputs and comparison are there, and do something."""
+"""Every command and option that docs/from-polygraphy.md promises is run here on a small model; TensorRT's are only read."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CommandLine
-from support import chain
+from conftest import CommandLine, missing_gpu
+from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
-SECTIONS = (
-    "Input data",
-    "Outputs",
-    "Comparison",
-    "Model",
-    "Which runtimes",
-    "`surgeon sanitize`, `inspect`, `convert`",
-)
-NEED_A_GPU = {"--trt", "--load-engine"}
+TENSORRT = "TensorRT"
+NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
+"""Options of TensorRT that the other sections name too."""
+CHECK = "--check ./check {model}"
+SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
 PLOTS = "--save-heatmaps h --save-error-metrics-plot m --save-histograms g"
 COMMANDS = {
     "run model.onnx --onnxrt --iterations 2 --seed 3 --val-range [0,1] x:[2,3] --save-inputs x.json --save-outputs y.json": 0,
@@ -39,33 +36,69 @@ COMMANDS = {
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
     "run --load-outputs a.npz flat.npz": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
-    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp-to-fp16": 0,
+    "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp-to-fp16 --shape-inference": 0,
     "run model.onnx --onnxrt --onnx-outputs t* --onnx-exclude-outputs t0": 0,
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
     "run model.onnx --onnxrt --mark-all --onnx --onnxrt-reference --also-providers cpu --providers cpu": 0,
-    "run model.onnx --onnxrt --use-subprocess --warm-up 1": 0,
+    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference": 0,
     "run model.onnx --onnxrt --gen-script same.py": 0,
     "run model.pb --tf": 2,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3] --fold-size-threshold 1M": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup --no-toposort": 0,
     "inspect model model.onnx --show layers attrs weights": 0,
-    "inspect model model.onnx --mode full --json m.json": 0,
+    "inspect model model.onnx --mode full --json m.json --ignore-external-data": 0,
     "inspect data a.npz --show values": 0,
+    "inspect data a.npz --show-values --histogram --num-items 1 --all": 0,
     "convert model.onnx -o h1.onnx --fp16 --keep-fp32 t0 --io-fp16": 0,
     "convert model.onnx -o h2.onnx --fp-to-fp16": 0,
     "convert model.onnx -o h3.bin --bf16 --convert-to onnx": 0,
     "extract model.onnx --inputs t0 --outputs t1 -o piece.onnx": 0,
 }
 """Command lines, and the status that each ends with."""
+SEARCHES = {
+    f"reduce model.onnx -o r1.onnx --no-shrink {SEARCH} {CHECK}": 0,
+    "resume": 0,
+    "log": 0,
+    "log 2": 0,
+    "report": 0,
+    "reduce model.onnx -o r2.onnx --no-shrink --mode bisect --min-good good.onnx --check ./check bisect_trt_debug.onnx": 0,
+    f"reduce model.onnx -o r3.onnx --no-shrink --mode linear --fail-regex wrong --fail-code 1 {CHECK}": 0,
+    f"reduce model.onnx -o r4.onnx --no-shrink --mode ddmin --ignore-fail-code 1 {CHECK}": 1,
+    "reduce model.onnx -o r5.onnx --no-shrink --candidate now.onnx --no-reduce-inputs --check ./check now.onnx": 0,
+    f"reduce model.onnx -o r6.onnx --no-reduce-outputs --model-input-shapes x:[2,3] --show-output {CHECK}": 0,
+    f"reduce model.onnx -o r7.onnx --input-shapes x:[2,3] --show-output --hide-fail-output --mode auto {CHECK}": 0,
+    f"reduce model.onnx -o r8.onnx --no-shrink --artifacts left.txt --art-dir sorted {CHECK}": 0,
+    f"reduce model.onnx -o r9.onnx --no-shrink --artifacts left.txt --artifacts-dir sorted {CHECK}": 0,
+    "precision large.onnx --onnxrt --fp16 -o p1.onnx --json p.json --include big* op:Mul --exclude a*": 0,
+    "precision large.onnx --bf16 --keep-weights -o p2.onnx --check ./check {model}": 1,
+    "precision large.onnx --onnxrt --fp16 --io-fp16 -o p3.onnx": 0,
+    "diagnose large.onnx --onnxrt --fp16 -o found": 0,
+    "layerwise large.onnx --onnxrt --fp16 -v": 0,
+    "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
+}
+"""The same of searches, and of what looks at them."""
+READ = (
+    "run model.onnx --trt --tf32 --fp16 --precision-constraints obey --lowering layer --tactic-sources cublas",
+    "run model.onnx --trt --pool-limit workspace:1G --builder-optimization-level 2 --save-timing-cache t.cache",
+    "run model.onnx --trt --version-compatible --hardware-compatibility-level none --save-engine m.engine",
+    "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
+    "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
+    "run model.onnx --trt --fp8 --load-engine a.npz",
+    "layerwise model.onnx --trt --int8",
+    "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
+    "inspect engine a.npz",
+)
+"""Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {
-    f"run --load-outputs a.npz b.npz {PLOTS}": 1,
+    f"run --load-outputs a.npz b.npz {PLOTS} --show-heatmaps --show-error-metrics-plot": 1,
     "layerwise model.onnx --onnxrt --save-error-plot e.png": 1,
 }
 
 
 USED = """
 --onnxrt --trt --onnx --pluginref --providers --model-type --input-shapes --shape-inference --external-data-dir
---no-onnxruntime-shape-inference --ignore-external-data --onnx-outputs --onnx-exclude-outputs --trt-outputs --mark-all
+--no-onnxruntime-shape-inference --no-shape-inference
+--ignore-external-data --onnx-outputs --onnx-exclude-outputs --trt-outputs --mark-all
 --exclude-outputs --fp-to-fp16 --save-onnx --save-external-data --external-data-size-threshold --load-inputs --save-inputs
 --data-loader-script --data-loader-func-name --data-loader-backend-module --seed --val-range --iterations --save-outputs
 --load-outputs --tf32 --fp16 --bf16 --fp8 --int8 --precision-constraints --strongly-typed --calibration-cache
@@ -86,18 +119,28 @@ USED = """
 """What the tutorials use."""
 
 
-def promised() -> set[str]:
-    """The options in the second column of these sections' tables."""
-    sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    chosen = [section for section in sections if section.splitlines()[0] in SECTIONS]
-    assert len(chosen) == len(SECTIONS)
-    cells = [line.split("|")[2] for section in chosen for line in section.splitlines() if line.startswith("| ")]
+def sections() -> dict[str, str]:
+    """The page's sections that have a table, by their titles."""
+    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part.splitlines()[0]: part for part in parts if "\n| " in part}
+
+
+def promised(text: str) -> set[str]:
+    """The options in the second column of a section's table."""
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")]
+    cells = [f"{here} {theirs}" if "the same" in here else here for theirs, here in rows]
     return {option for cell in cells for option in re.findall(r"--[a-z][a-z0-9-]*", cell)}
+
+
+def options_of(commands: Iterable[str]) -> set[str]:
+    return {word for words in commands for word in words.split() if word.startswith("--")}
 
 
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
     chain(here / "model.onnx", 2)
+    overflowing(here / "large.onnx", after=1)
+    script(here / "check", f"echo left > left.txt; {has('<1>')} && echo wrong && exit 1; exit 0")
     values = np.array([[1.0, 5.0, 3.0]], np.float32)
     np.savez("a.npz", t1=values)
     np.savez("b.npz", t1=np.array([[1.0, 4.0, 4.5]], np.float32))
@@ -109,21 +152,44 @@ def files(here: Path) -> None:
     )
 
 
-def test_every_command_ends_as_it_should(cli: CommandLine) -> None:
-    for words, status in COMMANDS.items():
+@pytest.mark.parametrize("commands", [COMMANDS, SEARCHES], ids=["commands", "searches"])
+def test_every_command_ends_as_it_should(cli: CommandLine, commands: dict[str, int]) -> None:
+    for words, status in commands.items():
         ran = cli(*words.split())
         assert ran.status == status, f"{words}\n{ran.out}{ran.err}"
 
 
-def test_pictures(cli: CommandLine) -> None:
+def test_pictures(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     for words, status in PICTURES.items():
         assert cli(*words.split()).status == status, words
 
 
+def test_what_needs_tensorrt_is_read(cli: CommandLine) -> None:
+    if missing_gpu() is None:
+        pytest.skip("TensorRT is here")
+    for words in READ:
+        ran = cli(*words.split())
+        assert ran.status == 4, f"{words}\n{ran.err}"
+        assert re.search("tensorrt", ran.error, re.IGNORECASE), ran.error
+
+
 def test_every_option_that_the_page_promises_is_in_a_command() -> None:
-    used = {word for words in (*COMMANDS, *PICTURES) for word in words.split() if word.startswith("--")}
-    assert promised() - used - NEED_A_GPU == set()
+    for title, text in sections().items():
+        used = options_of(READ) if title == TENSORRT else options_of((*COMMANDS, *SEARCHES, *PICTURES)) | NEED_A_GPU
+        assert promised(text) - used == set(), title
+
+
+def test_every_command_that_the_page_promises_is_run() -> None:
+    cells = [line.split("|")[2] for line in sections()["Commands"].splitlines() if line.startswith("| `")]
+    named = {name for cell in cells for name in re.findall(r"`(inspect \w+|[a-z]+)[ `]", cell)}
+    assert len(named) >= 10
+    run = {
+        " ".join(words.split()[: 2 if words.startswith("inspect") else 1]) for words in (*COMMANDS, *SEARCHES, *READ)
+    }
+    assert named - run == set()
 
 
 def test_every_option_that_people_use_of_polygraphy_has_a_row() -> None:

@@ -75,7 +75,7 @@ class Call:
         self._result = Result(command)
         if isinstance(model, onnx.ModelProto):
             path = _written(model, self.workspace.folder / path)
-        self._model = self._with_inputs(data.settings(path), inputs)
+        self.model = self._with_inputs(data.settings(path), inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -106,7 +106,7 @@ class Call:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
         result, console = self._result, self._console
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
-        session = Session(self._model, self.workspace, console, result, self.target.fresh_process, self._annotation)
+        session = Session(self.model, self.workspace, console, result, self.target.fresh_process, self._annotation)
         began = time.monotonic()
         try:
             work(session)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.api.call import Call
 from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
 from bisect_trt.cli.keywords import Keywords
+from bisect_trt.cli.options import Plots
+from bisect_trt.cli.run_options import MoreTargets, RunOptions
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.compare.compare import CompareSettings
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings
@@ -120,7 +122,7 @@ def layerwise(
 
 def compare(
     model: Model,
-    target: TargetName = "onnxrt",
+    target: TargetName | None = "onnxrt",
     *,
     inputs: Inputs | None = None,
     atol: Tolerance | None = None,
@@ -133,14 +135,14 @@ def compare(
 
     Args:
         model: The model, or its path.
-        target: The runtime under suspicion.
+        target: The runtime under suspicion; ``None`` if ``options`` name others (``onnx``, ``onnxrt_reference``,
+            ``also_providers``).
         inputs: What the model is fed; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        **options: The options of ``bisect-trt run``, with underscores: those of the target, the comparison and the data, and
-            ``onnx_outputs``, ``fail_fast``, ``timeout``, ``save_inputs``, ``save_outputs`` and ``load_outputs``.
+        **options: The options of ``bisect-trt run``, with underscores.
 
     Returns:
         The result; ``comparisons`` has one entry an output, the status is ``found`` if everything matches.
@@ -149,29 +151,9 @@ def compare(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
-    call = Call(
-        "run",
-        model,
-        inputs,
-        verbose,
-        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
-        onnx_outputs=(),
-        fail_fast=False,
-        timeout=None,
-        save_inputs=None,
-        save_outputs=None,
-        load_outputs=(),
-    )
-    own = call.own
-    runtime = call.target.required(engines=True)
-    settings = CompareSettings(
-        runtime,
-        call.compare.settings(runtime, nonfinite_equal=False),
-        tuple(own["onnx_outputs"]),
-        own["fail_fast"],
-        own["timeout"],
-        None if own["save_inputs"] is None else Path(own["save_inputs"]),
-        None if own["save_outputs"] is None else Path(own["save_outputs"]),
-        tuple(map(Path, own["load_outputs"])),
-    )
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
+    call = Call("run", model, inputs, verbose, given)
+    call.model = replace(call.model, shape_inference=own.shape_inference)
+    settings = own.settings(call.target, more, call.compare, plots)
     return call.finish(lambda session: session.compare(settings))

@@ -60,7 +60,9 @@ def convert_command(
         if calibration_cache is not None and not target.int8:
             raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
         if form is Form.ONNX:
-            return convert_to_onnx(model, output, _lowering(target, fp_to_fp16, io_fp16), console, result)
+            return convert_to_onnx(
+                data.settings(model), output, _lowering(target, fp_to_fp16, io_fp16), console, result
+            )
         if fp_to_fp16 or io_fp16:
             option = "--fp-to-fp16" if fp_to_fp16 else "--io-fp16"
             raise UsageError(
@@ -73,7 +75,9 @@ def convert_command(
                 f"ONNX Runtime has no engines to write to {output}; name TensorRT (--trt), or a .onnx file."
             )
         with (
-            Subject(data.settings(model), open_run("convert", model, data.files()), console) as subject,
+            Subject(
+                data.settings(model), open_run("convert", model, data.files(), weights=data.external_data_dir), console
+            ) as subject,
             recorded(subject, result, console, target=runtime),
         ):
             settings = EngineSettings(runtime, timeout, calibration_cache)

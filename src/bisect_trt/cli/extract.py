@@ -41,7 +41,9 @@ def extract_command(
         if with_inputs:
             check_output(settings.values, overwrite=overwrite)
         with (
-            Subject(data.settings(model), open_run("extract", model, data.files()), console) as subject,
+            Subject(
+                data.settings(model), open_run("extract", model, data.files(), weights=data.external_data_dir), console
+            ) as subject,
             recorded(subject, result, console),
         ):
             return extract_model(subject, settings, console, result)

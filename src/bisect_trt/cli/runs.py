@@ -47,7 +47,14 @@ def newest_run(file: str = RUN_FILE) -> Path:
     return newest
 
 
-def open_run(command: str, model: Path, files: Iterable[Path], fixed_path: Path | None = None) -> Workspace:
+def open_run(
+    command: str,
+    model: Path,
+    files: Iterable[Path],
+    fixed_path: Path | None = None,
+    *,
+    weights: Path | None = None,
+) -> Workspace:
     """The folder of this run, bound to what was typed and to the files that it names.
 
     Args:
@@ -55,11 +62,12 @@ def open_run(command: str, model: Path, files: Iterable[Path], fixed_path: Path 
         model: The same; the run depends on it and on the files of its weights.
         files: What else it depends on.
         fixed_path: Where every candidate goes, if the check reads a fixed path.
+        weights: The folder with the model's weights, if that is not its own.
 
     Raises:
         UsageError: The folder cannot be made, or the run that is to go on was about something else.
     """
-    binding = Binding.of(invocation.argv, model, files)
+    binding = Binding.of(invocation.argv, model, files, weights)
     if invocation.resumed is not None:
         Binding.read(invocation.resumed).check(binding, invocation.resumed)
         invocation.folder = invocation.resumed

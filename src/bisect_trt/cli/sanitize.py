@@ -58,7 +58,7 @@ def sanitize_command(
         fed = data.settings(model)
         fed = replace(fed, input_shapes={**fed.input_shapes, **shapes})
         with (
-            Subject(fed, open_run("sanitize", model, data.files()), console) as subject,
+            Subject(fed, open_run("sanitize", model, data.files(), weights=data.external_data_dir), console) as subject,
             recorded(subject, result, console),
         ):
             return sanitize(subject, settings, console, result)

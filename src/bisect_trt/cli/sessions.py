@@ -42,7 +42,9 @@ def open_session(
     Raises:
         UsageError: A value is malformed, the folder cannot be made, or the run that is to go on was about something else.
     """
-    workspace = open_run(result.command, model, [*data.files(), *compare.files(), *files], fixed_path)
+    workspace = open_run(
+        result.command, model, [*data.files(), *compare.files(), *files], fixed_path, weights=data.external_data_dir
+    )
     return Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
 
 

@@ -37,7 +37,7 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def write_annotated(model: Path, notes: Notes, path: Path) -> None:
+def write_annotated(model: Path, notes: Notes, path: Path, weights: Path | None = None) -> None:
     """Write a model again with notes in its nodes' ``metadata_props``; nothing else changes.
 
     Weights that lie in files of their own stay there; with the model in another folder they are copied beside it.
@@ -46,6 +46,7 @@ def write_annotated(model: Path, notes: Notes, path: Path) -> None:
         model: The original.
         notes: Keys and values for nodes of the main graph.
         path: Where the copy goes.
+        weights: The folder with the original's weights, if that is not its own.
 
     Raises:
         UsageError: It cannot be written, or other weights lie where its weights would have to.
@@ -58,7 +59,7 @@ def write_annotated(model: Path, notes: Notes, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.new")
     try:
         for location in external_files(proto):
-            _put_beside(model.parent / location, path.parent / location)
+            _put_beside((weights or model.parent) / location, path.parent / location)
         # By the suffix that the file will have, as it is read again.
         form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
         onnx.save(proto, str(temporary), format=form)

@@ -94,15 +94,16 @@ def has_external_data(model: onnx.ModelProto) -> bool:
     return any(uses_external_data(tensor) for tensor in model_tensors(model))
 
 
-def share_weights(model: onnx.ModelProto, source: Path, folder: Path) -> None:
+def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
     """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
 
     Models whose weights are small and inside are left as they are.
 
     Args:
         model: Changed in place.
-        source: Where it was read from; its external files lie beside it.
+        source: Where it was read from.
         folder: Where candidates will lie.
+        weights: The folder with its external files, if that is not its own.
 
     Raises:
         UsageError: The weights cannot be copied.
@@ -112,7 +113,7 @@ def share_weights(model: onnx.ModelProto, source: Path, folder: Path) -> None:
         for location in taken:
             place = folder / location
             place.parent.mkdir(parents=True, exist_ok=True)
-            copy_file(source.parent / location, place)
+            copy_file((weights or source.parent) / location, place)
         embedded = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
         if sum(map(inner_bytes, embedded)) > EMBED_LIMIT_BYTES:
             name = WEIGHTS_FILE

@@ -14,12 +14,13 @@ _IR_WITH_OPSETS = 3
 _REASON_LENGTH = 200
 
 
-def load_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
+def load_model(path: Path, weights: Path | None = None, *, structure: bool = False) -> onnx.ModelProto:
     """Read a model without pulling its external weights into memory.
 
     Args:
         path: The ``.onnx`` file.
         weights: The folder with its external weights, if that is not its own.
+        structure: Whether the files of its weights may be missing.
 
     Returns:
         The model; initializers stored outside stay references to their files.
@@ -31,10 +32,28 @@ def load_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
         raise UnavailableError(f"{path}: no such file; give the path of an ONNX model.")
     if path.is_dir():
         raise UnavailableError(f"{path} is a folder; give the path of an ONNX model file.")
+    model = _read(path)
+    # A text file can by chance parse as an empty message, and a cut file as one without a graph.
+    if not model.HasField("graph") or not model.ir_version:
+        raise UnavailableError(
+            f"{path} holds no ONNX graph: it is another kind of file or was cut short; export or copy it again."
+        )
+    if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
+        raise UnavailableError(
+            f"{path} names no operator set, which stands at the end of a model: it was cut short; copy it again."
+        )
+    if not model.graph.node:
+        raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
+    if not structure:
+        check_external_files(model, path, weights)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
     try:
         if path.stat().st_size == 0:
             raise UnavailableError(f"{path} is empty; export the model again.")
-        model = onnx.load(str(path), load_external_data=False)
+        return onnx.load(str(path), load_external_data=False)
     except UnavailableError:
         raise
     except OSError as error:
@@ -47,28 +66,19 @@ def load_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
             f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or was cut short; "
             "export or copy it again."
         ) from error
-    # A text file can by chance parse as an empty message, and a cut file as one without a graph.
-    if not model.HasField("graph") or not model.ir_version:
-        raise UnavailableError(
-            f"{path} holds no ONNX graph: it is another kind of file or was cut short; export or copy it again."
-        )
-    if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
-        raise UnavailableError(
-            f"{path} names no operator set, which stands at the end of a model: it was cut short; copy it again."
-        )
-    if not model.graph.node:
-        raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
-    check_external_files(model, path, weights)
-    return model
 
 
 def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | None = None) -> None:
     """Make sure that the files with the model's weights are there and long enough.
 
     Raises:
-        UnavailableError: One is missing or too short, or a weight does not say which it is in.
+        UnavailableError: One is missing or too short, as is their folder, or a weight does not say which it is in.
         UsageError: One lies outside the model's folder, which ONNX forbids.
     """
+    if weights is not None and not weights.is_dir():
+        raise UnavailableError(
+            f"--external-data-dir: there is no folder {weights}; name the one with the model's weights."
+        )
     try:
         files = external_files(model)
     except UnavailableError as error:
@@ -80,7 +90,10 @@ def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | Non
             )
         file = (weights or path.parent) / location
         if not file.is_file():
-            raise UnavailableError(f"{path} keeps weights in {file}, which does not exist; copy it beside the model.")
+            raise UnavailableError(
+                f"{path} keeps weights in {file}, which does not exist; copy it there, or name the folder that has it with "
+                "--external-data-dir."
+            )
         if file.stat().st_size < needed:
             raise UnavailableError(
                 f"{path} keeps weights in {file}, which has {file.stat().st_size} bytes where {needed} are needed; copy it again."

@@ -103,6 +103,23 @@ def forget_shapes(graph: onnx.GraphProto) -> None:
                 dim.Clear()
 
 
+def declare_shapes(model: onnx.ModelProto, values: Mapping[str, onnx.ValueInfoProto]) -> None:
+    """Declare the types and shapes of tensors in a model.
+
+    Args:
+        model: Changed in place.
+        values: What is known of its tensors, outputs included, by name; what the model declares itself is part of it.
+    """
+    graph = model.graph
+    outputs = [values.get(value.name, value) for value in graph.output]
+    inner = values.keys() - {value.name for value in (*graph.input, *graph.output)}
+    # Assigned after both are made: the values may be parts of this model.
+    declared = [values[name] for name in values if name in inner]
+    del graph.output[:], graph.value_info[:]
+    graph.output.extend(outputs)
+    graph.value_info.extend(declared)
+
+
 def inferred_infos(network: Network) -> dict[str, TensorInfo]:
     """What ONNX's shape inference says of the tensors, where the model could not be run to see.
 

@@ -40,5 +40,5 @@ def annotate(subject: Subject, result: Result, path: Path) -> None:
         if precision is not None:
             entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
         notes[node] = entries
-    write_annotated(subject.settings.path, notes, path)
+    write_annotated(subject.settings.path, notes, path, subject.settings.weights)
     result.artifacts["annotated"] = str(path)

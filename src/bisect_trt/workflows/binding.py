@@ -36,10 +36,10 @@ class Binding:
     version: str = __version__
 
     @classmethod
-    def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path]) -> Binding:
-        """Bind to a command line, a model and other files; names that are no file are left out."""
+    def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None = None) -> Binding:
+        """Bind to a command line, a model with its weights (beside it, or elsewhere) and other files that are there."""
         digests = {str(path): _sha256(path) for path in (model, *files) if path.is_file()}
-        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model)})
+        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
 
     def write(self, folder: Path) -> None:
         """Put it into a run's folder.
@@ -85,13 +85,13 @@ class Binding:
             )
 
 
-def _weights(model: Path) -> dict[str, str]:
+def _weights(model: Path, folder: Path) -> dict[str, str]:
     """Size and time of change of the files with a model's weights: they may be too large to read for this."""
     try:
         locations = external_files(onnx.load(str(model), load_external_data=False))
     except Exception:  # whoever reads the model next says what is wrong with it
         return {}
-    paths = [path for location in locations if (path := model.parent / location).is_file()]
+    paths = [path for location in locations if (path := folder / location).is_file()]
     return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
 
 

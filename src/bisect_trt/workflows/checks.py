@@ -18,6 +18,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.reporting.check_output import CheckOutput
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -43,6 +44,8 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         if settings.by_layer and settings.target is not None:
             return EngineCheck(workers, settings.target, command)
         return command
+    if settings.show_output:
+        raise UsageError("--show-output shows what a --check command prints, and there is none; add one.")
     conditions = {
         "--fail-regex": settings.fail_regexes,
         "--fail-code": settings.fail_codes,
@@ -95,6 +98,8 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
+    if settings.show_output:
+        listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
     if isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
         if check.target.runtime != "trt":  # TensorRT may run what ONNX Runtime cannot: plugins

@@ -17,6 +17,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import require_target
 
@@ -38,14 +39,17 @@ class LowerSettings:
     lower_ends: bool = False
 
 
-def convert_to_onnx(path: Path, output: Path, settings: LowerSettings, console: Console, result: Result) -> Result:
+def convert_to_onnx(
+    source: ModelSettings, output: Path, settings: LowerSettings, console: Console, result: Result
+) -> Result:
     """Write the model with real nodes of the low precision.
 
     Raises:
         UnavailableError: The model cannot be read.
         UsageError: The output cannot be written, a name is no node's, or the model is too old to be lowered.
     """
-    model, low = load_model(path), LOW_TYPES[settings.precision]
+    path, low = source.path, LOW_TYPES[settings.precision]
+    model = load_model(path, source.external_data_dir)
     sort_nodes(model)
     first = {next(iter(node.output), "") for node in model.graph.node}
     for name in settings.keep:
@@ -56,8 +60,8 @@ def convert_to_onnx(path: Path, output: Path, settings: LowerSettings, console: 
     lowered = lower_fp16(model, settings.keep, low=low)
     if settings.lower_ends:
         lowered = lower_io(lowered, low)
-    store_weights(lowered, path.absolute().parent, low)
-    save_model(lowered, path.absolute().parent, output)
+    store_weights(lowered, source.weights, low)
+    save_model(lowered, source.weights, output)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
     result.artifacts["converted"] = str(output)
     result.status, result.minimality = "found", "1-minimal"

@@ -10,34 +10,39 @@ from typing import Any
 from bisect_trt.tensors.npz import replacing
 
 _PROGRAM = '''\
-"""Compare {model} on a target with the reference; exits with 0 if everything matches, else with 1."""
+"""Compare {model} on a target with the reference; ends with the exit status of `bisect-trt run`."""
 
 import sys
 
 import bisect_trt
 
-result = bisect_trt.compare(
+try:
+    result = bisect_trt.compare(
 {arguments}
-    verbose=True,
-)
-sys.exit(0 if result.status == "found" else 1)
+        verbose=True,
+    )
+except bisect_trt.BisectError as error:
+    print(f"error: {{error}}", file=sys.stderr)
+    sys.exit(int(error.status))
+sys.exit(int(result.exit_status))
 '''
 
 
-def write_script(path: Path, model: Path, target: str, options: Mapping[str, Any]) -> None:
+def write_script(path: Path, model: Path, options: Mapping[str, Any]) -> None:
     """Write the program.
 
     Args:
         path: Where to.
         model: The model.
-        target: ``onnxrt`` or ``trt``.
-        options: What else was given, by the names of :func:`bisect_trt.api.compare`.
+        options: What was given, by the names of :func:`bisect_trt.api.compare`; ``onnxrt`` and ``trt`` for its target.
 
     Raises:
         UsageError: It cannot be written.
     """
-    lines = [repr(str(model)), repr(target), *(f"{name}={plain(value)!r}" for name, value in options.items())]
-    text = _PROGRAM.format(model=model, arguments="\n".join(f"    {line}," for line in lines))
+    target = "trt" if "trt" in options else "onnxrt" if "onnxrt" in options else None
+    rest = {name: plain(value) for name, value in options.items() if name not in ("onnxrt", "trt")}
+    lines = [repr(str(model)), repr(target), *(f"{name}={value!r}" for name, value in rest.items())]
+    text = _PROGRAM.format(model=model, arguments="\n".join(f"        {line}," for line in lines))
     with replacing(path) as file:
         file.write(text.encode())
 

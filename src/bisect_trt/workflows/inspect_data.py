@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ from bisect_trt.tensors.dtypes import is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.stats import count_nonfinite
 
-_EDGE_ITEMS = 3
-"""Values that are shown of each end of an axis."""
+_BAR_LENGTH = 40
 
 
-def describe_data(path: Path, *, values: bool) -> dict[str, Any]:
+def describe_data(path: Path, *, values: int | None = None, histogram: bool = False) -> dict[str, Any]:
     """Tensors as plain values: type, shape and statistics of what is finite.
 
     Args:
         path: What :func:`bisect_trt.tensors.saved.load_runs` reads.
-        values: Whether to give some of the values.
+        values: How many values to give of each end of an axis, -1 for all; none where it is ``None``.
+        histogram: Whether to say how the finite values are distributed.
 
     Raises:
         UsageError: It cannot be read.
@@ -34,7 +35,7 @@ def describe_data(path: Path, *, values: bool) -> dict[str, Any]:
             {
                 "name": run.name,
                 "samples": [
-                    {name: describe_tensor(np.asarray(sample[name]), values=values) for name in sample}
+                    {name: _tensor(np.asarray(sample[name]), values, histogram=histogram) for name in sample}
                     for sample in run.samples
                 ],
             }
@@ -43,23 +44,40 @@ def describe_data(path: Path, *, values: bool) -> dict[str, Any]:
     }
 
 
-def describe_tensor(tensor: NDArray[Any], *, values: bool) -> dict[str, Any]:
+def _tensor(tensor: NDArray[Any], values: int | None, *, histogram: bool) -> dict[str, Any]:
     """One tensor; statistics are ``None`` where it has no finite element, and missing for strings."""
     text = is_string(tensor.dtype)
     plain: dict[str, Any] = {"dtype": "string" if text else tensor.dtype.name, "shape": list(tensor.shape)}
     if not text:
         plain |= _statistics(tensor)
-    if values:
-        shown = np.array2string(tensor, threshold=2 * _EDGE_ITEMS, edgeitems=_EDGE_ITEMS, separator=", ")
+        if histogram:
+            plain["histogram"] = _histogram(_finite(tensor))
+    if values is not None:
+        limit = sys.maxsize if values < 0 else 2 * values
+        shown = np.array2string(tensor, threshold=limit, edgeitems=max(values, 1), separator=", ")
         plain["values"] = " ".join(shown.split())
     return plain
 
 
-def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
-    nan, inf = count_nonfinite(tensor)
+def _finite(tensor: NDArray[Any]) -> NDArray[Any]:
+    """The finite elements in float64, of complex ones the magnitude."""
     real = tensor.astype(np.float32) if is_extension(tensor.dtype) else tensor
     numbers = np.abs(real) if real.dtype.kind == "c" else real.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
+    return np.asarray(numbers[np.isfinite(numbers)])
+
+
+def _histogram(finite: NDArray[Any]) -> dict[str, Any] | None:
+    """How many values lie between each two edges; ``None`` without values, or if they are too far apart to count."""
+    with np.errstate(over="ignore"):
+        if not finite.size or not np.isfinite(finite.max() - finite.min()):
+            return None
+    counts, edges = np.histogram(finite)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def _statistics(tensor: NDArray[Any]) -> dict[str, Any]:
+    nan, inf = count_nonfinite(tensor)
+    finite = _finite(tensor)
     found: dict[str, Any] = {"nan": nan, "inf": inf, "zeros": int(np.count_nonzero(finite == 0))}
     names = ("min", "max", "mean", "median", "std", "rms")
     if not finite.size:
@@ -96,6 +114,16 @@ def _tensor_branch(name: str, tensor: Mapping[str, Any]) -> Branch:
         f"{count} {word.replace('nan', 'NaN').replace('inf', 'Inf')}" for count, word in counts if count
     ):
         branch.branches.append(Branch(said))
+    if tensor.get("histogram") is not None:
+        branch.branches.append(Branch.of("how many lie where", _histogram_lines(tensor["histogram"])))
     if "values" in tensor:
         branch.branches.append(Branch(tensor["values"]))
     return branch
+
+
+def _histogram_lines(plain: Mapping[str, Any]) -> Iterator[str]:
+    counts, edges = plain["counts"], [f"{edge:.3g}" for edge in plain["edges"]]
+    width = max(map(len, edges))
+    for count, low, high in zip(counts, edges, edges[1:], strict=False):
+        bar = "#" * math.ceil(_BAR_LENGTH * count / max(counts))
+        yield f"{low:>{width}} to {high:>{width}} {count:>{len(str(max(counts)))}} {bar}".rstrip()

@@ -23,27 +23,31 @@ _EDGE_ITEMS = 3
 """Values that are shown of each end of a tensor."""
 
 
-def describe_model(path: Path, show: Collection[str]) -> dict[str, Any]:
+def describe_model(
+    path: Path, show: Collection[str], weights: Path | None = None, *, structure: bool = False
+) -> dict[str, Any]:
     """A model as plain values.
 
     Args:
         path: The ``.onnx`` file.
         show: What to say beside the summary: ``layers``, their attributes (``attrs``), the values of ``weights``.
+        weights: The folder with its external weights, if that is not its own.
+        structure: Whether values of external weights are left out, so that their files may be missing.
 
     Raises:
         UnavailableError: It cannot be read.
     """
-    proto = load_model(path)
+    proto = load_model(path, weights, structure=structure)
     network = Network(proto)
     infos = {name: to_info(value) for name, value in {**network.declared, **network.inferred}.items()}
-    weights = proto.graph.initializer
+    tensors = proto.graph.initializer
     plain: dict[str, Any] = {
         "ir_version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
         "opsets": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
         "inputs": [_tensor(name, infos) for name in network.inputs],
         "outputs": [_tensor(name, infos) for name in network.outputs],
-        "weights": {"count": len(weights), "bytes": sum(map(tensor_bytes, weights))},
+        "weights": {"count": len(tensors), "bytes": sum(map(tensor_bytes, tensors))},
         "nodes": len(network.nodes),
         "operators": dict(Counter(_operator(node) for node in network.nodes).most_common()),
         "functions": [f"{function.domain}.{function.name}" for function in proto.functions],
@@ -52,7 +56,9 @@ def describe_model(path: Path, show: Collection[str]) -> dict[str, Any]:
         nodes = [network.nodes[index] for index in network.order]
         plain["layers"] = [_layer(node, infos, attributes="attrs" in show) for node in nodes]
     if "weights" in show:
-        plain["weights"]["tensors"] = [_weight(tensor, path.absolute().parent) for tensor in weights]
+        plain["weights"]["tensors"] = [
+            _weight(tensor, weights or path.absolute().parent, structure=structure) for tensor in tensors
+        ]
     return plain
 
 
@@ -112,22 +118,20 @@ def _dtype(tensor: onnx.TensorProto) -> str:
     return "string" if tensor.data_type == onnx.TensorProto.STRING else element_dtype(tensor.data_type).name
 
 
-def _weight(tensor: onnx.TensorProto, folder: Path) -> dict[str, Any]:
+def _weight(tensor: onnx.TensorProto, folder: Path, *, structure: bool) -> dict[str, Any]:
     """A weight with its first and last values; it is in memory only while they are taken."""
+    external = uses_external_data(tensor)
+    plain = {"name": tensor.name, "dtype": _dtype(tensor), "shape": list(tensor.dims), "external": external}
+    if external and structure:
+        return {**plain, "values": "not read"}
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
-    if uses_external_data(copy):
+    if external:
         load_external_data_for_tensor(copy, str(folder))
         copy.data_location = onnx.TensorProto.DEFAULT
     values = numpy_helper.to_array(copy)
     shown = np.array2string(values, threshold=2 * _EDGE_ITEMS, edgeitems=_EDGE_ITEMS, separator=", ")
-    return {
-        "name": tensor.name,
-        "dtype": _dtype(tensor),
-        "shape": list(tensor.dims),
-        "external": uses_external_data(tensor),
-        "values": " ".join(shown.split()),
-    }
+    return {**plain, "values": " ".join(shown.split())}
 
 
 def model_tree(title: str, plain: Mapping[str, Any]) -> Branch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.pictures.canvas import require_matplotlib
+from bisect_trt.reporting.pictures.viewer import open_pictures
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.error_curve import error_curve
@@ -28,11 +30,15 @@ class Pictures:
         heatmaps: Where the errors of each output are, in its last two axes.
         error_metrics: Errors over the magnitude of the reference.
         histograms: How values and errors are distributed.
+        show_heatmaps: Whether to open the first of these.
+        show_error_metrics: Whether to open the second.
     """
 
     heatmaps: Path | None = None
     error_metrics: Path | None = None
     histograms: Path | None = None
+    show_heatmaps: bool = False
+    show_error_metrics: bool = False
 
     def check(self) -> None:
         """Find out before anything else is done that none can be drawn.
@@ -46,6 +52,12 @@ class Pictures:
             "--save-error-metrics-plot": self.error_metrics,
             "--save-histograms": self.histograms,
         }
+        for option, wanted in {
+            "--show-heatmaps": self.show_heatmaps,
+            "--show-error-metrics-plot": self.show_error_metrics,
+        }.items():
+            if wanted:
+                require_matplotlib(option)
         for option, folder in options.items():
             if folder is not None:
                 require_matplotlib(option)
@@ -70,12 +82,16 @@ class Pictures:
         Raises:
             UsageError: A picture cannot be written.
         """
-        if not (self.heatmaps or self.error_metrics or self.histograms):
+        shown_only = Path(mkdtemp(prefix="bisect-trt-")) if self.show_heatmaps or self.show_error_metrics else None
+        heatmaps = self.heatmaps or (shown_only if self.show_heatmaps else None)
+        metrics = self.error_metrics or (shown_only if self.show_error_metrics else None)
+        if not (heatmaps or metrics or self.histograms):
             return
         # matplotlib is an extra, and takes long to import.
         from bisect_trt.reporting.pictures import errors  # noqa: PLC0415
 
         paths: list[Path] = []
+        shown: list[Path] = []
         for comparison in comparisons:
             targets, references = samples[(comparison.sample or 1) - 1]
             name = comparison.name
@@ -83,14 +99,18 @@ class Pictures:
             if target is None or not errors.can_be_drawn(comparison, target, reference):
                 console.say(f"  no picture of '{name}': there are no two tensors of numbers of one shape")
                 continue
-            if self.heatmaps is not None:
-                paths += errors.save_heatmaps(self.heatmaps, comparison, target, reference)
-            if self.error_metrics is not None:
-                paths.append(errors.save_error_metrics(self.error_metrics, comparison, target, reference))
+            if heatmaps is not None:
+                drawn = errors.save_heatmaps(heatmaps, comparison, target, reference)
+                paths += drawn
+                shown += drawn if self.show_heatmaps else []
+            if metrics is not None:
+                paths.append(errors.save_error_metrics(metrics, comparison, target, reference))
+                shown += paths[-1:] if self.show_error_metrics else []
             if self.histograms is not None:
                 paths.append(errors.save_histograms(self.histograms, comparison, target, reference))
         console.say(f"  {len(paths)} pictures drawn")
         result.extra["pictures"] = [*result.extra.get("pictures", []), *map(str, paths)]
+        open_pictures(shown, console)
 
 
 def check_picture(path: Path, option: str) -> None:

@@ -83,14 +83,15 @@ class Session:
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
-        with self._looked_at(settings.target) as subject:
+        with self._looked_at(settings.target, *settings.also) as subject:
             return compare(subject, settings, self.console, self.result)
 
     @contextmanager
-    def _looked_at(self, target: TargetSettings) -> Iterator[Subject]:
-        """The model, once its target is there; without any probes what is found is in the result however it ends."""
+    def _looked_at(self, target: TargetSettings, *more: TargetSettings) -> Iterator[Subject]:
+        """The model, once its targets are there; without any probes what is found is in the result however it ends."""
         with self.subject() as subject, self._recorded(subject, target):
-            require_target(subject, target)
+            for each in (target, *more):
+                require_target(subject, each)
             yield subject
 
     @contextmanager

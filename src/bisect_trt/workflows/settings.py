@@ -28,6 +28,7 @@ class ModelSettings:
         array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
             the free memory says.
         external_data_dir: Where the files of its weights lie; beside it if ``None``.
+        shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
     """
 
     path: Path
@@ -35,6 +36,12 @@ class ModelSettings:
     data: DataOptions = field(default_factory=DataOptions)
     array_swap_mb: int | None = None
     external_data_dir: Path | None = None
+    shape_inference: bool = False
+
+    @property
+    def weights(self) -> Path:
+        """The folder that the files of its weights lie in."""
+        return (self.external_data_dir or self.path.parent).absolute()
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class CheckSettings:
         function: A Python function that says good or bad; see ``FunctionCheck``.
         artifacts: Files that a check leaves, to be kept.
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
+        show_output: Whether to show what the command prints.
+        hide_fail_output: Whether to leave out what failing candidates print, of that.
     """
 
     argv: tuple[str, ...] = ()
@@ -70,6 +79,8 @@ class CheckSettings:
     function: Callable[..., object] | None = None
     artifacts: tuple[Path, ...] = ()
     artifacts_dir: Path = Path("artifacts")
+    show_output: bool = False
+    hide_fail_output: bool = False
 
     @property
     def fixed_path(self) -> Path | None:

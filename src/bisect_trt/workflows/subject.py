@@ -19,7 +19,7 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
-from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos, input_infos
+from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
@@ -74,10 +74,7 @@ class Subject:
         self.console = console
         self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
         proto = load_model(settings.path, settings.external_data_dir)
-        beside = settings.path
-        if settings.external_data_dir is not None:
-            beside = settings.external_data_dir / settings.path.name
-        share_weights(proto, beside, workspace.candidates)
+        share_weights(proto, settings.path, workspace.candidates, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
@@ -85,6 +82,8 @@ class Subject:
         self.samples = self._fix_shapes()
         self.sample = 0
         self._about: dict[TargetSettings, dict[str, Any]] = {}
+        if settings.shape_inference:
+            self._declare_shapes()
 
     def _fix_shapes(self) -> list[Sample]:
         """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
@@ -105,6 +104,14 @@ class Subject:
             return make_inputs(infos, data)
         # Shapes are fixed for a whole run, so all samples have to have those of the first.
         return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
+
+    def _declare_shapes(self) -> None:
+        """Write what shape inference finds into the model, so that whatever runs it need not find it."""
+        if not self.network.inferred:
+            self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
+            return
+        declare_shapes(self.network.proto, self.network.inferred)
+        self.network = Network(self.network.proto)
 
     def __enter__(self) -> Subject:
         return self

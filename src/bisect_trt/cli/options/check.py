@@ -48,6 +48,12 @@ class Check:
     artifacts_dir: Annotated[
         Path, typer.Option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show all that a check prints, after each probe.")
+    ] = False
+    hide_fail_output: Annotated[
+        bool, typer.Option("--hide-fail-output", help="With --show-output: but not what failing candidates print.")
+    ] = False
 
     def files(self) -> list[Path]:
         """The files that the check's words name, its program too if that is given by its path."""
@@ -71,4 +77,6 @@ class Check:
             tolerance=compare.settings(target),
             artifacts=tuple(self.artifacts),
             artifacts_dir=self.artifacts_dir,
+            show_output=self.show_output,
+            hide_fail_output=self.hide_fail_output,
         )

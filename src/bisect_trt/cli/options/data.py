@@ -47,6 +47,11 @@ class Data:
         str | None, typer.Option(metavar="FUNC", help="The script's function; default load_data.")
     ] = None
 
+    external_data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the files of the model's weights lie; default the model's folder."),
+    ] = None
+
     array_swap_mb: Annotated[
         int | None,
         typer.Option(
@@ -84,4 +89,4 @@ class Data:
         data = DataOptions(
             self.seed, parse_val_ranges(self.val_range), tuple(self.load_inputs), self.script(), self.iterations
         )
-        return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb)
+        return ModelSettings(model, parse_shapes(self.input_shapes), data, self.array_swap_mb, self.external_data_dir)

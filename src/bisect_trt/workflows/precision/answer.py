@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.verdict import Verdict
@@ -12,6 +14,16 @@ from bisect_trt.workflows.precision.layers import engine_path, trtexec_line
 from bisect_trt.workflows.precision.report import Answer, checker_problem, fill_in
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.subject import Subject
+
+
+def checkable(subject: Subject) -> Path:
+    """The original with its weights beside it, which is where the checker looks for them."""
+    if subject.settings.external_data_dir is None:
+        return subject.settings.path
+    copy = subject.workspace.scratch(subject.settings.path.name)  # its weights lie in that folder
+    shutil.copyfile(subject.settings.path, copy)
+    return copy
 
 
 def write_answer(task: Task, answer: Answer) -> Minimum:
@@ -24,7 +36,7 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
     prober, lowering, output = task.prober, task.lowering, task.settings.output
     lowering.write(keep, output)
     record = prober.probe(lowering.read_back(keep, output), again=True)
-    problem = checker_problem(task.subject.settings.path, output) if lowering.writes_model(output) else None
+    problem = checker_problem(checkable(task.subject), output) if lowering.writes_model(output) else None
     if record.verdict is not Verdict.PASS:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
     elif problem is not None:

@@ -66,6 +66,8 @@ def find_fix(
     by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
     settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
+    if subject.settings.external_data_dir is not None:
+        command += ["--external-data-dir", str(subject.settings.external_data_dir)]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     try:

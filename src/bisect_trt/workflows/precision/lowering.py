@@ -103,11 +103,12 @@ class CastLowering:
         Raises:
             UsageError: It cannot be written.
         """
-        source = self._subject.settings.path
-        model = self._lower(_sorted(load_model(source), self._subject.network), keep)
+        source = self._subject.settings
+        proto = load_model(source.path, source.external_data_dir)
+        model = self._lower(_sorted(proto, self._subject.network), keep)
         if not self._keep_weights:
-            store_weights(model, source.absolute().parent, self._low)
-        save_model(model, source.absolute().parent, path)
+            store_weights(model, source.weights, self._low)
+        save_model(model, source.weights, path)
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """What was written, with the input shapes of the search."""

@@ -64,9 +64,9 @@ def sanitize(subject: Subject, settings: SanitizeSettings, console: Console, res
         UsageError: The output cannot be written.
     """
     path, changes = subject.settings.path, Changes()
-    model = load_model(path)
+    model = load_model(path, subject.settings.external_data_dir)
     before = len(model.graph.node)
-    share_weights(model, path, subject.workspace.candidates)
+    share_weights(model, path, subject.workspace.candidates, subject.settings.weights)
     if settings.input_shapes:
         fix_input_shapes(model, settings.input_shapes, assume=False)
         changes.shaped = list(settings.input_shapes)
