@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.journal import Record
+from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.environment import environment
@@ -67,11 +68,19 @@ def recorded(
         console: Who was told of it.
         prober: Who probed, if somebody did.
         target: The runtime under suspicion.
-        annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+        annotation: Where the original model goes with its nodes' verdicts, if it was asked for; after an early end
+            with those that are known by then.
     """
     subject.record(result, prober)
     try:
         yield
+    except (BudgetSpent, KeyboardInterrupt):
+        if annotation is not None:
+            try:
+                annotate(subject, result, annotation)
+            except BisectError as error:  # no reason to say another one for the end
+                console.warn(str(error))
+        raise
     finally:
         subject.record(result, prober)
         try:
@@ -79,12 +88,17 @@ def recorded(
                 "target": target.describe() if target is not None else None,
                 "graph": describe_region(subject, result),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
-                "probes": _probes(prober.ledger.records, console) if prober is not None else [],
+                "probes": _probes(prober.ledger.records, console) if prober is not None else _known_probes(result),
             }
         except Exception as error:  # no reason to lose the answer
             console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
     if annotation is not None:
         annotate(subject, result, annotation)
+
+
+def _known_probes(result: Result) -> list[dict[str, Any]]:
+    """What a part of the work that had a prober of its own has left."""
+    return list(result.extra.get("report", {}).get("probes", ()))
 
 
 def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def _facts(result: Json) -> Markup:
     entries: list[tuple[str, Child]] = []
     if model:
         entries.append(("Model", tag("code", shorten(model["path"], _NAME_LENGTH))))
-        entries.append(("Nodes", f"{model['nodes']:,}, {model['units']:,} of them searched"))
+        entries.append(("Nodes", f"{model['nodes']:,}, {model['units']:,} of them depend on an input"))
     entries.append(("Target", result.get("report", {}).get("target")))
     if probes["run"]:
         verdicts = ", ".join(f"{probes[key]} {key}" for key in ("fail", "pass", "unresolved") if probes[key])
