@@ -8,49 +8,28 @@ the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import onnx
-from numpy.typing import NDArray
-
-from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Check, Compare, Data, Search
-from bisect_trt.cli.precision import chosen
-from bisect_trt.cli.target import Target
+from bisect_trt.cli.call import Call, Inputs, Model
+from bisect_trt.cli.keywords import Keywords, choice, several
+from bisect_trt.cli.precision import chosen, refuse_ends
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.graph.annotate import check_annotated
-from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.prober import DoesNotReproduce
-from bisect_trt.probing.worker import keep_spare
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.quiet import QuietConsole
 from bisect_trt.reporting.result import Result
-from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.strategy import Mode
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows import precision as precision_workflow
 from bisect_trt.workflows import reduce as reduce_workflow
 from bisect_trt.workflows.compare import CompareSettings
+from bisect_trt.workflows.compare_outputs import MARK_ALL
 from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.sessions import Session
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings
+from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
 
-Model = str | Path | onnx.ModelProto
-Values = Mapping[str, NDArray[Any]]
-Inputs = Values | Sequence[Values] | str | Path
-"""One sample, several, or a file as ``--load-inputs`` takes."""
 Tolerance = float | Mapping[str, float]
 """For every output, or by its name (``""`` for all others)."""
 TargetName = Literal["onnxrt", "trt"]
-_PROTO_LIMIT_BYTES = (1 << 31) - 1
 _SHOWN = 5
 
 
@@ -66,6 +45,7 @@ def reduce(
     fp16: bool = False,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find the smallest model that still fails.
@@ -83,6 +63,8 @@ def reduce(
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether files that exist may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt reduce``, with underscores.
 
     Returns:
@@ -95,20 +77,23 @@ def reduce(
     _refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     ends = given.take(min_good=None, reduce_inputs=True, reduce_outputs=True, mode="auto", annotate=None)
-    run = _Run("reduce", model, inputs, given, verbose, ends["annotate"])
+    call = Call(
+        "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=ends["annotate"]
+    )
     settings = ReduceSettings(
-        Path(output) if output is not None else run.workspace.folder / "reduced.onnx",
+        Path(output) if output is not None else call.folder / "reduced.onnx",
         None if ends["min_good"] is None else Path(ends["min_good"]),
         ends["reduce_inputs"],
         ends["reduce_outputs"],
-        Mode(ends["mode"]),
+        choice("mode", Mode, ends["mode"]),
         overwrite,
     )
     if not (settings.reduce_inputs or settings.reduce_outputs):
         raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
-    reduce_workflow.check_outputs(settings)
-    checks = run.checks(check, run.target.settings())
-    return run.finish(lambda session: session.reduce(settings, checks, run.search.settings()))
+    if not call.resumed:
+        reduce_workflow.check_outputs(settings)
+    checks = call.checks(call.target.settings())
+    return call.finish(lambda session: session.reduce(settings, checks, call.search.settings()), checks.fixed_path)
 
 
 def diagnose(
@@ -122,6 +107,7 @@ def diagnose(
     fp16: bool = False,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find out why the target is wrong, and leave a reproducer.
@@ -136,6 +122,8 @@ def diagnose(
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether a folder that exists may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt diagnose``, with underscores; ``archive`` for ``--zip``.
 
     Returns:
@@ -147,15 +135,15 @@ def diagnose(
     """
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.take(timeout=None, archive=False, anonymise=False, annotate=None)
-    run = _Run("diagnose", model, inputs, given, verbose, own["annotate"])
-    runtime = run.target.required()
-    run.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=run.compare.settings(runtime), timeout=own["timeout"])
-    folder = Path(output) if output is not None else run.workspace.folder / "reproducer"
+    call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own["annotate"])
+    runtime = call.target.required()
+    call.compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=call.compare.settings(runtime), timeout=own["timeout"])
+    folder = Path(output) if output is not None else call.folder / "reproducer"
     archive = folder.with_suffix(f"{folder.suffix}.zip") if own["archive"] else None
-    check_folder(folder, archive, overwrite=overwrite)
-    settings = DiagnoseSettings(checks, run.search.settings(), folder, archive, own["anonymise"])
-    return run.finish(lambda session: session.diagnose(settings))
+    check_folder(folder, archive, overwrite=overwrite or call.resumed)
+    settings = DiagnoseSettings(checks, call.search.settings(), folder, archive, own["anonymise"])
+    return call.finish(lambda session: session.diagnose(settings))
 
 
 def precision(
@@ -170,6 +158,7 @@ def precision(
     rtol: Tolerance | None = None,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find the fewest nodes that have to stay in fp32.
@@ -185,6 +174,8 @@ def precision(
         rtol: Relative tolerance.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether a file that exists may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt precision``, with underscores.
 
     Returns:
@@ -197,24 +188,27 @@ def precision(
     _refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
     own = given.take(include=(), exclude=(), io_fp16=False, keep_weights=False, minimise="nodes", annotate=None)
-    run = _Run("precision", model, inputs, given, verbose, own["annotate"])
-    low, runtime = chosen(run.target)
-    if check is not None and runtime is not None and runtime.runtime == "onnxrt":
-        runtime = None  # the check says good or bad
+    call = Call(
+        "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own["annotate"]
+    )
+    low, runtime = chosen(call.target)
+    refuse_ends(low, io_fp16=own["io_fp16"])
     settings = precision_workflow.PrecisionSettings(
-        Path(output) if output is not None else run.workspace.folder / "mixed.onnx",
+        Path(output) if output is not None else call.folder / "mixed.onnx",
         low,
         runtime,
-        tuple(own["include"]),
-        tuple(own["exclude"]),
+        several(own["include"]),
+        several(own["exclude"]),
         own["io_fp16"],
         own["keep_weights"],
         overwrite,
-        minimise=precision_workflow.Minimise(own["minimise"]),
+        minimise=choice("minimise", precision_workflow.Minimise, own["minimise"]),
     )
-    precision_workflow.check_outputs(settings)
-    checks = run.checks(check, runtime)
-    return run.finish(lambda session: session.precision(settings, checks, run.search.settings()))
+    if not call.resumed:
+        precision_workflow.check_outputs(settings)
+    # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
+    checks = call.checks(runtime, used=runtime is not None and runtime.runtime == "trt")
+    return call.finish(lambda session: session.precision(settings, checks, call.search.settings()), checks.fixed_path)
 
 
 def layerwise(
@@ -251,10 +245,10 @@ def layerwise(
     """
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.take(timeout=None, annotate=None)
-    run = _Run("layerwise", model, inputs, given, verbose, own["annotate"])
-    runtime = run.target.required()
-    tolerance = run.compare.settings(runtime)
-    return run.finish(lambda session: session.layerwise(runtime, tolerance, own["timeout"], isolated=isolate))
+    call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own["annotate"])
+    runtime = call.target.required()
+    tolerance = call.compare.settings(runtime)
+    return call.finish(lambda session: session.layerwise(runtime, tolerance, own["timeout"], isolated=isolate))
 
 
 def compare(
@@ -292,19 +286,20 @@ def compare(
     own = given.take(
         onnx_outputs=(), fail_fast=False, timeout=None, save_inputs=None, save_outputs=None, load_outputs=()
     )
-    run = _Run("run", model, inputs, given, verbose)
-    runtime = run.target.required(engines=True)
+    call = Call("run", model, given, inputs=inputs, verbose=verbose)
+    runtime = call.target.required(engines=True)
+    wanted = own["onnx_outputs"]
     settings = CompareSettings(
         runtime,
-        run.compare.settings(runtime, nonfinite_equal=False),
-        tuple(own["onnx_outputs"]),
+        call.compare.settings(runtime, nonfinite_equal=False),
+        MARK_ALL if wanted == " ".join(MARK_ALL) else several(wanted),
         own["fail_fast"],
         own["timeout"],
         None if own["save_inputs"] is None else Path(own["save_inputs"]),
         None if own["save_outputs"] is None else Path(own["save_outputs"]),
-        tuple(map(Path, own["load_outputs"])),
+        tuple(map(Path, several(own["load_outputs"]))),
     )
-    return run.finish(lambda session: session.compare(settings))
+    return call.finish(lambda session: session.compare(settings))
 
 
 def assert_matches(
@@ -361,89 +356,3 @@ def _refuse_target(check: object) -> None:
     """
     if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
-
-
-class _Run:
-    """One call: its folder, its groups of options, and how it ends."""
-
-    def __init__(
-        self,
-        command: str,
-        model: Model,
-        inputs: Inputs | None,
-        given: Keywords,
-        verbose: bool | int,
-        annotation: str | Path | None = None,
-    ) -> None:
-        self.target = given.group(Target)
-        self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision") else Search()
-        self._check = given.group(Check) if command in ("reduce", "precision") else Check()
-        data = given.group(Data)
-        given.finish(command)
-        path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
-        self._annotation = None if annotation is None else Path(annotation)
-        if self._annotation is not None:
-            check_annotated(self._annotation, path)
-        self.workspace = Workspace(Workspace.new_folder(command, path))
-        self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
-        self._result = Result(command)
-        if isinstance(model, onnx.ModelProto):
-            path = _written(model, self.workspace.folder / path)
-        self._model = self._with_inputs(data.settings(path), inputs)
-
-    def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
-        if inputs is None:
-            return settings
-        if isinstance(inputs, str | Path):
-            files = [Path(inputs)]
-        else:
-            files = []
-            for number, sample in enumerate([inputs] if isinstance(inputs, Mapping) else inputs, 1):
-                files.append(self.workspace.folder / f"inputs-{number}.npz")
-                save_npz(files[-1], sample)
-        return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
-
-    def checks(
-        self, check: Callable[..., object] | str | Sequence[str] | None, target: TargetSettings | None
-    ) -> CheckSettings:
-        """What says good or bad.
-
-        Raises:
-            UsageError: Nothing does, or the command does not exist.
-        """
-        if check is None and target is None:
-            raise UsageError("there is nothing to say good or bad: give check, a function or a command, or target.")
-        if not callable(check) and check is not None:
-            self._check.check = [check] if isinstance(check, str) else list(check)
-        settings = self._check.settings(target, self.compare)
-        return replace(settings, function=check if callable(check) else None)
-
-    def finish(self, work: Callable[[Session], Result]) -> Result:
-        """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
-        result, console = self._result, self._console
-        keep_spare()  # the next call finds TensorRT started, and its timing cache warm
-        session = Session(self._model, self.workspace, console, result, self.target.fresh_process, self._annotation)
-        began = time.monotonic()
-        try:
-            work(session)
-        except (DoesNotReproduce, BudgetSpent) as ending:
-            result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
-            result.why = str(ending)
-            console.answer(result.why)
-        except BaseException as ending:
-            result.status = "interrupted" if isinstance(ending, KeyboardInterrupt) else "error"
-            result.why = f"{type(ending).__name__}: {ending}"
-            raise
-        finally:
-            result.wall_s = round(time.monotonic() - began, 3)
-            leave_record(result, self.workspace.folder, (), console, None)
-            console.close()
-        return result
-
-
-def _written(model: onnx.ModelProto, path: Path) -> Path:
-    if model.ByteSize() > _PROTO_LIMIT_BYTES:
-        raise UsageError("the model is larger than 2 GiB; save it with external data, and give its path.")
-    path.write_bytes(model.SerializeToString())
-    return path
