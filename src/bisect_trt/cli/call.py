@@ -88,7 +88,7 @@ class Call:
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
             self._check.check = [check] if isinstance(check, str) else list(check)
-        self._words = (command, *words, *map(str, self._check.check))
+        self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
         path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
         self._annotation = None if annotation is None else Path(annotation)
         if self._annotation is not None:

@@ -38,6 +38,8 @@ _FILES = {
     "ISSUE.md": "the text of a bug report",
     "inputs.json": "inputs.npz as Polygraphy reads it",
     "golden.json": "golden.npz as Polygraphy reads it",
+    "test_data_set_0": "the same values as ONNX's own test cases have them",
+    "trtexec": "the values of its inputs as trtexec reads them",
     "archive": "the reproducer's folder, packed",
     "reduced": "the smallest model that still fails",
     "min_good": "the largest model next to it that passes",
@@ -172,14 +174,18 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
 
 
 def _files(result: Result) -> list[dict[str, Any]]:
-    """The files that were left for the user, with their sizes in bytes."""
+    """The files that were left for the user, and folders in the reproducer's, with their sizes in bytes."""
     left: dict[Path, str] = {}
     for key, value in result.artifacts.items():
         if value is None or key in ("run", "report"):
             continue
         path = Path(value)
         if path.is_dir():
-            left |= {file: _FILES.get(file.name, "") for file in sorted(path.iterdir()) if file.is_file()}
+            left |= {entry: _FILES.get(entry.name, "") for entry in sorted(path.iterdir())}
         elif path.is_file():
             left.setdefault(path, _FILES.get(key, ""))
-    return [{"path": str(path), "bytes": path.stat().st_size, "what": what} for path, what in left.items()]
+    return [{"path": str(path), "bytes": _size(path), "what": what} for path, what in left.items()]
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_trt.reporting.html.markup import Markup, shorten, tag
+from bisect_trt.reporting.html.markup import Markup, breakable, shorten, tag
 from bisect_trt.reporting.html.words import Json, number, plural, table
 
 MOST_ROWS = 200
@@ -27,7 +27,9 @@ def findings_section(result: Json) -> Markup | None:
 
 
 def _name(name: str) -> Markup:
-    return tag("td", tag("code", shorten(name, _NAME_LENGTH), title=name if len(name) > _NAME_LENGTH else None))
+    return tag(
+        "td", tag("code", breakable(shorten(name, _NAME_LENGTH)), title=name if len(name) > _NAME_LENGTH else None)
+    )
 
 
 def _numeric(value: float | str | None) -> Markup:
