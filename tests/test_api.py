@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from conftest import CommandLine
 from support import arrays, chain, node_names, overflowing
 
 import bisect_trt
@@ -21,9 +25,9 @@ from bisect_trt import UsageError
 from bisect_trt.api import call
 
 PARAMETERS = {
-    "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite **options",
-    "diagnose": "model target * output inputs atol rtol fp16 verbose overwrite **options",
-    "precision": "model check * low target output inputs atol rtol verbose overwrite **options",
+    "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite run **options",
+    "diagnose": "model target * output inputs atol rtol fp16 verbose overwrite run **options",
+    "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
     "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
     "compare": "model target * inputs atol rtol fp16 verbose **options",
     "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",
@@ -142,7 +146,7 @@ def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCa
 def test_layerwise_and_precision(here: Path) -> None:
     model = overflowing(here / "model.onnx")
     assert bisect_trt.layerwise(model, fp16=True).first_mismatch is not None
-    result = bisect_trt.precision(model, target="onnxrt", exclude=["op:Add"])
+    result = bisect_trt.precision(model, target="onnxrt", exclude="op:Add")
     assert {node["name"] for node in result.keep_fp32} <= {"big", "small"}
     assert result.keep_fp32
     assert Path(str(result.artifacts["mixed"])).exists()
@@ -164,6 +168,10 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ({"target": None}, "no target is named"),
         ({"target": None, "onnx": True, "providers": ["cpu"]}, "--providers is an option of a target"),
         ({"atoll": 1}, "`run` has no option 'atoll'"),
+        ({"timeout": -1}, "timeout: -1 is not between"),
+        ({"iterations": 0}, "iterations: 0 is too small"),
+        ({"target": "trt", "builder_optimization_level": 6}, "builder_optimization_level: 6 is too large"),
+        ({"compare_as": "cosine"}, "compare_as: there is no 'cosine'; write one of 'simple', 'indices'"),
         ({"input_shapes": {"z": [1]}}, "no input 'z'"),
         ({"inputs": {"z": np.ones(3, np.float32)}}, "'z' unknown"),
     ],
@@ -173,6 +181,101 @@ def test_mistakes_are_exceptions_with_a_sentence(options: dict[str, Any], messag
         bisect_trt.compare(chain(here / "model.onnx"), **options)
     with pytest.raises(bisect_trt.UnavailableError, match="no such file"):
         bisect_trt.compare("nothing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"check": wrong, "target": "onnxrt", "fp16": True}, "so target='onnxrt' would do nothing"),
+        ({"check": "true", "target": "onnxrt"}, "so target='onnxrt' would do nothing"),
+        ({"check": "true", "atol": 1e-3}, "atol says how to compare a target"),
+        ({"check": wrong, "timeout": 5.0}, "timeout is for a check command"),
+        ({"check": wrong, "fail_regex": "bad"}, "fail_regex is for a check command"),
+        ({"check": wrong, "mode": "fast"}, "mode: there is no 'fast'; write one of"),
+    ],
+)
+def test_nothing_that_is_given_does_nothing(options: dict[str, Any], message: str, here: Path) -> None:
+    with pytest.raises(bisect_trt.UsageError, match=message):
+        bisect_trt.reduce(chain(here / "model.onnx"), **options)
+
+
+def test_a_search_for_precision_takes_a_check_or_a_target(here: Path) -> None:
+    model = chain(here / "model.onnx")
+    for check in (wrong, "true"):
+        with pytest.raises(bisect_trt.UsageError, match="target='onnxrt' would do nothing"):
+            bisect_trt.precision(model, check, target="onnxrt")
+    with pytest.raises(bisect_trt.UsageError, match="target='trt' would do nothing"):
+        bisect_trt.precision(model, wrong, target="trt")
+    with pytest.raises(bisect_trt.UsageError, match="--io-fp16 makes inputs and outputs fp16"):
+        bisect_trt.precision(model, wrong, low="bf16", io_fp16=True)
+
+
+def test_one_text_is_one_value(here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    assert len(bisect_trt.compare(model, onnx_outputs="mark all", save_outputs="y.npz").comparisons) == 8
+    assert [c["name"] for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == ["big_out"]
+    assert bisect_trt.compare(model, onnx_outputs="mark all", load_outputs="y.npz").proven
+
+
+def test_a_command_without_placeholders_reads_a_fixed_path(here: Path) -> None:
+    model = chain(here / "model.onnx")
+    for candidate in (None, "c.onnx"):
+        check = ["grep", "-qa", "<3>", candidate or "bisect_trt_debug.onnx"]
+        result = bisect_trt.reduce(model, check, fail_code=0, ignore_fail_code=1, candidate=candidate)
+        assert [culprit["name"] for culprit in result.culprits] == ["<3>"]
+
+
+KILLED = """
+import os, signal, pathlib
+import bisect_trt
+from support import node_names
+
+def wrong(path):
+    calls = pathlib.Path("calls")
+    made = len(calls.read_text()) if calls.exists() else 0
+    calls.write_text("x" * (made + 1))
+    if made == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "<9>" in node_names(path)
+
+def go(**options):
+    return bisect_trt.reduce("model.onnx", wrong, run="here", **options)
+"""
+
+
+def test_a_call_that_was_killed_goes_on(here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain(here / "model.onnx", 20)
+    (here / "killed.py").write_text(KILLED)
+    folders = [str(here), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", "import killed; killed.go()"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    monkeypatch.syspath_prepend(here)
+    killed = import_module("killed")
+    result = killed.go(workers=1)  # what a verdict is about did not change
+    assert [culprit["name"] for culprit in result.culprits] == ["<9>"]
+    assert result.proven
+    calls = len(Path("calls").read_text())
+    assert calls == result.probes["run"] + 1  # the one that was killed was asked again, no other
+    assert killed.go().culprits == result.culprits
+    assert len(Path("calls").read_text()) == calls
+    with pytest.raises(UsageError, match=r"cannot be continued.* the options changed since"):
+        killed.go(mode="linear")
+    with pytest.raises(UsageError, match="the content of the check changed since"):
+        bisect_trt.reduce("model.onnx", says_verdict, run="here")
+    assert f"{calls - 1:>4} FAIL" in cli("log", "here").out
+    ran = cli("resume", "here")
+    assert (ran.status, "call the same function with run='here'" in ran.error) == (4, True)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "file").touch()
+    with pytest.raises(UsageError, match="mine exists and is no run of a Python function"):
+        bisect_trt.diagnose(overflowing(here / "model.onnx"), fp16=True, run="mine")
 
 
 def test_both_ends_held_leave_nothing(here: Path) -> None:

@@ -20,14 +20,8 @@ def notes(path: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("command", ["layerwise", "diagnose"])
 def test_of_a_comparison(cli: CommandLine, command: str) -> None:
-    options = [
-        *TARGET,
-        *(["-o", "out"] if command == "diagnose" else []),
-        "--annotate",
-        "seen.onnx",
-        "--json",
-        "r.json",
-    ]
+    own = ["-o", "out"] if command == "diagnose" else ["--isolate"]
+    options = [*TARGET, *own, "--annotate", "seen.onnx", "--json", "r.json"]
     assert cli(command, overflowing(Path("model.onnx")), *options).status == 0
     assert read_json(Path("r.json"))["artifacts"]["annotated"] == "seen.onnx"
     found = notes("seen.onnx")
@@ -35,6 +29,7 @@ def test_of_a_comparison(cli: CommandLine, command: str) -> None:
     assert found["a0"][VERDICT] == "right"
     assert found["big"][VERDICT].startswith(wrong)
     assert found["big"][ERROR].startswith("max error inf")
+    assert ("bisect-trt.own-error" in found["small"]) == (command == "layerwise")
     assert found["small"][VERDICT] == "wrong, and so is something that it reads"
     assert notes("model.onnx")["big"] == {}
 
@@ -48,6 +43,25 @@ def test_of_a_reduction(cli: CommandLine) -> None:
     needed = {name for name, entries in notes("seen.onnx").items() if entries[VERDICT].startswith("needed")}
     assert needed == {node_tag(3), node_tag(5)}
     assert notes("seen.onnx")[node_tag(0)][VERDICT] == "not needed to fail"
+
+
+def test_a_search_that_ends_early_says_what_is_known_by_then(cli: CommandLine) -> None:
+    model = chain(Path("model.onnx"), 8)
+    check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(5))}; then exit 1; fi")
+    options = ["-o", "o.onnx", "--max-probes", "4", "--annotate", "seen.onnx", "--json", "r.json"]
+    ran = cli("reduce", model, *options, "--check", f"./{check}", "{model}")
+    assert (ran.status, "--max-probes 4" in ran.error) == (3, True)
+    verdicts = {name: entries[VERDICT] for name, entries in notes("seen.onnx").items()}
+    assert (
+        verdicts[node_tag(3)]
+        == verdicts[node_tag(5)]
+        == "not ruled out: part of the smallest case that is known to fail"
+    )
+    assert "not needed to fail" in verdicts.values()
+    assert not any(verdict.startswith("needed") for verdict in verdicts.values())
+    assert read_json(Path("r.json"))["artifacts"]["annotated"] == "seen.onnx"
+    assert cli("precision", overflowing(model), *TARGET, *options, "--max-probes", "1", "--overwrite").status == 3
+    assert not any("bisect-trt.precision" in entries for entries in notes("seen.onnx").values())
 
 
 def test_the_model_itself_is_never_written_over(cli: CommandLine) -> None:

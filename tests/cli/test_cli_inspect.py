@@ -170,11 +170,19 @@ def test_data_of_several_runs_and_samples(cli: CommandLine, here: Path) -> None:
         (["data", "d.npz", "--ignore-external-data"], 2, "--ignore-external-data is about models"),
         (["data", "d.npz", "--show", "layers"], 2, "--show layers says nothing of data"),
         (["model", "model.onnx", "--show", "values"], 2, "--show values says nothing of model"),
+        (["modle", "model.onnx"], 2, "there is nothing to inspect as 'modle'; write model, engine, data"),
+        ([], 2, "there is no file to inspect; name one"),
+        (["model"], 2, "there is no file to inspect as model"),
+        (["notes"], 2, "does not show whether it is a model, an engine or saved values"),
+        (["nope"], 4, "nope: no such file"),
+        (["nope.onnx"], 4, "nope.onnx: no such file; give the path of an ONNX model"),
+        (["d.npz", "--mode", "full"], 2, "this is to be read as data"),
     ],
 )
 def test_what_cannot_be_shown(cli: CommandLine, here: Path, words: list[str], status: int, reason: str) -> None:
     chain(here / "model.onnx")
     np.savez("d.npz", a=np.zeros(1))
+    Path("notes").write_text("to do")
     ran = cli("inspect", *words)
     assert (ran.status, reason in ran.error) == (status, True), ran.err
 
@@ -186,3 +194,19 @@ def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     ran = cli("inspect", "engine", "m.engine")
     assert ran.status == 4
     assert "TensorRT" in ran.error or "GPU" in ran.error
+    for name, content in (("m.plan", b"no engine"), ("model.bin", b"ftrt, and more")):  # by its name, by its beginning
+        (here / name).write_bytes(content)
+        assert "TensorRT" in cli("inspect", name).error
+
+
+def test_what_a_file_is_needs_not_be_said(cli: CommandLine, here: Path) -> None:
+    model = chain(here / "model.onnx")
+    Path("copy").write_bytes(model.read_bytes())
+    model.rename("model")  # called as the kind is
+    np.savez("d.npz", a=np.zeros(1))
+    Path("d.npz").rename("saved.engine")
+    Path("folder").mkdir()
+    np.savez("folder/d.npz", a=np.zeros(1))
+    for name, kind in (("copy", "model"), ("model", "model"), ("saved.engine", "data"), ("folder", "data")):
+        assert cli("inspect", name, "--json", "r.json").status == 0
+        assert kind in read_json(Path("r.json")), name

@@ -91,6 +91,9 @@ def test_a_budget_that_ends_meanwhile_leaves_the_best_so_far(cli: CommandLine, n
 def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Path) -> None:
     ran = cli("layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--isolate", "--json", "r.json")
     assert ran.status == 0
+    curve = {point["name"]: point for point in read_json(Path("r.json"))["report"]["curve"]["points"]}
+    assert (curve["big_out"]["own"], curve["b0_out"]["ratio"]) == ("inf", "inf")
+    assert curve["b0_out"]["own"] < 1
     tensors = {entry["name"]: entry for entry in read_json(Path("r.json"))["tensors"]}
     assert not tensors["b0_out"]["passed"]
     assert tensors["b0_out"]["own"]["passed"]

@@ -15,7 +15,7 @@ import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
-from support import arrays, chain, overflowing
+from support import arrays, chain, overflowing, read_json
 
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
@@ -54,7 +54,11 @@ def commands_of(page: Path) -> list[list[str]]:
 
 
 def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
-    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
+    assert ran.status == 0
+    probes = read_json(Path("r.json"))["probes"]["run"]
+    assert re.findall(r"probe (\d+) ", ran.out)[-1] == str(probes)
+    assert all(f"in {probes} probes" in Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
     issue = Path("out/ISSUE.md").read_text()
     for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal"):
         assert word in issue
@@ -100,7 +104,9 @@ def test_nothing_of_the_original_leaves(cli: CommandLine) -> None:
         assert SECRET.encode() not in path.read_bytes(), path
         assert str(Path.cwd()).encode() not in path.read_bytes(), path
     with zipfile.ZipFile("out.zip") as packed:
-        names = {name.removeprefix("reproducer/") for name in packed.namelist()}
+        names = {
+            name.removeprefix(f"{SECRET}-mul-overflow/") for name in packed.namelist()
+        }  # the one place that says it
     assert names == {path.relative_to("out").as_posix() for path in attachments(Path("out"))}
 
 
@@ -125,6 +131,8 @@ def test_an_anonymous_reproducer_fails_with_other_names_and_weights(cli: Command
     model = onnx.load(str(Path("out/model.onnx")))
     names = [name for node in model.graph.node for name in (*node.input, *node.output)]
     assert all(re.fullmatch(r"t\d+", name) for name in names)
+    with zipfile.ZipFile("out.zip") as packed:
+        assert {name.partition("/")[0] for name in packed.namelist()} == {"reproducer"}
     assert [node.name for node in model.graph.node] == ["n0"]
     for path in attachments(Path("out")):
         assert b"big" not in path.read_bytes(), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, Browser
 from onnx import NodeProto, helper, numpy_helper
-from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script
+from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script, unstable_norm
 
 from bisect_trt.reporting.html.page import write_report
 
@@ -28,10 +29,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a comparison of every tensor of a chain that overflows."""
+    """Of a comparison of every tensor of a chain that overflows, in the network and alone."""
     folder = tmp_path_factory.mktemp("layers")
     overflowing(folder / "model.onnx", 30, 5)
-    assert bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=folder).status == 0
+    options = [*TARGET, "--isolate", "--report", "report.html"]
+    assert bisect_trt("layerwise", "model.onnx", *options, cwd=folder).status == 0
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a comparison whose marks hide the failure."""
+    folder = tmp_path_factory.mktemp("hidden")
+    unstable_norm(folder / "model.onnx")
+    assert bisect_trt("layerwise", "model.onnx", "--onnxrt", "--report", "report.html", cwd=folder).status == 3
     return folder / "report.html"
 
 
@@ -104,9 +115,9 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_opens_without_a_network_at_any_width(
-    browser: Browser, layers: Path, search: Path, width: int, dark: bool
+    browser: Browser, layers: Path, hidden: Path, search: Path, width: int, dark: bool
 ) -> None:
-    for page in (layers, search):
+    for page in (layers, hidden, search):
         browser.open(page, width=width, dark=dark)
         assert browser.problems == []
         assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
@@ -145,7 +156,7 @@ def test_a_node_that_is_clicked_tells_of_itself(browser: Browser, layers: Path) 
     assert "Mul big" in panel(browser).replace("\n", " ")  # the culprit is chosen at first
     browser.click(".node:not(.centre).mismatch")
     told = panel(browser)
-    for words in ("Mul", "small", "float32[2, 3]", "Reads", "Makes", "reference", "does not match"):
+    for words in ("Mul", "small", "float32[2, 3]", "Reads", "Makes", "reference", "does not match", "alone"):
         assert words in told
     assert browser.evaluate("document.querySelectorAll('.edges .lit').length") == 2
     assert browser.evaluate("document.activeElement.classList.contains('chosen')")
@@ -202,7 +213,8 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     x, y = browser.centre("#plot")
     browser.mouse("mouseMoved", x, y)
     told = browser.evaluate("document.querySelector('#readout').innerText")
-    assert "of the tolerance" in told
+    assert re.search(r"[\d.]+ of the tolerance; alone [\d.]+ of it", told)
+    assert browser.evaluate("document.querySelectorAll('#plot path.line').length") == 2
     browser.evaluate("document.querySelector('#plot svg').focus()")
     browser.key("Home")
     first = browser.evaluate("document.querySelector('#readout').innerText")
@@ -211,6 +223,16 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
     assert browser.evaluate("document.querySelector('#readout').innerText").startswith("Add a1_out")
     browser.key("Enter")
     assert "Add a1" in panel(browser).replace("\n", " ")
+
+
+def test_what_hides_the_failure_is_chosen_and_told(browser: Browser, hidden: Path) -> None:
+    browser.open(hidden)
+    assert "hides the failure" in panel(browser)
+    assert browser.evaluate("document.querySelectorAll('.node.hides.centre').length") == 1
+    shown = browser.evaluate("document.querySelector('#findings').innerText")
+    assert "the failure is gone (1-minimal)" in shown
+    assert "Centre" in browser.evaluate("document.querySelector('.buttons').innerText")
+    assert "PASS" in rows(browser, 1)  # the probes that looked for it
 
 
 def rows(browser: Browser, column: int) -> list[str]:

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.reporting.html.markup import clean, escape, script_data, shorten, tag
+from bisect_trt.reporting.html.markup import breakable, clean, escape, script_data, shorten, tag
 
 ANY = st.text(st.characters(), max_size=60) | st.sampled_from(
     [
@@ -84,3 +84,11 @@ def test_attributes_can_be_left_out_or_bare() -> None:
     assert tag("input", checked=True, hidden=False, id=None, class_="a", data_x=1.5) == (
         '<input checked class="a" data-x="1.5">'
     )
+
+
+@given(st.text("a/<&", max_size=20))
+def test_a_name_that_may_be_broken_is_the_same_name(name: str) -> None:
+    reader = Reader()
+    reader.feed(tag("code", breakable(name)))
+    assert reader.text == name
+    assert {found for found, _ in reader.tags} == ({"code", "wbr"} if "/" in name[:-1] else {"code"})

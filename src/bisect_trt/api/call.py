@@ -1,13 +1,12 @@
-"""One call of a Python function: its folder, its options, and how it ends."""
+"""One call of a Python function: its folder, its groups of options, and how it ends."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -26,56 +25,80 @@ from bisect_trt.reporting.quiet import QuietConsole
 from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
+_FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
+"""Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
 
 class Call:
-    """One call: its folder, its groups of options, and how it ends."""
+    """What a call was given, until :meth:`finish` does the work.
+
+    Attributes:
+        target: The options of the target.
+        compare: Those of the comparison.
+        search: Those of the search.
+        folder: The run's.
+        model: The model and what to feed it.
+        resumed: Whether the run goes on with what an earlier call has learned.
+    """
 
     def __init__(
         self,
         command: str,
         model: Model,
-        inputs: Inputs | None,
-        verbose: bool | int,
         given: Keywords,
-        **defaults: Any,  # noqa: ANN401 - of many types
+        *,
+        inputs: Inputs | None = None,
+        check: Check | None = None,
+        folder: str | Path | None = None,
+        verbose: bool | int = False,
+        annotation: str | Path | None = None,
     ) -> None:
-        """Take what was given apart; make the run's folder.
+        """Sort the options into groups, and put what was given as values into the run's folder.
 
         Args:
-            command: The command of the same name.
+            command: Which command it is.
             model: The model, or its path.
-            inputs: What it is fed; random values if not given.
-            verbose: Whether to print, and how much.
-            given: All other options.
-            **defaults: The command's own options, and what they are if they are not given.
+            given: The options.
+            inputs: What the model is fed; random values if not given.
+            check: What says good or bad, beside a target.
+            folder: The run's folder, where it was named: a new one, or one that goes on.
+            verbose: Whether to print.
+            annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
 
         Raises:
-            UsageError: There is no such option, or a value is wrong.
+            UsageError: An option does not exist, or a file cannot be written.
         """
-        self.own = given.take(**defaults)
+        words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
         self.search = given.group(Search) if command in ("reduce", "diagnose", "precision") else Search()
         self._check = given.group(CheckOptions) if command in ("reduce", "precision") else CheckOptions()
-        data = given.group(Data)
+        self._data = given.group(Data)
         given.finish(command)
+        self._function = check if callable(check) else None
+        if not callable(check) and check is not None:
+            self._check.check = [check] if isinstance(check, str) else list(check)
+        self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
         path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
-        annotation = self.own.get("annotate")
         self._annotation = None if annotation is None else Path(annotation)
         if self._annotation is not None:
             check_annotated(self._annotation, path)
-        self.workspace = Workspace(Workspace.new_folder(command, path))
+        self.folder = Workspace.new_folder(command, path) if folder is None else Path(folder)
+        self.resumed = (self.folder / CALL_FILE).exists()
+        if not self.resumed and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
+            raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
+        Workspace(self.folder)
         self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
         self._result = Result(command)
         if isinstance(model, onnx.ModelProto):
-            path = _written(model, self.workspace.folder / path)
-        self.model = self._with_inputs(data.settings(path), inputs)
+            path = _written(model, self.folder / path)
+        self.model = self._with_inputs(self._data.settings(path), inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -85,28 +108,52 @@ class Call:
         else:
             files = []
             for number, sample in enumerate([inputs] if isinstance(inputs, Mapping) else inputs, 1):
-                files.append(self.workspace.folder / f"inputs-{number}.npz")
+                files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
 
-    def checks(self, check: Check | None, target: TargetSettings | None) -> CheckSettings:
+    def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What says good or bad.
 
-        Raises:
-            UsageError: Nothing does, or the command does not exist.
-        """
-        if check is None and target is None:
-            raise UsageError("there is nothing to say good or bad: give check, a function or a command, or target.")
-        if not callable(check) and check is not None:
-            self._check.check = [check] if isinstance(check, str) else list(check)
-        settings = self._check.settings(target, self.compare)
-        return replace(settings, function=check if callable(check) else None)
+        Args:
+            target: The runtime under suspicion, if there is one.
+            used: Whether it is of use beside a check command too.
 
-    def finish(self, work: Callable[[Session], Result]) -> Result:
-        """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends."""
+        Raises:
+            UsageError: Nothing does, the command does not exist, or something that was given would do nothing.
+        """
+        given = bool(self._check.check) or self._function is not None
+        if not given and target is None:
+            raise UsageError("there is nothing to say good or bad: give check, a function or a command, or target.")
+        if given and target is not None and not (used and self._function is None):
+            raise UsageError(
+                f"the check says good or bad, so target='{target.runtime}' would do nothing; leave one out."
+            )
+        if given and target is None:
+            for name in _given(self.compare):
+                raise UsageError(
+                    f"{name} says how to compare a target, and here the check says good or bad; leave it out."
+                )
+        if self._function is not None:
+            for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
+                raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
+        return replace(self._check.settings(target, self.compare), function=self._function)
+
+    def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
+        """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
+
+        Args:
+            work: Given the session.
+            fixed_path: Where every candidate goes, if the check reads a fixed path.
+
+        Raises:
+            UsageError: The run that is to go on was about something else.
+        """
         result, console = self._result, self._console
+        self._bind()
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
-        session = Session(self.model, self.workspace, console, result, self.target.fresh_process, self._annotation)
+        workspace = Workspace(self.folder, fixed_path)
+        session = Session(self.model, workspace, console, result, self.target.fresh_process, self._annotation)
         began = time.monotonic()
         try:
             work(session)
@@ -120,9 +167,28 @@ class Call:
             raise
         finally:
             result.wall_s = round(time.monotonic() - began, 3)
-            leave_record(result, self.workspace.folder, (), console, None)
+            leave_record(result, self.folder, (), console, None)
             console.close()
         return result
+
+    def _bind(self) -> None:
+        """Bind the run to this call, or make sure that it is the one that it is bound to."""
+        settings = self.model
+        named = [*self._data.files(), *settings.data.load_inputs, *self.compare.files(), *self._check.files()]
+        binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
+        if self._function is not None:
+            binding.files.update(bind_function(self._function))
+        if self.resumed:
+            Binding.read(self.folder, CALL_FILE).check(binding, self.folder)
+        else:
+            binding.write(self.folder, CALL_FILE)
+
+
+def _given(group: object) -> list[str]:
+    """The options of a group that differ from their defaults."""
+    defaults = type(group)()
+    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
+    return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
 
 
 def refuse_target(check: object) -> None:
@@ -138,5 +204,5 @@ def refuse_target(check: object) -> None:
 def _written(model: onnx.ModelProto, path: Path) -> Path:
     if model.ByteSize() > _PROTO_LIMIT_BYTES:
         raise UsageError("the model is larger than 2 GiB; save it with external data, and give its path.")
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(model.SerializeToString(deterministic=True))
     return path

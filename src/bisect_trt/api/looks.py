@@ -28,6 +28,7 @@ def diagnose(
     fp16: bool = False,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find out why the target is wrong, and leave a reproducer.
@@ -42,6 +43,8 @@ def diagnose(
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether a folder that exists may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt diagnose``, with underscores; ``archive`` for ``--zip``.
 
     Returns:
@@ -51,24 +54,15 @@ def diagnose(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
-    call = Call(
-        "diagnose",
-        model,
-        inputs,
-        verbose,
-        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
-        timeout=None,
-        archive=False,
-        anonymise=False,
-        annotate=None,
-    )
-    own = call.own
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.take(timeout=None, archive=False, anonymise=False, annotate=None)
+    call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own["annotate"])
     runtime = call.target.required()
     call.compare.require_numbers()
     checks = CheckSettings(target=runtime, tolerance=call.compare.settings(runtime), timeout=own["timeout"])
-    folder = Path(output) if output is not None else call.workspace.folder / "reproducer"
+    folder = Path(output) if output is not None else call.folder / "reproducer"
     archive = folder.with_suffix(f"{folder.suffix}.zip") if own["archive"] else None
-    check_folder(folder, archive, overwrite=overwrite)
+    check_folder(folder, archive, overwrite=overwrite or call.resumed)
     settings = DiagnoseSettings(checks, call.search.settings(), folder, archive, own["anonymise"])
     return call.finish(lambda session: session.diagnose(settings))
 
@@ -105,16 +99,9 @@ def layerwise(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
-    call = Call(
-        "layerwise",
-        model,
-        inputs,
-        verbose,
-        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
-        timeout=None,
-        annotate=None,
-    )
-    own = call.own
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.take(timeout=None, annotate=None)
+    call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own["annotate"])
     runtime = call.target.required()
     tolerance = call.compare.settings(runtime)
     return call.finish(lambda session: session.layerwise(runtime, tolerance, own["timeout"], isolated=isolate))
@@ -153,7 +140,7 @@ def compare(
     """
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
-    call = Call("run", model, inputs, verbose, given)
+    call = Call("run", model, given, inputs=inputs, verbose=verbose)
     call.model = replace(call.model, shape_inference=own.shape_inference)
     settings = own.settings(call.target, more, call.compare, plots)
     return call.finish(lambda session: session.compare(settings))

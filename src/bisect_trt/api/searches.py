@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from bisect_trt.api.call import Call, refuse_target
 from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
-from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.precision import chosen
+from bisect_trt.cli.keywords import Keywords, choice, several
+from bisect_trt.cli.precision import chosen, refuse_ends
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.strategy import Mode
@@ -29,6 +29,7 @@ def reduce(
     fp16: bool = False,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find the smallest model that still fails.
@@ -46,6 +47,8 @@ def reduce(
         fp16: Whether the target runs in half precision.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether files that exist may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt reduce``, with underscores.
 
     Returns:
@@ -56,32 +59,25 @@ def reduce(
         UnavailableError: Something needed is not there.
     """
     refuse_target(check)
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.take(min_good=None, reduce_inputs=True, reduce_outputs=True, mode="auto", annotate=None)
     call = Call(
-        "reduce",
-        model,
-        inputs,
-        verbose,
-        Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16),
-        min_good=None,
-        reduce_inputs=True,
-        reduce_outputs=True,
-        mode="auto",
-        annotate=None,
+        "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own["annotate"]
     )
-    own = call.own
     settings = ReduceSettings(
-        Path(output) if output is not None else call.workspace.folder / "reduced.onnx",
+        Path(output) if output is not None else call.folder / "reduced.onnx",
         None if own["min_good"] is None else Path(own["min_good"]),
         own["reduce_inputs"],
         own["reduce_outputs"],
-        Mode(own["mode"]),
+        choice("mode", Mode, own["mode"]),
         overwrite,
     )
     if not (settings.reduce_inputs or settings.reduce_outputs):
         raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
-    check_outputs(settings)
-    checks = call.checks(check, call.target.settings())
-    return call.finish(lambda session: session.reduce(settings, checks, call.search.settings()))
+    if not call.resumed:
+        check_outputs(settings)
+    checks = call.checks(call.target.settings())
+    return call.finish(lambda session: session.reduce(settings, checks, call.search.settings()), checks.fixed_path)
 
 
 def precision(
@@ -96,6 +92,7 @@ def precision(
     rtol: Tolerance | None = None,
     verbose: bool | int = False,
     overwrite: bool = False,
+    run: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Find the fewest nodes that have to stay in fp32.
@@ -111,6 +108,8 @@ def precision(
         rtol: Relative tolerance.
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         overwrite: Whether a file that exists may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
         **options: The options of ``bisect-trt precision``, with underscores.
 
     Returns:
@@ -121,34 +120,26 @@ def precision(
         UnavailableError: Something needed is not there.
     """
     refuse_target(check)
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
+    own = given.take(include=(), exclude=(), io_fp16=False, keep_weights=False, minimise="nodes", annotate=None)
     call = Call(
-        "precision",
-        model,
-        inputs,
-        verbose,
-        Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True}),
-        include=(),
-        exclude=(),
-        io_fp16=False,
-        keep_weights=False,
-        minimise="nodes",
-        annotate=None,
+        "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own["annotate"]
     )
-    own = call.own
     low, runtime = chosen(call.target)
-    if check is not None and runtime is not None and runtime.runtime == "onnxrt":
-        runtime = None  # the check says good or bad
+    refuse_ends(low, io_fp16=own["io_fp16"])
     settings = PrecisionSettings(
-        Path(output) if output is not None else call.workspace.folder / "mixed.onnx",
+        Path(output) if output is not None else call.folder / "mixed.onnx",
         low,
         runtime,
-        tuple(own["include"]),
-        tuple(own["exclude"]),
+        several(own["include"]),
+        several(own["exclude"]),
         own["io_fp16"],
         own["keep_weights"],
         overwrite,
-        minimise=Minimise(own["minimise"]),
+        minimise=choice("minimise", Minimise, own["minimise"]),
     )
-    settings.check_output()
-    checks = call.checks(check, runtime)
-    return call.finish(lambda session: session.precision(settings, checks, call.search.settings()))
+    if not call.resumed:
+        settings.check_output()
+    # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
+    checks = call.checks(runtime, used=runtime is not None and runtime.runtime == "trt")
+    return call.finish(lambda session: session.precision(settings, checks, call.search.settings()), checks.fixed_path)

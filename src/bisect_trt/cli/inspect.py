@@ -17,15 +17,8 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.inspect_data import data_tree, describe_data
 from bisect_trt.workflows.inspect_engine import describe_engine, engine_tree
+from bisect_trt.workflows.inspect_kind import Kind, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
-
-
-class Kind(str, Enum):
-    """What a file is."""
-
-    MODEL = "model"
-    ENGINE = "engine"
-    DATA = "data"
 
 
 class Show(str, Enum):
@@ -62,10 +55,14 @@ _MODES = {
 
 @command
 def inspect_command(
-    kind: Annotated[Kind, typer.Argument(help="What the file is.", show_default=False)],
-    file: Annotated[
-        Path, typer.Argument(help="An ONNX model, a TensorRT engine, or saved values.", show_default=False)
-    ],
+    said: Annotated[
+        str | None,
+        typer.Argument(metavar="model|engine|data", help="What the file is; guessed if left out.", show_default=False),
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="An ONNX model, a TensorRT engine, or saved values.", show_default=False),
+    ] = None,
     show: Annotated[
         list[Show] | None,
         typer.Option(
@@ -96,6 +93,7 @@ def inspect_command(
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
     def work(console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
+        kind, file = read_words(said, path)
         given = {
             "--mode": mode is not None,
             "--external-data-dir": external_data_dir is not None,
@@ -130,3 +128,22 @@ def inspect_command(
         return result
 
     finish(work, "inspect", General(json=json))
+
+
+def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
+    """The kind and the file of ``KIND FILE`` or of ``FILE``.
+
+    Raises:
+        UnavailableError: The file is not there.
+        UsageError: There is no such kind, or no file, or the file does not show its kind.
+    """
+    kinds = [kind.value for kind in Kind]
+    if said is None:
+        raise UsageError("there is no file to inspect; name one.")
+    if path is not None:
+        if said not in kinds:
+            raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")
+        return Kind(said), path
+    if said in kinds and not Path(said).exists():
+        raise UsageError(f"there is no file to inspect as {said}; name one.")
+    return guess_kind(Path(said)), Path(said)

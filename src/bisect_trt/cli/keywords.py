@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+import typer
+
+from bisect_trt.cli.options import seconds
 from bisect_trt.errors import UsageError
 
 Group = TypeVar("Group")
+Choice = TypeVar("Choice", bound=Enum)
 
 
 class Keywords:
@@ -33,20 +38,42 @@ class Keywords:
         self._left = {**options, **{name: v for name, v in named.items() if v is not None and v is not False}}
         if target is not None:
             self._left[target] = True
+        self._all = dict(self._left)
+
+    def words(self, free: Collection[str]) -> list[str]:
+        """All that was given, as text, but for some options."""
+        given = {name: value for name, value in sorted(self._all.items()) if name not in free}
+        return [f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in given.items()]
 
     def take(self, **defaults: Any) -> dict[str, Any]:  # noqa: ANN401 - of many types
-        """Single options with their defaults."""
-        return {name: self._left.pop(name, default) for name, default in defaults.items()}
+        """Single options with their defaults.
+
+        Raises:
+            UsageError: A time is none.
+        """
+        taken = {name: self._left.pop(name, default) for name, default in defaults.items()}
+        if "timeout" in taken:
+            _check_range("timeout", taken["timeout"], seconds)
+        return taken
 
     def group(self, kind: type[Group]) -> Group:
         """A group of options, the rest of it as on the command line.
 
         Args:
             kind: The group, a dataclass.
+
+        Raises:
+            UsageError: A value is not one that the option takes.
         """
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         names = [entry.name for entry in fields(kind) if entry.name in self._left]  # type: ignore[arg-type]
-        return kind(**{name: _as_option(self._left.pop(name), hints[name]) for name in names})
+        values: dict[str, Any] = {}
+        for name in names:
+            hint, *extras = typing.get_args(hints[name])
+            values[name] = _as_option(name, self._left.pop(name), hint)
+            for extra in extras:
+                _check_range(name, values[name], extra.callback, extra.min, extra.max)
+        return kind(**values)
 
     def finish(self, command: str) -> None:
         """Make sure that nothing is left.
@@ -58,7 +85,46 @@ class Keywords:
             raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help` lists them.")
 
 
-def _as_option(value: Any, hint: Any) -> Any:  # noqa: ANN401 - of many types
+def choice(name: str, kind: type[Choice], value: Any) -> Choice:  # noqa: ANN401 - of many types
+    """One of the values that an option takes.
+
+    Raises:
+        UsageError: It takes others.
+    """
+    try:
+        return kind(value)
+    except ValueError as error:
+        words = ", ".join(f"'{each.value}'" for each in kind)
+        raise UsageError(f"{name}: there is no '{value}'; write one of {words}.") from error
+
+
+def several(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - of many types
+    """What may be given once or several times: a text is one value, not its letters."""
+    return (value,) if isinstance(value, str | Path) else tuple(value)
+
+
+def _check_range(
+    name: str,
+    value: object,
+    callback: Callable[[Any], object] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> None:
+    """Make sure that the command line would take a number too.
+
+    Raises:
+        UsageError: It would not.
+    """
+    try:
+        if callback is not None:
+            callback(value)
+    except typer.BadParameter as error:
+        raise UsageError(f"{name}: {error.message}") from error
+    if isinstance(value, int | float) and ((low is not None and value < low) or (high is not None and value > high)):
+        raise UsageError(f"{name}: {value} is {'too small' if low is not None and value < low else 'too large'}.")
+
+
+def _as_option(name: str, value: Any, hint: Any) -> Any:  # noqa: ANN401 - of many types
     """A value as the command line's parser gives it: lists of words for what may be given several times."""
     kinds = [hint, *typing.get_args(hint)]
     several = next((kind for kind in kinds if typing.get_origin(kind) is list), None)
@@ -66,7 +132,9 @@ def _as_option(value: Any, hint: Any) -> Any:  # noqa: ANN401 - of many types
         (item,) = typing.get_args(several)
         return [_as_word(each, item) for each in _each(value)]
     kind = next((k for k in kinds if isinstance(k, type) and issubclass(k, Enum | Path)), None)
-    return value if kind is None or value is None else kind(value)
+    if kind is None or value is None:
+        return value
+    return choice(name, kind, value) if issubclass(kind, Enum) else kind(value)
 
 
 def _each(value: Any) -> list[Any]:  # noqa: ANN401 - of many types

@@ -32,6 +32,16 @@ def chosen(target: Target) -> tuple[Low, TargetSettings | None]:
     return "fp16" if target.fp16 else "bf16", runtime
 
 
+def refuse_ends(low: Low, *, io_fp16: bool) -> None:
+    """Make sure that the model's ends are to be lowered to what the rest is lowered to.
+
+    Raises:
+        UsageError: They are not.
+    """
+    if io_fp16 and low != "fp16":
+        raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
+
+
 @command
 def precision_command(
     model: Model,
@@ -66,8 +76,7 @@ def precision_command(
         if annotation is not None:
             check_annotated(annotation, model)
         low, runtime = chosen(target)
-        if io_fp16 and low != "fp16":
-            raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
+        refuse_ends(low, io_fp16=io_fp16)
         patterns = tuple(include or ()), tuple(exclude or ())
         settings = PrecisionSettings(
             output, low, runtime, *patterns, io_fp16, keep_weights, overwrite, minimise=minimise

@@ -123,7 +123,7 @@ class RunOptions:
         return CompareSettings(
             target=first,
             tolerance=compare.settings(first, nonfinite_equal=False),
-            onnx_outputs=MARK_ALL if self.mark_all else tuple(self.onnx_outputs),
+            onnx_outputs=MARK_ALL if self.mark_all or self.onnx_outputs == ["mark all"] else tuple(self.onnx_outputs),
             exclude_outputs=tuple(self.onnx_exclude_outputs),
             also=tuple(also),
             warm_up=self.warm_up,

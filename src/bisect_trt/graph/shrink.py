@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from bisect_trt.graph.axes import Axis, linked_axes
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import forget_shapes
 from bisect_trt.graph.values import element_type
@@ -93,18 +94,32 @@ def axis_sizes(piece: Piece) -> list[int]:
     return [size for size, _ in volume.most_common() if size > 1]
 
 
-def cut_axes(piece: Piece, size: int, start: int, stop: int) -> Piece:
-    """The same with every axis of one size, of inputs and of floating-point weights, cut to ``[start, stop)``.
+def axis_groups(piece: Piece, size: int) -> list[list[Axis]]:
+    """The axes of one size, in groups that the graph links; only groups with an axis of an input or a weight to cut."""
+    weights = {t.name: tuple(t.dims) for t in piece.proto.graph.initializer if t.data_type in _FLOATS}
+    shapes = weights | {name: value.shape for name, value in piece.inputs.items()}
+    wanted = {(name, axis) for name, shape in shapes.items() for axis, each in enumerate(shape) if each == size}
+    groups = [group for group in linked_axes(Network(piece.proto)) if not wanted.isdisjoint(group)]
+    return groups + [[axis] for axis in sorted(wanted.difference(*groups))]
 
-    Axes of one size usually belong together (a channel axis and the weights along it). Where they do not, the result is
-    no consistent model, which the reference run finds out.
+
+def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
+    """The same with axes of its inputs and of its floating-point weights cut to windows.
+
+    Axes that belong together have to be cut together: else the result is no consistent model, which the reference run
+    finds out.
+
+    Args:
+        piece: The model.
+        windows: What is left of axes; those of other tensors are not looked at.
     """
     proto = _copy(piece)
-    inputs = {name: _cut(value, size, start, stop) for name, value in piece.inputs.items()}
+    inputs = {name: _cut(name, value, windows) for name, value in piece.inputs.items()}
+    cut = {name for name, _ in windows}
     for tensor in proto.graph.initializer:
-        if tensor.data_type in _FLOATS and size in tensor.dims:
+        if tensor.data_type in _FLOATS and tensor.name in cut:
             tensor.CopyFrom(
-                numpy_helper.from_array(_cut(numpy_helper.to_array(tensor), size, start, stop), tensor.name)
+                numpy_helper.from_array(_cut(tensor.name, numpy_helper.to_array(tensor), windows), tensor.name)
             )
     shapes = {name: value.shape for name, value in inputs.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
@@ -115,9 +130,8 @@ def cut_axes(piece: Piece, size: int, start: int, stop: int) -> Piece:
     return Piece(proto, inputs)
 
 
-def _cut(value: NDArray[Any], size: int, start: int, stop: int) -> NDArray[Any]:
-    window = tuple(slice(start, stop) if axis == size else slice(None) for axis in value.shape)
-    return np.ascontiguousarray(value[window]).reshape([stop - start if axis == size else axis for axis in value.shape])
+def _cut(name: str, value: NDArray[Any], windows: Mapping[Axis, slice]) -> NDArray[Any]:
+    return np.asarray(value[tuple(windows.get((name, axis), slice(None)) for axis in range(value.ndim))], order="C")
 
 
 def plain_weights(piece: Piece) -> list[str]:

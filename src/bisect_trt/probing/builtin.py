@@ -93,7 +93,7 @@ def outcome_of_reply(reply: dict[str, Any], seconds: float, tolerance: Tolerance
     given = bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
     severity = None if given else max((comparison.severity for comparison in comparisons), default=None)
     if not failed:
-        said = f"{len(comparisons)} outputs match"
+        said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         known: dict[str, Any] = {"comparisons": tuple(comparisons), "latency_ms": latency, "severity": severity}
         return Outcome(Ending.PASSED, "match", said, seconds, **known)
     worst = max(failed, key=lambda comparison: comparison.severity)

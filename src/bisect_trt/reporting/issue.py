@@ -53,6 +53,16 @@ class Issue:
     environment: Mapping[str, str]
 
     @property
+    def failure(self) -> str:
+        """What goes wrong, in a word."""
+        if self.refusal is not None:
+            return "refused"
+        if self._out_of_range():
+            return "overflow"
+        kinds = [comparison.kind.value for comparison in self.comparisons if not comparison.passed]
+        return next((kind for kind in ("nan", "inf") if kind in kinds), "mismatch")
+
+    @property
     def lowered(self) -> bool:
         """Whether the model itself holds the low precision that the target runs in."""
         return self.target_model != self.model
@@ -199,16 +209,22 @@ def issue_files(
         UsageError: The same.
     """
     files: list[str] = []
+    raw = raw_inputs(issue.target, inputs)
     if sum(value.nbytes for value in (*inputs.values(), *golden.values())) <= _JSON_LIMIT_BYTES:
         write_inputs(folder / INPUTS, [inputs])
         write_outputs(folder / GOLDEN, "reference", [golden])
         files += [INPUTS, GOLDEN]
-    raw: dict[str, Path] = {}
-    for number, (name, value) in enumerate(inputs.items()):
-        if issue.target.runtime == "trt" and not is_string(value.dtype):
-            (folder / RAW).mkdir(exist_ok=True)
-            raw[name] = Path(RAW) / f"input_{number}.bin"
-            (folder / raw[name]).write_bytes(np.ascontiguousarray(value).tobytes())
-            files.append(raw[name].as_posix())
+    for name, path in raw.items():
+        (folder / RAW).mkdir(exist_ok=True)
+        (folder / path).write_bytes(np.ascontiguousarray(inputs[name]).tobytes())
+        files.append(path.as_posix())
     (folder / ISSUE).write_text(issue.render(raw), encoding="utf-8")
     return files
+
+
+def raw_inputs(target: TargetSettings, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Path]:
+    """The files with the raw values of a model's inputs: ``trtexec`` reads no others."""
+    if target.runtime != "trt":
+        return {}
+    named = enumerate(inputs.items())
+    return {name: Path(RAW) / f"input_{number}.bin" for number, (name, value) in named if not is_string(value.dtype)}

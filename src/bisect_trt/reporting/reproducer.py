@@ -15,14 +15,15 @@ from onnx import numpy_helper
 
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import Issue, issue_files
+from bisect_trt.reporting.issue import ISSUE, Issue, issue_files, raw_inputs
 from bisect_trt.reporting.script import TargetScript, render_script
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.npz import save_npz
 
-MODEL, INPUTS, GOLDEN = "model.onnx", "inputs.npz", "golden.npz"
+MODEL, INPUTS, GOLDEN, README = "model.onnx", "inputs.npz", "golden.npz", "README.md"
+_NAMED_OPS = 2
 DATA_SET = "test_data_set_0"
 _PB_LIMIT_BYTES = (1 << 31) - (1 << 16)
 """Protobuf ends at 2 GiB."""
@@ -63,20 +64,38 @@ class Reproducer:
             UsageError: The folder cannot be written.
         """
         try:
-            files = [MODEL, INPUTS, GOLDEN, "reproduce.py", "README.md", "ISSUE.md"]
+            files = [MODEL, INPUTS, GOLDEN, "reproduce.py", README, ISSUE]
             if self.lowered is not None:
                 onnx.save(self.lowered, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
             (folder / "reproduce.py").write_text(self.source(), encoding="utf-8")
-            (folder / "README.md").write_text(self.readme(), encoding="utf-8")
+            (folder / README).write_text(self.readme(), encoding="utf-8")
             files += self._write_data_set(folder) + issue_files(self.issue(), folder, self.inputs, self.golden)
         except OSError as error:
-            raise UsageError(
-                f"the reproducer cannot be written to {folder}: {error.strerror}; name another folder."
-            ) from error
+            raise _unwritable(folder, error) from error
         return [folder / file for file in files]
+
+    def write_texts(self, folder: Path) -> None:
+        """Write what is said of it again.
+
+        Raises:
+            UsageError: The folder cannot be written.
+        """
+        try:
+            (folder / README).write_text(self.readme(), encoding="utf-8")
+            issue = self.issue().render(raw_inputs(self.target, self.inputs))
+            (folder / ISSUE).write_text(issue, encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+
+    @property
+    def title(self) -> str:
+        """What fails and how, as a part of a file's name: ``pow-overflow``, ``matmul-and-2-more-mismatch``."""
+        ops = [node.op_type.lower() for node in self.model.graph.node]
+        words = ops if len(ops) <= _NAMED_OPS else [ops[0], "and", str(len(ops) - 1), "more"]
+        return "-".join([*words, self.issue().failure])
 
     @property
     def target_model(self) -> str:
@@ -138,7 +157,7 @@ class Reproducer:
             if self.lowered is not None
             else ""
         )
-        return README.format(
+        return README_TEXT.format(
             answer=self.answer,
             target=self.target.describe(),
             seen=seen,
@@ -150,7 +169,7 @@ class Reproducer:
         )
 
 
-README = """# {answer}
+README_TEXT = """# {answer}
 
 Target: {target}. Reference: ONNX Runtime on the CPU, graph optimisations off.
 
@@ -184,13 +203,18 @@ Polygraphy reads them, and `test_data_set_0` as ONNX's own test cases have them.
 """
 
 
-def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"the reproducer cannot be written to {folder}: {error.strerror}; name another folder.")
+
+
+def pack(folder: Path, files: Sequence[Path], archive: Path, top: str) -> None:
     """Pack what was written, and nothing else that lies in the folder.
 
     Args:
-        folder: The reproducer's. Its name may be the model's, so in the archive it is ``reproducer``.
+        folder: The reproducer's.
         files: What :meth:`Reproducer.write` wrote.
         archive: Where to.
+        top: What the folder is called in it.
 
     Raises:
         UsageError: It cannot be written.
@@ -198,6 +222,6 @@ def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
     try:
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
             for file in files:
-                packed.write(file, f"reproducer/{file.relative_to(folder).as_posix()}")
+                packed.write(file, f"{top}/{file.relative_to(folder).as_posix()}")
     except OSError as error:
         raise UsageError(f"{archive} cannot be written: {error.strerror}; make room or name another folder.") from error

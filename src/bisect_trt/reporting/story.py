@@ -51,8 +51,8 @@ class Story:
             self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
 
     def answer(self, text: str) -> None:
-        """A line of the result."""
-        self.answers.append(text.strip())
+        """A line of the result; one that is set in belongs to the one before it."""
+        self.answers.append(text.rstrip() if self.answers else text.strip())
 
     def probed(self, number: int) -> None:
         """A probe has ended."""

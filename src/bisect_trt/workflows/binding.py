@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from bisect_trt.graph.externals import external_files
 from bisect_trt.tensors.npz import replacing
 
 RUN_FILE = "run.json"
+CALL_FILE = "call.json"
+"""In its place in the folder of a run that was started from Python."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +45,32 @@ class Binding:
         digests = {str(path): _sha256(path) for path in (model, *files) if path.is_file()}
         return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, name: str = RUN_FILE) -> None:
         """Put it into a run's folder.
 
         Raises:
             UsageError: It cannot be written.
         """
-        with replacing(folder / RUN_FILE) as file:
+        with replacing(folder / name) as file:
             file.write(json.dumps(vars(self), indent=1).encode())
 
     @classmethod
-    def read(cls, folder: Path) -> Binding:
+    def read(cls, folder: Path, name: str = RUN_FILE) -> Binding:
         """What a run's folder is bound to.
 
         Raises:
             UnavailableError: It is no run's folder.
         """
         try:
-            plain: dict[str, Any] = json.loads((folder / RUN_FILE).read_bytes())
+            plain: dict[str, Any] = json.loads((folder / name).read_bytes())
             return cls(tuple(plain["argv"]), plain["cwd"], plain["files"], plain["version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if name == RUN_FILE and (folder / CALL_FILE).exists():
+                raise UnavailableError(
+                    f"{folder} was started from Python; go on with it there: call the same function with run='{folder}'."
+                ) from error
             raise UnavailableError(
-                f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
+                f"{folder} is not the folder of a bisect-trt run ({name} is missing or damaged); "
                 "runs lie under .bisect-trt where they were started, and without a name the newest there is taken."
             ) from error
 
@@ -83,6 +91,24 @@ class Binding:
                 f"{folder} cannot be continued, because its verdicts were about something else: {', '.join(changed)} "
                 "changed since; start a new run."
             )
+
+
+def bind_function(function: Callable[..., object]) -> dict[str, str]:
+    """A function's qualified name with the SHA-256 of its source, or of its byte code where there is no source.
+
+    What it calls, and the values that it closes over, are not looked at.
+    """
+    bound: list[object] = []
+    while isinstance(function, functools.partial):
+        bound += [function.args, sorted(function.keywords.items())]
+        function = function.func
+    code = function if hasattr(function, "__qualname__") else type(function)
+    try:
+        source = inspect.getsource(code)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(code, "__code__", None), "co_code", b""))
+    name = f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', '')}"
+    return {"the check": f"{name} " + hashlib.sha256(f"{source}{bound}".encode()).hexdigest()}
 
 
 def _weights(model: Path, folder: Path) -> dict[str, str]:

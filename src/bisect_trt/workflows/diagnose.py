@@ -10,7 +10,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.reproducer import MODEL, pack
+from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.strategy import minimise
@@ -21,7 +21,7 @@ from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.layerwise.report import tell, to_json
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproduce import conclude, probe_original
-from bisect_trt.workflows.reproducer import Answer, leave_reproducer, make_folder
+from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
@@ -60,18 +60,23 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
             minimum = reduce_all(subject, prober, layers, console)
         else:
             console.step("4. Reduce the whole model: not needed, the minimal case is known")
-        deliver(subject, prober, settings, minimum, console, result)
+        left = deliver(subject, prober, settings, minimum, console, result)
     except (BudgetSpent, KeyboardInterrupt):
         leave_best(subject, prober, settings, console, result)
         raise
     case = subject.cut(minimum.units)
-    find_fix(subject, prober, settings.check, settings.search, case, settings.output, console, result)
+    try:
+        find_fix(subject, prober, settings.check, settings.search, case, settings.output, console, result)
+    finally:  # the probes that its texts count are those of the whole run
+        left.finish(describe_search(subject, prober, left.minimum), subject.settings.path.stem, settings.archive)
+        if settings.archive is not None:
+            result.artifacts["archive"] = str(settings.archive)
     return result
 
 
 def deliver(
     subject: Subject, prober: Prober, settings: DiagnoseSettings, minimum: Minimum, console: Console, result: Result
-) -> None:
+) -> Left:
     """Step 5: leave a folder that shows the failure, and see that it does."""
     candidate = subject.cut(minimum.units)
     subject.settle(prober.ledger.outcome(candidate.key))
@@ -81,20 +86,16 @@ def deliver(
         candidate = shrink(subject, prober, candidate, console)
     sentence = describe_answer(subject, candidate)
     answer = Answer(candidate, minimum, sentence, describe_search(subject, prober, minimum))
-    minimum, files = leave_reproducer(
-        subject, prober, settings.check, answer, settings.output, anonymous=settings.anonymous
-    )
-    if settings.archive is not None:
-        pack(settings.output, files, settings.archive)
-        result.artifacts["archive"] = str(settings.archive)
-    conclude(prober, minimum, result)
+    left = leave_reproducer(subject, prober, settings.check, answer, settings.output, anonymous=settings.anonymous)
+    conclude(prober, left.minimum, result)
     result.culprits = subject.describe_searched(candidate.units)
-    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(files[0])}
+    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.minimality}).")
     if candidate.held:
         result.extra["held"] = True
         console.answer(HELD)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
+    return left
 
 
 def leave_best(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:

@@ -22,10 +22,18 @@ def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -
     Returns:
         ``points`` with ``place`` (of the tensor in that order), ``name``, ``op``, ``ratio`` (the error in units of the
         tolerance: over 1 does not pass) and ``error`` (the largest absolute one); ``total`` is how many tensors there
-        were. Numbers that JSON lacks are the strings ``inf`` and ``nan``.
+        were. Where each layer's own error is known, ``own`` is that in units of the tolerance, ``None`` of a tensor that
+        could not be computed alone. Numbers that JSON lacks are the strings ``inf`` and ``nan``.
     """
     ratios = [tolerance_ratio(tensor) for tensor in tensors]
     first_wrong = [place for place, tensor in enumerate(tensors) if not tensor["passed"]][:1]
+    isolated = any("own" in tensor for tensor in tensors)
+    own = [None if tensor.get("own") is None else tolerance_ratio(tensor["own"]) for tensor in tensors]
+    if isolated and len(tensors) > most:
+        alone = downsample([ratio or 0.0 for ratio in own], most // 2)
+        places = sorted({*downsample(ratios, most // 2, first_wrong), *alone})
+    else:
+        places = downsample(ratios, most, first_wrong)
     points = [
         {
             "place": place,
@@ -34,8 +42,9 @@ def error_curve(tensors: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -
             "passed": tensors[place]["passed"],
             "ratio": plain_number(ratios[place]),
             "error": tensors[place]["max_abs"],
+            **({"own": _plain(own[place])} if isolated else {}),
         }
-        for place in downsample(ratios, most, first_wrong)
+        for place in places
     ]
     return {"points": points, "total": len(tensors)}
 
@@ -101,6 +110,10 @@ def _number(value: Any) -> float:  # noqa: ANN401 - of JSON, where NaN and Inf a
         return math.nan if value is None else float(value)
     except (TypeError, ValueError):
         return math.nan
+
+
+def _plain(value: float | None) -> float | str | None:
+    return None if value is None else plain_number(value)
 
 
 def plain_number(value: float) -> float | str:

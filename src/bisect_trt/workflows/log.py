@@ -10,7 +10,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.workspace import KEY_LENGTH
 from bisect_trt.reporting.console import Console
-from bisect_trt.workflows.binding import Binding
+from bisect_trt.workflows.binding import CALL_FILE, RUN_FILE, Binding
 
 
 def show_run(run: Path, console: Console) -> None:
@@ -19,8 +19,10 @@ def show_run(run: Path, console: Console) -> None:
     Raises:
         UnavailableError: It is no run's folder.
     """
-    binding = Binding.read(run)
-    console.answer(f"bisect-trt {shlex.join(binding.argv)}")
+    called = (run / CALL_FILE).exists()
+    binding = Binding.read(run, CALL_FILE if called else RUN_FILE)
+    command, *words = binding.argv or ("",)
+    console.answer(f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}")
     console.answer(f"in {binding.cwd}, version {binding.version}")
     verdicts, unfinished = _read(run)
     for entry in verdicts:
@@ -38,7 +40,7 @@ def show_probe(run: Path, number: int, console: Console) -> None:
         UnavailableError: It is no run's folder.
         UsageError: It has no such probe.
     """
-    Binding.read(run)
+    Binding.read(run, CALL_FILE if (run / CALL_FILE).exists() else RUN_FILE)
     verdicts, _ = _read(run)
     entry = next((entry for entry in verdicts if entry["number"] == number), None)
     if entry is None:

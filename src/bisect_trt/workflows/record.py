@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.journal import Record
+from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.environment import environment
@@ -37,6 +38,8 @@ _FILES = {
     "ISSUE.md": "the text of a bug report",
     "inputs.json": "inputs.npz as Polygraphy reads it",
     "golden.json": "golden.npz as Polygraphy reads it",
+    "test_data_set_0": "the same values as ONNX's own test cases have them",
+    "trtexec": "the values of its inputs as trtexec reads them",
     "archive": "the reproducer's folder, packed",
     "reduced": "the smallest model that still fails",
     "min_good": "the largest model next to it that passes",
@@ -67,11 +70,19 @@ def recorded(
         console: Who was told of it.
         prober: Who probed, if somebody did.
         target: The runtime under suspicion.
-        annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+        annotation: Where the original model goes with its nodes' verdicts, if it was asked for; after an early end
+            with those that are known by then.
     """
     subject.record(result, prober)
     try:
         yield
+    except (BudgetSpent, KeyboardInterrupt):
+        if annotation is not None:
+            try:
+                annotate(subject, result, annotation)
+            except BisectError as error:  # no reason to say another one for the end
+                console.warn(str(error))
+        raise
     finally:
         subject.record(result, prober)
         try:
@@ -79,12 +90,17 @@ def recorded(
                 "target": target.describe() if target is not None else None,
                 "graph": describe_region(subject, result),
                 "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
-                "probes": _probes(prober.ledger.records, console) if prober is not None else [],
+                "probes": _probes(prober.ledger.records, console) if prober is not None else _known_probes(result),
             }
         except Exception as error:  # no reason to lose the answer
             console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
     if annotation is not None:
         annotate(subject, result, annotation)
+
+
+def _known_probes(result: Result) -> list[dict[str, Any]]:
+    """What a part of the work that had a prober of its own has left."""
+    return list(result.extra.get("report", {}).get("probes", ()))
 
 
 def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
@@ -158,14 +174,18 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
 
 
 def _files(result: Result) -> list[dict[str, Any]]:
-    """The files that were left for the user, with their sizes in bytes."""
+    """The files that were left for the user, and folders in the reproducer's, with their sizes in bytes."""
     left: dict[Path, str] = {}
     for key, value in result.artifacts.items():
         if value is None or key in ("run", "report"):
             continue
         path = Path(value)
         if path.is_dir():
-            left |= {file: _FILES.get(file.name, "") for file in sorted(path.iterdir()) if file.is_file()}
+            left |= {entry: _FILES.get(entry.name, "") for entry in sorted(path.iterdir())}
         elif path.is_file():
             left.setdefault(path, _FILES.get(key, ""))
-    return [{"path": str(path), "bytes": path.stat().st_size, "what": what} for path, what in left.items()]
+    return [{"path": str(path), "bytes": _size(path), "what": what} for path, what in left.items()]
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())

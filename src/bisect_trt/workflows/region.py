@@ -53,7 +53,7 @@ def describe_region(subject: Subject, result: Result, most: int = MOST_NODES) ->
             for node in chosen
         ],
         "edges": [list(edge) for edge in edges_between(network, chosen)],
-        "tensors": {name: _tensor(name, infos, ranges, comparisons) for name in names},
+        "tensors": {name: _tensor(name, infos, ranges, comparisons) | _notes(name, result) for name in names},
         "centre": [node for node in centre if node in set(chosen)],
         "total": network.constant.count(False),
     }
@@ -70,9 +70,9 @@ def known_infos(subject: Subject) -> dict[str, TensorInfo]:
 
 
 def find_centre(network: Network, result: Result) -> list[int]:
-    """The nodes that the answer is about: culprits, else origins, else what makes a wrong output, else the outputs."""
+    """The nodes that the answer is about: culprits, else origins, marks that hide the failure, wrong outputs, outputs."""
     wrong = [entry["name"] for entry in result.extra.get("comparisons", ()) if not entry["passed"]]
-    for tensors in (_outputs(result.culprits), _origins(result), wrong, network.outputs):
+    for tensors in (_outputs(result.culprits), _origins(result), hiding_marks(result), wrong, network.outputs):
         nodes = list(dict.fromkeys(network.producer[name] for name in tensors if name in network.producer))
         if nodes:
             return nodes
@@ -87,6 +87,11 @@ def _origins(result: Result, key: str = "origins") -> list[str]:
     return _outputs(origin["node"] for origin in result.extra.get(key, ()))
 
 
+def hiding_marks(result: Result) -> list[str]:
+    """The tensors whose marks hide the failure, if they were looked for."""
+    return list(result.extra.get("hiding", {}).get("marks", ()))
+
+
 def all_comparisons(result: Result) -> dict[str, dict[str, Any]]:
     """What is known of each tensor's error, by name: of several input samples, the first that fails."""
     entries = [*result.extra.get("comparisons", ()), *result.extra.get("tensors", ())]
@@ -98,14 +103,14 @@ def node_verdict(network: Network, node: int, result: Result, comparisons: Mappi
     """What is known of a node.
 
     Returns:
-        ``culprit`` (of the minimal case), ``origin`` (wrong although all it reads is right), ``mild`` (the same, but by
-        far less than the outputs), ``mismatch``, ``match``, ``spare`` (not compared, but not of the minimal case) or
-        ``unseen``.
+        ``culprit`` (of the minimal case), ``left`` (of the smallest that is known to fail, after an early end), ``origin``
+        (wrong although all it reads is right), ``mild`` (the same, but by far less than the outputs), ``mismatch``,
+        ``match``, ``spare`` (not compared, but not of the minimal case) or ``unseen``.
     """
     made = network.made(node)
     # Only a search says that they are needed: `layerwise` names the first origin there, `precision` what to keep.
     if result.command in SEARCHES and not set(_outputs(result.culprits)).isdisjoint(made):
-        return "culprit"
+        return "culprit" if result.status == "found" else "left"
     if not set(_origins(result)).isdisjoint(made):
         return "origin"
     if not set(_origins(result, "mild_origins")).isdisjoint(made):
@@ -123,7 +128,7 @@ def node_precision(
 
     Nodes that make nothing in fp32 (integers, shapes, masks) are neither.
     """
-    if "keep_fp32" not in result.extra:
+    if result.artifacts.get("mixed") is None:
         return None, None
     for entry in result.extra["keep_fp32"] or ():
         known = entry if isinstance(entry, Mapping) else {"name": str(entry)}
@@ -153,6 +158,7 @@ def _node(
         "more_inputs": max(len(network.reads[node]) - _SHOWN_INPUTS, 0),
         "outputs": network.made(node),
         "verdict": node_verdict(network, node, result, comparisons),
+        "hides": not set(hiding_marks(result)).isdisjoint(network.made(node)),
         "precision": precision,
         "reason": reason,
     }
@@ -188,13 +194,22 @@ def _tensor(
         known["reference"] = ranges[name]
     if name in comparisons:
         comparison = comparisons[name]
-        kept = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
-        known["error"] = {key: comparison.get(key) for key in kept} | {
-            "ratio": plain_number(tolerance_ratio(comparison))
-        }
+        known["error"] = _error(comparison)
+        if comparison.get("own") is not None:
+            known["own"] = _error(comparison["own"])
         if comparison.get("target_range") is not None:
             known["target"] = comparison["target_range"]
     return known
+
+
+def _error(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("passed", "kind", "max_abs", "max_rel", "atol", "rtol", "worst", "mismatching", "total", "reason")
+    return {key: comparison.get(key) for key in kept} | {"ratio": plain_number(tolerance_ratio(comparison))}
+
+
+def _notes(name: str, result: Result) -> dict[str, str]:
+    """Why a tensor's error, or the error of its node alone, is not known."""
+    return {key: result.extra[key][name] for key in ("unseen", "own_unseen") if name in result.extra.get(key, {})}
 
 
 def _ranges(reference: Reference | None, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.worker import WorkerDied
-from bisect_trt.reporting.reproducer import MODEL, Reproducer
+from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
 from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
 from bisect_trt.runtimes.reference import reference_settings
 from bisect_trt.runtimes.settings import TargetSettings
@@ -30,6 +30,9 @@ from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
+
+NEUTRAL = "reproducer"
+"""What the folder is called in an archive that names nothing of the model."""
 
 
 def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
@@ -78,16 +81,51 @@ class Answer:
     found: str
 
 
+@dataclass(frozen=True)
+class Left:
+    """What was left.
+
+    Attributes:
+        minimum: The answer; unproven if the final probe disagreed.
+        reproducer: What is in the folder.
+        folder: Where it is.
+        files: The files that were written.
+        anonymous: Whether nothing in it has the model's names.
+    """
+
+    minimum: Minimum
+    reproducer: Reproducer
+    folder: Path
+    files: Sequence[Path]
+    anonymous: bool
+
+    def finish(self, found: str, stem: str, archive: Path | None) -> None:
+        """Say in it how it was found, once nothing more is probed, and pack it.
+
+        Args:
+            found: How it was found, in words.
+            stem: The model's name; of the folder in the archive too, unless it is anonymous.
+            archive: Where the archive goes, if one is wanted.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        replace(self.reproducer, found=found).write_texts(self.folder)
+        if archive is not None:
+            name = re.sub(r"[^\w.-]+", "-", f"{stem}-{self.reproducer.title}").strip("-.")
+            pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)
+
+
 def leave_reproducer(
     subject: Subject, prober: Prober, check: CheckSettings, answer: Answer, folder: Path, *, anonymous: bool = False
-) -> tuple[Minimum, list[Path]]:
+) -> Left:
     """Write the folder, read its model back, probe that once more.
 
     Nothing of the original leaves but the nodes of the answer with their names and weights; if ``anonymous``, not even
     those, as long as it still fails then.
 
     Returns:
-        The minimum, unproven if the final probe disagreed, and the files written.
+        What was left, to be finished once nothing more is probed.
 
     Raises:
         UsageError: The folder cannot be written.
@@ -99,7 +137,7 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(subject, prober, candidate, folder)
     target = replace(check.target, held=candidate.held or check.target.held)
     lowered = _lowered(subject, folder / MODEL, check.target)
-    files = Reproducer(
+    reproducer = Reproducer(
         candidate.proto,
         lowered,
         subject.values(candidate, candidate.inputs),
@@ -110,11 +148,11 @@ def leave_reproducer(
         target,
         answer.found,
         None if prober.last_outcome.comparisons else without_paths(record.reason, subject),
-    ).write(folder)
-    if record.verdict is Verdict.FAIL:
-        return answer.minimum, files
-    why = f"the final re-check disagreed: {record.reason}"
-    return replace(answer.minimum, proven=False, why=why), files
+    )
+    files, minimum = reproducer.write(folder), answer.minimum
+    if record.verdict is not Verdict.FAIL:
+        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    return Left(minimum, reproducer, folder, files, anonymous)
 
 
 def _read_back(subject: Subject, prober: Prober, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from bisect_trt.graph.axes import Axis
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.shrink import (
     Piece,
+    axis_groups,
     axis_sizes,
     cut_axes,
     input_order,
@@ -64,6 +67,7 @@ class _Shrinker:
         self._subject = subject
         self._prober = prober
         self._signature = prober.probe(answer).signature
+        self._seen = prober.last_outcome.comparisons
         self._piece = Piece(answer.proto, dict(subject.values(answer, answer.inputs)))
 
     def elements(self) -> int:
@@ -88,6 +92,7 @@ class _Shrinker:
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:
             return False
         self._piece, self.best = replace(piece, proto=proto), candidate
+        self._seen = self._prober.last_outcome.comparisons
         return True
 
     def outputs(self) -> None:
@@ -99,20 +104,49 @@ class _Shrinker:
                 self._try(keep_outputs(self._piece, rest), "fewer outputs")
 
     def axes(self) -> None:
-        """Each axis to 1 if that will do; else halved for as long as one half will."""
+        """All axes of one size at once; where that ends early, each that the graph does not link to the others."""
         for size in axis_sizes(self._piece):
-            if self._cut(size, 0, 1):
-                continue
-            left = size
-            while left > 1 and (self._cut(left, 0, left // 2) or self._cut(left, left // 2, left)):
-                left = next((s for s in (left // 2, left - left // 2) if s in axis_sizes(self._piece)), 0)
+            groups = axis_groups(self._piece, size)
+            left = self._shorten(groups, size)
+            if left > 1 and len(groups) > 1:
+                for group in groups:
+                    self._shorten([group], left)
 
-    def _cut(self, size: int, start: int, stop: int) -> bool:
-        try:
-            piece = cut_axes(self._piece, size, start, stop)
-        except (ValueError, TypeError):
-            return False
-        return self._try(piece, f"axes of {size} cut to {stop - start}")
+    def _shorten(self, groups: Sequence[Sequence[Axis]], size: int) -> int:
+        """Cut axes to 1, where the worst element is, if that will do; else halve them for as long as one half will.
+
+        Returns:
+            How long they are then.
+        """
+        if self._cut(groups, size, 1):
+            return 1
+        left = size
+        while left > 1:
+            half = (left + 1) // 2  # of an odd size the halves overlap, so that all axes stay of one size
+            near = (half, left) != (1, size) and self._cut(groups, left, half)
+            if not near and (self._all_seen(groups) or not self._cut(groups, left, half, far=True)):
+                break
+            left = half
+        return left
+
+    def _cut(self, groups: Sequence[Sequence[Axis]], size: int, to: int, *, far: bool = False) -> bool:
+        """Cut each group of axes to a window of one length: the one with the worst element, or the other half."""
+        windows: dict[Axis, slice] = {}
+        for group in groups:
+            worst = min(self._worst(group) or 0, size - 1)
+            start = worst if to == 1 and not far else 0 if (worst < to) != far else size - to
+            windows |= dict.fromkeys(group, slice(start, start + to))
+        return self._try(cut_axes(self._piece, windows), f"axes of {size} cut to {to}")
+
+    def _all_seen(self, groups: Sequence[Sequence[Axis]]) -> bool:
+        """Whether it is known of each group where the worst element was: the other half is not worth a probe then."""
+        return all(self._worst(group) is not None for group in groups)
+
+    def _worst(self, group: Sequence[Axis]) -> int | None:
+        """Where along its axes the worst element of a wrong output was, if somebody has seen."""
+        wrong = ((seen.name, seen.worst.index) for seen in self._seen if not seen.passed and seen.worst is not None)
+        found = (place for name, index in wrong for axis, place in enumerate(index) if (name, axis) in group)
+        return next(found, None)
 
     def constants(self) -> None:
         """All inputs but the first become constants, or as many as can."""

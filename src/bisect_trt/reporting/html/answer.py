@@ -39,17 +39,31 @@ def answer_section(result: Json) -> Markup:
     said = sentence(result)
     report = result.get("report", {})
     why = result["why"] if result["why"] and result["why"] not in said else None
-    rest = [line for line in report.get("story", {}).get("answers", [])[1:] if line != why]
+    rest = [line for line in report.get("story", {}).get("answers", [])[1:] if line.strip() != why]
     return tag(
         "section",
         tag("p", _badge(result), tag("span", result["command"], class_="quiet"), class_="eyebrow"),
         tag("h1", said),
         tag("p", why, class_="why") if why else None,
-        tag("p", "\n".join(rest), class_="rest") if rest else None,
+        tag("div", *_rest(rest), class_="rest") if rest else None,
         _facts(result),
         _files(report.get("files") or []),
         id="answer",
     )
+
+
+def _rest(lines: Sequence[str]) -> list[Markup]:
+    """What else was answered; lines that are set in belong to the one before them."""
+    parts: list[Markup] = []
+    inner: list[Markup] = []
+    for line in [*lines, ""]:
+        if line.startswith("  "):
+            inner.append(tag("li", line.strip()))
+            continue
+        parts += [tag("ul", *inner)] if inner else []
+        parts += [tag("p", line)] if line else []
+        inner = []
+    return parts
 
 
 def _badge(result: Json) -> Markup:
@@ -70,7 +84,7 @@ def _facts(result: Json) -> Markup:
     entries: list[tuple[str, Child]] = []
     if model:
         entries.append(("Model", tag("code", shorten(model["path"], _NAME_LENGTH))))
-        entries.append(("Nodes", f"{model['nodes']:,}, {model['units']:,} of them searched"))
+        entries.append(("Nodes", f"{model['nodes']:,}, {model['units']:,} of them depend on an input"))
     entries.append(("Target", result.get("report", {}).get("target")))
     if probes["run"]:
         verdicts = ", ".join(f"{probes[key]} {key}" for key in ("fail", "pass", "unresolved") if probes[key])

@@ -55,8 +55,10 @@ class Scale:
 def curve_section(curve: Json, nodes: Sequence[Json]) -> Markup:
     """The chart; moving over it, or the arrow keys, name the tensors."""
     points = curve["points"]
-    ratios = [_ratio(point) for point in points]
-    scale = Scale.of(ratios, curve["total"])
+    ratios = [_ratio(point["ratio"]) for point in points]
+    own = [None if point.get("own") is None else _ratio(point["own"]) for point in points]
+    isolated = any(ratio is not None for ratio in own)
+    scale = Scale.of([*ratios, *(ratio for ratio in own if ratio is not None)], curve["total"])
     drawn = len(points)
     some = "" if drawn == curve["total"] else f" {drawn:,} of them are drawn, the extremes among them."
     return tag(
@@ -69,18 +71,26 @@ def curve_section(curve: Json, nodes: Sequence[Json]) -> Markup:
             class_="quiet",
         ),
         tag(
+            "ul",
+            tag("li", tag("span", class_="stroke", aria_hidden="true"), "in the network"),
+            tag("li", tag("span", class_="stroke own", aria_hidden="true"), "the layer alone, fed the reference's values"),
+            class_="legend",
+        )
+        if isolated
+        else None,
+        tag(
             "figure",
-            tag("div", _ticks(scale), _chart(points, ratios, scale), class_="plot", id="plot"),
+            tag("div", _ticks(scale), _chart(points, ratios, own, scale), class_="plot", id="plot"),
             tag("figcaption", "Move over the curve, or choose it and use the arrow keys.", class_="live quiet readout",
                 id="readout", aria_live="polite"),
         ),
-        _data(points, ratios, scale, nodes),
+        _data(points, ratios, own, scale, nodes),
         id="error",
     )  # fmt: skip
 
 
-def _ratio(point: Json) -> float:
-    ratio = float(point["ratio"])
+def _ratio(value: float | str) -> float:
+    ratio = float(value)
     return math.inf if math.isnan(ratio) else ratio
 
 
@@ -101,18 +111,22 @@ def _tick(y: float, label: str | list[str | Markup]) -> Markup:
     return tag("span", label, style=f"top:{100 * y / _HEIGHT:.2f}%")
 
 
-def _chart(points: Sequence[Json], ratios: Sequence[float], scale: Scale) -> Markup:
+def _chart(points: Sequence[Json], ratios: Sequence[float], own: Sequence[float | None], scale: Scale) -> Markup:
     places = [(scale.x(point["place"]), scale.y(ratio)) for point, ratio in zip(points, ratios, strict=True)]
     line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     dots = "".join(f"M{x:.1f} {y:.1f}h0" for (x, y), point in zip(places, points, strict=True) if not point["passed"])
     first = next((place for place, point in zip(places, points, strict=True) if not point["passed"]), None)
     threshold = scale.y(1.0)
     wrong = sum(not point["passed"] for point in points)
+    alone = sum(ratio > 1 for ratio in own if ratio is not None)
+    label = f"Error of {plural(len(points), 'tensor')} relative to the tolerance; {wrong} do not match"
+    label += f", {alone} of them by themselves" if alone else ""
     return tag(
         "svg",
         tag("rect", x=0, y=0, width=_WIDTH, height=threshold, class_="over"),
         tag("path", d=f"M0 {threshold:.1f}H{_WIDTH}", class_="threshold"),
         tag("path", d=line, class_="line"),
+        _own_line(points, own, scale),
         tag("path", d=dots, class_="dots") if dots else None,
         tag("path", d=f"M{first[0]:.1f} 0V{_HEIGHT}", class_="first") if first else None,
         tag("path", d="", class_="cursor"),
@@ -120,11 +134,26 @@ def _chart(points: Sequence[Json], ratios: Sequence[float], scale: Scale) -> Mar
         preserveAspectRatio="none",
         role="img",
         tabindex=0,
-        aria_label=f"Error of {plural(len(points), 'tensor')} relative to the tolerance; {wrong} do not match",
+        aria_label=label,
     )
 
 
-def _data(points: Sequence[Json], ratios: Sequence[float], scale: Scale, nodes: Sequence[Json]) -> Markup:
+def _own_line(points: Sequence[Json], own: Sequence[float | None], scale: Scale) -> Markup | None:
+    """The second line, with gaps where nothing is known."""
+    path, pen = "", "M"
+    for point, ratio in zip(points, own, strict=True):
+        path += "" if ratio is None else f"{pen}{scale.x(point['place']):.1f} {scale.y(ratio):.1f}"
+        pen = "M" if ratio is None else "L"
+    return tag("path", d=path, class_="line own") if path else None
+
+
+def _data(
+    points: Sequence[Json],
+    ratios: Sequence[float],
+    own: Sequence[float | None],
+    scale: Scale,
+    nodes: Sequence[Json],
+) -> Markup:
     """What the script says of each point: place in the drawing, words, and the node in the graph if it is drawn."""
     makers: Mapping[str, int] = {name: int(node["id"]) for node in nodes for name in node["outputs"]}
     entries = [
@@ -132,9 +161,10 @@ def _data(points: Sequence[Json], ratios: Sequence[float], scale: Scale, nodes: 
             round(scale.x(point["place"]) / _WIDTH, 5),
             round(scale.y(ratio) / _HEIGHT, 4),
             f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
-            f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance",
+            f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance"
+            + (f"; alone {number(point['own'], 3)} of it" if alone is not None else ""),
             makers.get(point["name"]),
         ]
-        for point, ratio in zip(points, ratios, strict=True)
+        for point, ratio, alone in zip(points, ratios, own, strict=True)
     ]
     return tag("script", script_data(entries), type="application/json", id="points")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_trt.reporting.html.markup import Markup, shorten, tag
+from bisect_trt.reporting.html.markup import Markup, breakable, shorten, tag
 from bisect_trt.reporting.html.words import Json, number, plural, table
 
 MOST_ROWS = 200
@@ -14,22 +14,36 @@ _NAME_LENGTH = 100
 
 def findings_section(result: Json) -> Markup | None:
     """The tables that this result has something for."""
-    parts = [_outputs(result.get("comparisons") or []), _origins(result.get("origins") or [])]
-    parts.append(_kept(result.get("keep_fp32") or []))
+    tensors = result.get("tensors") or []
+    parts = [
+        _outputs(result.get("comparisons") or []),
+        _origins(result.get("origins") or [], {tensor["name"]: tensor.get("own") for tensor in tensors}),
+        _alone(tensors),
+        _hiding(result.get("hiding"), {tensor["name"]: tensor["op"] for tensor in tensors}),
+        _kept(result.get("keep_fp32") or []),
+    ]
     found = [part for part in parts if part is not None]
     return tag("section", *found, id="findings") if found else None
 
 
 def _name(name: str) -> Markup:
-    return tag("td", tag("code", shorten(name, _NAME_LENGTH), title=name if len(name) > _NAME_LENGTH else None))
+    return tag(
+        "td", tag("code", breakable(shorten(name, _NAME_LENGTH)), title=name if len(name) > _NAME_LENGTH else None)
+    )
 
 
 def _numeric(value: float | str | None) -> Markup:
     return tag("td", number(value), class_="number")
 
 
-def _verdict(comparison: Json) -> Markup:
-    words = "matches" if comparison["passed"] else {"mismatch": "off"}.get(comparison["kind"], comparison["kind"])
+def _verdict(comparison: Json | None) -> Markup:
+    if comparison is None:
+        return tag("td", number(None))
+    words = (
+        "matches"
+        if comparison["passed"]
+        else {"mismatch": "off", "nan": "NaN", "inf": "Inf"}.get(comparison["kind"], comparison["kind"])
+    )
     return tag("td", tag("b", words, class_="match" if comparison["passed"] else "wrong"))
 
 
@@ -66,19 +80,67 @@ def _outputs(comparisons: Sequence[Json]) -> Markup | None:
     )
 
 
-def _origins(origins: Sequence[Json]) -> Markup | None:
+def _origins(origins: Sequence[Json], own: Mapping[str, Json | None]) -> Markup | None:
     if not origins:
         return None
+    isolated = any(own.values())
     rows = [
-        [tag("td", origin["node"]["op"]), _name(origin["tensor"]), *_errors(origin["comparison"])]
+        [
+            tag("td", origin["node"]["op"]),
+            _name(origin["tensor"]),
+            *([_verdict(own.get(origin["tensor"]))] if isolated else []),
+            *_errors(origin["comparison"]),
+        ]
         for origin in origins[:MOST_ROWS]
     ]
     return tag(
         "div",
         tag("h2", "Where errors begin"),
         tag("p", "Wrong tensors that are made of right ones, in topological order.", class_="quiet"),
-        table(["Made by", "Tensor", *_ERRORS], rows, "Where errors begin", _NUMERIC),
+        table(["Made by", "Tensor", *(["Alone"] if isolated else []), *_ERRORS], rows, "Where errors begin", _NUMERIC),
         _cut(origins, "origin"),
+    )
+
+
+def _alone(tensors: Sequence[Json]) -> Markup | None:
+    """Which layers are off by themselves; ``None`` if that was not looked at."""
+    known = [tensor for tensor in tensors if tensor.get("own") is not None]
+    if not known:
+        return None
+    wrong = [tensor for tensor in known if not tensor["own"]["passed"]]
+    rows = [
+        [tag("td", tensor["op"]), _name(tensor["name"]), _verdict(tensor), *_errors(tensor["own"])]
+        for tensor in wrong[:MOST_ROWS]
+    ]
+    said = f"Fed the reference's values, {len(wrong):,} of {plural(len(known), 'tensor')} are off by themselves"
+    said += ", in topological order. The errors are those of the layer alone." if wrong else "."
+    return tag(
+        "div",
+        tag("h2", "Off by themselves"),
+        tag("p", said, class_="quiet"),
+        table(["Made by", "Tensor", "In the network", *_ERRORS], rows, "Off by themselves", _NUMERIC) if rows else None,
+        _cut(wrong, "tensor"),
+    )
+
+
+def _hiding(hiding: Json | None, makers: Mapping[str, str]) -> Markup | None:
+    """The marks that hide the failure: a workaround."""
+    if not hiding or not hiding["marks"]:
+        return None
+    marks = hiding["marks"]
+    those = "this tensor as an output" if len(marks) == 1 else "these tensors as outputs"
+    said = f"With {those} of the model too, the failure is gone ({hiding['minimality']}). That is a workaround."
+    return tag(
+        "div",
+        tag("h2", "What hides the failure"),
+        tag("p", said, class_="quiet"),
+        tag("p", hiding["why"], class_="quiet") if hiding["why"] else None,
+        table(
+            ["Made by", "Tensor"],
+            [[tag("td", makers.get(name, "")), _name(name)] for name in marks[:MOST_ROWS]],
+            "What hides the failure",
+        ),
+        _cut(marks, "tensor"),
     )
 
 

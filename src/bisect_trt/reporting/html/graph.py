@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bisect_trt.reporting.html.layout import Edge, Layout, lay_out
 from bisect_trt.reporting.html.markup import Markup, shorten, tag
 from bisect_trt.reporting.html.node import describe_node, node_title
-from bisect_trt.reporting.html.words import PRECISIONS, VERDICTS, Json, plural
+from bisect_trt.reporting.html.words import HIDES, PRECISIONS, VERDICTS, Json, plural
 
 _WIDTH, _HEIGHT = 168, 42
 _COLUMN, _ROW = 176, 82
@@ -58,6 +58,7 @@ def _toolbar(nodes: Sequence[Json], centre: Sequence[int]) -> Markup:
     kinds = [kind for kind in VERDICTS if any(node["verdict"] == kind for node in nodes)]
     precisions = [kind for kind in PRECISIONS if any(node["precision"] == kind for node in nodes)]
     legend = [_key(kind, VERDICTS[kind], "by-verdict") for kind in kinds]
+    legend += [_key("hides", HIDES, "")] if any(node.get("hides") for node in nodes) else []
     legend += [_key(kind, PRECISIONS[kind], "by-precision") for kind in precisions]
     choice = tag(
         "fieldset",
@@ -78,20 +79,21 @@ def _toolbar(nodes: Sequence[Json], centre: Sequence[int]) -> Markup:
         ),
         class_="live choice",
     )
+    middle = "Culprit" if {"culprit", "origin"}.intersection(kinds) else "Centre"
     buttons = [
         tag("button", sign, type="button", data_zoom=action, title=title, aria_label=title)
         for action, sign, title in (
             ("in", "+", "Zoom in"),
             ("out", "\u2212", "Zoom out"),
             ("fit", "Fit", "Show all of it"),
-            ("centre", "Culprit", "Back to the culprit"),
+            ("centre", middle, f"Back to the {middle.lower()}"),
         )
     ]
     return tag(
         "div",
         tag("ul", *legend, class_="legend", aria_label="Legend"),
         choice if precisions else None,
-        tag("a", "To the culprit", href=f"#drawn-{int(centre[0])}", class_="static") if centre else None,
+        tag("a", f"To the {middle.lower()}", href=f"#drawn-{int(centre[0])}", class_="static") if centre else None,
         tag("div", *buttons, class_="live buttons", role="group", aria_label="Zoom"),
         class_="toolbar",
     )
@@ -147,9 +149,11 @@ def _node(node: Json, layout: Layout, centre: Sequence[int]) -> Markup:
     title = node_title(node)
     words = [node["op"], shorten(title, 200), VERDICTS.get(node["verdict"], "")]
     words += [PRECISIONS[node["precision"]]] if node["precision"] else []
+    words += [HIDES] if node.get("hides") else []
     classes = [
         node["verdict"],
         f"p-{node['precision']}" if node["precision"] else "",
+        "hides" if node.get("hides") else "",
         "centre" if node["id"] in centre else "",
     ]
     stubs = [

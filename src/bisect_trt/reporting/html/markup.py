@@ -15,7 +15,7 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"  # control characters and surrogates: Unicode's Cc and Cs
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # what changes the direction of the text around it
 )
-_VOID = frozenset({"br", "col", "input", "meta"})
+_VOID = frozenset({"br", "col", "input", "meta", "wbr"})
 _CAMEL = ("viewBox", "preserveAspectRatio")
 _ELLIPSIS = "\u2026"
 
@@ -82,6 +82,11 @@ def script_data(value: object) -> Markup:
     """A value as JSON that may stand in a script element: no ``<`` can end it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def breakable(text: str) -> list[Child]:
+    """A name that may be broken after its slashes, where a column is too narrow for it."""
+    return [child for part in re.split("(?<=/)(?=.)", text) for child in (part, tag("wbr"))][:-1]
 
 
 def shorten(text: str, length: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bisect_trt.reporting.html.markup import Markup, shorten, tag
-from bisect_trt.reporting.html.words import PRECISIONS, VERDICTS, Json, definitions, kind, number
+from bisect_trt.reporting.html.markup import Child, Markup, shorten, tag
+from bisect_trt.reporting.html.words import HIDES, PRECISIONS, VERDICTS, Json, definitions, kind, number
 
 _SOURCES = {"input": "input of the graph", "weight": "weight", "node": ""}
 _NAME_LENGTH = 200
@@ -33,6 +33,7 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
             tag("code", shorten(node_title(node), _NAME_LENGTH)),
         ),
         tag("p", "; ".join(states), class_=f"state {node['verdict']}"),
+        tag("p", HIDES, class_="state hides") if node.get("hides") else None,
         [tag("h5", "Attributes"), definitions(attributes, "pairs")] if attributes else None,
         tag("h5", "Reads"),
         tag("ul", *(_tensor(name, tensors.get(name, {}), _SOURCES.get(source, "")) for name, source in node["inputs"])),
@@ -44,13 +45,17 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
 
 
 def _tensor(name: str, tensor: Json, source: str) -> Markup:
-    facts = [
+    facts: list[tuple[str, Child]] = [
         (label, _range(tensor[key]))
         for label, key in (("reference", "reference"), ("target", "target"))
         if key in tensor
     ]
-    if "error" in tensor:
-        facts.append(("error", _error(tensor["error"])))
+    for label, key in (("error", "error"), ("alone", "own")):
+        if key in tensor:
+            facts.append((label, _error(tensor[key])))
+    facts += [
+        (label, tensor[key]) for label, key in (("not seen", "unseen"), ("not alone", "own_unseen")) if key in tensor
+    ]
     return tag(
         "li",
         tag("code", shorten(name, _NAME_LENGTH)),
@@ -74,6 +79,8 @@ def _error(error: dict[str, Any]) -> Markup:
     if error.get("reason"):
         return tag("span", verdict, f": {error['reason']}")
     worst = error["worst"]
+    if error["max_abs"] == 0:
+        return tag("span", verdict, ", each element the same" if error["passed"] else None)
     text = f": at most {number(error['max_abs'])}"
     text += f", {number(error['ratio'], 3)} of the tolerance" if error["ratio"] != "inf" else ""
     if worst is not None and worst["error"] != 0:

@@ -11,6 +11,7 @@ Json = Mapping[str, Any]
 
 VERDICTS = {
     "culprit": "needed to fail",
+    "left": "not ruled out, of the smallest that fails so far",
     "origin": "wrong, made of right tensors",
     "mild": "off by far less than the outputs",
     "mismatch": "wrong, made of wrong tensors",
@@ -19,6 +20,7 @@ VERDICTS = {
     "unseen": "not compared",
 }
 """What is known of a node; the order is that of the legend."""
+HIDES = "as an output of the model too, what it makes hides the failure"
 PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 
 

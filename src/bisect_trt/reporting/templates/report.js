@@ -35,7 +35,11 @@ if (drawing) {
   };
   const home = () => {
     view.scale = 1;
-    if (centres.length) centreOn(place(centres[0])); else fit();
+    if (!centres.length) { fit(); return; }
+    /* No emptier than it has to be: the drawing fills the canvas, or stands in its middle. */
+    const { w, h } = box(), at = place(centres[0]);
+    const from = (x, room, all) => (all <= room ? (all - room) / 2 : Math.min(Math.max(x - room / 2, 0), all - room));
+    view.x = from(at.x, w, whole); view.y = from(at.y, h, tall); show();
   };
   const zoom = (factor, at) => {
     const { w, h } = box(), from = at || { x: w / 2, y: h / 2 };

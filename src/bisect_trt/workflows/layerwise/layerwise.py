@@ -17,6 +17,7 @@ from bisect_trt.workflows.layerwise.isolate import compare_own
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -88,10 +89,10 @@ def _hidden(look: Look, layers: Layerwise, console: Console, result: Result) -> 
     check = CheckSettings(target=look.target, tolerance=look.tolerance, timeout=look.timeout)
     prober = make_prober(check, SearchSettings(workers=1), look.subject, console)
     try:
-        prober.probe_original(look.subject.original)
-        report_hiding(look, layers, prober, console, result)
+        with recorded(look.subject, result, console, prober=prober, target=look.target):
+            prober.probe_original(look.subject.original)
+            report_hiding(look, layers, prober, console, result)
     finally:
-        look.subject.record(result, prober)
         prober.ledger.close()
     console.answer("Marking hides the failure; `bisect-trt diagnose` goes on without marks.")
     return result

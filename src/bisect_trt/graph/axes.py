@@ -1,0 +1,190 @@
+"""Which axes of a model's tensors belong together: where one is cut, the others have to be cut too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import onnx
+from onnx import helper
+
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.shapes import inferred_infos
+
+Axis = tuple[str, int]
+"""A tensor's name, and which of its axes."""
+Shape = tuple[int, ...]
+Pairs = Iterator[tuple[Axis, Axis]]
+
+
+def linked_axes(network: Network) -> list[list[Axis]]:
+    """The axes over 1 of all tensors of known shape, in groups that the operators link.
+
+    Axes that only happen to have one size are in groups of their own; where an operator is not known here, those of one
+    size of a node's tensors are taken for linked.
+
+    Returns:
+        Each group in the order in which the graph mentions its axes.
+    """
+    shapes = _shapes(network)
+    group: dict[Axis, list[Axis]] = {
+        (name, axis): [(name, axis)] for name, shape in shapes.items() for axis, size in enumerate(shape) if size > 1
+    }
+    for index in network.order:
+        for one, other in _pairs(network.nodes[index], shapes):
+            if one in group and other in group and group[one] is not group[other] and _same(one, other, shapes):
+                joined = group[one] + group[other]
+                group.update(dict.fromkeys(joined, joined))
+    return list({id(axes): axes for axes in group.values()}.values())
+
+
+def _shapes(network: Network) -> dict[str, Shape]:
+    known = {name: info.shape for name, info in inferred_infos(network).items()}
+    known |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
+    return {
+        name: tuple(int(dim) for dim in shape if isinstance(dim, int))
+        for name, shape in known.items()
+        if shape is not None and all(isinstance(dim, int) for dim in shape)
+    }
+
+
+def _same(one: Axis, other: Axis, shapes: Mapping[str, Shape]) -> bool:
+    return shapes[one[0]][one[1]] == shapes[other[0]][other[1]]
+
+
+def _pairs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    """What a node links; pairs may name axes of other sizes or that do not exist."""
+    reads, makes = ([name for name in names if name] for names in (node.input, node.output))
+    known = [name for name in (*reads, *makes) if name in shapes]
+    if len(known) < len(reads) + len(makes) or node.domain not in ("", "ai.onnx"):
+        yield from _by_size(known, shapes)
+    elif node.op_type in _RULES:
+        yield from _RULES[node.op_type](node, shapes)
+    else:
+        for made in makes:
+            for read in reads:
+                yield from _aligned(read, made, shapes)
+
+
+def _aligned(one: str, other: str, shapes: Mapping[str, Shape]) -> Pairs:
+    """Axes counted from the last, as broadcasting does; those of one size where that does not fit."""
+    first, second = len(shapes[one]), len(shapes[other])
+    fits = all(a == b or 1 in (a, b) for a, b in zip(shapes[one][::-1], shapes[other][::-1], strict=False))
+    if fits and first <= second:
+        yield from _zipped(one, range(first), other, range(second - first, second))
+    else:
+        yield from _by_size([one, other], shapes)
+
+
+def _zipped(one: str, axes: Iterable[int], other: str, others: Iterable[int]) -> Pairs:
+    return (((one, a), (other, b)) for a, b in zip(axes, others, strict=False))
+
+
+def _by_size(names: Iterable[str], shapes: Mapping[str, Shape]) -> Pairs:
+    first: dict[int, Axis] = {}
+    for name in names:
+        for axis, size in enumerate(shapes[name]):
+            yield first.setdefault(size, (name, axis)), (name, axis)
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
+
+
+def _matmul(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    left, right, made = node.input[0], node.input[1], node.output[0]
+    a, b, c = len(shapes[left]), len(shapes[right]), len(shapes[made])
+    if min(a, b) < 2:
+        yield from _by_size([left, right, made], shapes)
+        return
+    yield (left, a - 1), (right, b - 2)
+    yield (left, a - 2), (made, c - 2)
+    yield (right, b - 1), (made, c - 1)
+    for name, rank in ((left, a), (right, b)):
+        yield from _zipped(name, range(rank - 3, -1, -1), made, range(c - 3, -1, -1))
+
+
+def _gemm(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    left, right, made = node.input[0], node.input[1], node.output[0]
+    turned, other = _attribute(node, "transA", 0), _attribute(node, "transB", 0)
+    yield (left, turned), (made, 0)
+    yield (right, 1 - other), (made, 1)
+    yield (left, 1 - turned), (right, other)
+    for name in node.input[2:]:
+        yield from _aligned(name, made, shapes)
+
+
+def _transpose(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    read, made = node.input[0], node.output[0]
+    given = [helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == "perm"]
+    order = given[0] if given else range(len(shapes[read]) - 1, -1, -1)
+    yield from _zipped(read, order, made, range(len(shapes[made])))
+
+
+def _conv(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    read, weight, made = node.input[0], node.input[1], node.output[0]
+    rank = len(shapes[read])
+    yield from _zipped(read, (0, *range(2, rank)), made, (0, *range(2, rank)))
+    if _attribute(node, "group", 1) != 1:
+        yield from _by_size(
+            [read, weight, made, *node.input[2:]], {name: shapes[name][:2] for name in (*node.input, made)}
+        )
+        return
+    into, out = (0, 1) if node.op_type == "ConvTranspose" else (1, 0)
+    yield (read, 1), (weight, into)
+    for name, axis in ((weight, out), *((bias, 0) for bias in node.input[2:])):
+        yield (name, axis), (made, 1)
+
+
+def _channels(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    """Normalisation with a scale for each channel."""
+    read, made = node.input[0], node.output[0]
+    yield from _zipped(read, range(len(shapes[read])), made, range(len(shapes[made])))
+    for name in node.input[1:]:
+        yield (name, 0), (read, 1)
+
+
+def _joined(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    """``Concat`` and ``Split``: all axes but one."""
+    names = [name for name in (*node.input, *node.output) if name]
+    rank = len(shapes[node.output[0]])
+    kept = [axis for axis in range(rank) if axis != _attribute(node, "axis", 0) % rank]
+    for name in names:
+        if len(shapes[name]) == rank:  # not the sizes of a Split
+            yield from _zipped(name, kept, node.output[0], kept)
+
+
+def _gather(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    data, indices, made = node.input[0], node.input[1], node.output[0]
+    axis, rank, more = _attribute(node, "axis", 0) % len(shapes[data]), len(shapes[data]), len(shapes[indices])
+    yield from _zipped(data, range(axis), made, range(axis))
+    yield from _zipped(indices, range(more), made, range(axis, axis + more))
+    yield from _zipped(data, range(axis + 1, rank), made, range(axis + more, rank - 1 + more))
+
+
+def _reshaped(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    """The axes of one size from the front, and from the end."""
+    read, made = node.input[0], node.output[0]
+    for step in (1, -1):
+        for a, b in zip(range(len(shapes[read]))[::step], range(len(shapes[made]))[::step], strict=False):
+            if shapes[read][a] != shapes[made][b]:
+                break
+            yield (read, a), (made, b)
+
+
+_RULES: dict[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], Pairs]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Transpose": _transpose,
+    "Conv": _conv,
+    "ConvTranspose": _conv,
+    "BatchNormalization": _channels,
+    "InstanceNormalization": _channels,
+    "Concat": _joined,
+    "Split": _joined,
+    "Gather": _gather,
+    "Reshape": _reshaped,
+    "Flatten": _reshaped,
+    "Squeeze": _reshaped,
+    "Unsqueeze": _reshaped,
+    "Einsum": lambda node, shapes: _by_size([*node.input, *node.output], shapes),
+}
