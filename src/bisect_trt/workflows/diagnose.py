@@ -68,7 +68,7 @@ def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, conso
     try:
         find_fix(subject, prober, settings.check, settings.search, case, settings.output, console, result)
     finally:  # the probes that its texts count are those of the whole run
-        left.finish(describe_search(subject, prober, left.minimum), subject.settings.path.stem, settings.archive)
+        left.finish(describe_search(subject, prober, left.minimum), settings.archive)
         if settings.archive is not None:
             result.artifacts["archive"] = str(settings.archive)
     return result

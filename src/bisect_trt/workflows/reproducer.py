@@ -32,7 +32,7 @@ from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
 NEUTRAL = "reproducer"
-"""What the folder is called in an archive that names nothing of the model."""
+"""What the folder in an archive is called, before what fails; alone where nothing of the model is named."""
 
 
 def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
@@ -99,20 +99,20 @@ class Left:
     files: Sequence[Path]
     anonymous: bool
 
-    def finish(self, found: str, stem: str, archive: Path | None) -> None:
+    def finish(self, found: str, archive: Path | None) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
 
         Args:
             found: How it was found, in words.
-            stem: The model's name; of the folder in the archive too, unless it is anonymous.
-            archive: Where the archive goes, if one is wanted.
+            archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
+                model's file.
 
         Raises:
             UsageError: It cannot be written.
         """
         replace(self.reproducer, found=found).write_texts(self.folder)
         if archive is not None:
-            name = re.sub(r"[^\w.-]+", "-", f"{stem}-{self.reproducer.title}").strip("-.")
+            name = re.sub(r"[^\w.-]+", "-", f"{NEUTRAL}-{self.reproducer.title}").strip("-.")
             pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)
 
 

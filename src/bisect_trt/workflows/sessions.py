@@ -1,4 +1,7 @@
-"""Commands from their settings to their result, for the command line and for Python alike."""
+"""Commands from their settings to their result, for the command line and for Python alike.
+
+Each imports its own workflow only: all of them together take a tenth of a second, which a check of that would wait for.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.workspace import Workspace
@@ -14,17 +18,15 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober
-from bisect_trt.workflows.compare.compare import CompareSettings, compare
-from bisect_trt.workflows.diagnose import DiagnoseSettings, diagnose
-from bisect_trt.workflows.layerwise.layerwise import layerwise
-from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
-from bisect_trt.workflows.precision.settings import PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import lowers_by, require_target, tell_unused
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.compare.compare import CompareSettings
+    from bisect_trt.workflows.diagnose import DiagnoseSettings
+    from bisect_trt.workflows.precision.settings import PrecisionSettings
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ class Session:
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
+        from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
+
         with self.subject() as subject, self._prober(subject, settings.check, settings.search) as prober:
             return diagnose(subject, prober, settings, self.console, self.result)
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
+        from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
+
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
@@ -66,6 +72,9 @@ class Session:
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
+        from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
+
         with self.subject() as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             target = settings.target
@@ -78,11 +87,15 @@ class Session:
         self, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None, *, isolated: bool = False
     ) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
+        from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
+
         with self._looked_at(target) as subject:
             return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
+        from bisect_trt.workflows.compare.compare import compare  # noqa: PLC0415 - see above
+
         with self._looked_at(settings.target, *settings.also) as subject:
             return compare(subject, settings, self.console, self.result)
 
