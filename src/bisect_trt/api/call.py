@@ -43,7 +43,6 @@ class Call:
         compare: Those of the comparison.
         search: Those of the search.
         folder: The run's.
-        model: The model and what to feed it.
         resumed: Whether the run goes on with what an earlier call has learned.
     """
 
@@ -58,6 +57,7 @@ class Call:
         folder: str | Path | None = None,
         verbose: bool | int = False,
         annotation: str | Path | None = None,
+        shape_inference: bool = False,
     ) -> None:
         """Sort the options into groups, and put what was given as values into the run's folder.
 
@@ -70,6 +70,7 @@ class Call:
             folder: The run's folder, where it was named: a new one, or one that goes on.
             verbose: Whether to print.
             annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+            shape_inference: Whether shapes that inference finds are declared in the model.
 
         Raises:
             UsageError: An option does not exist, or a file cannot be written.
@@ -98,7 +99,8 @@ class Call:
         self._result = Result(command)
         if isinstance(model, onnx.ModelProto):
             path = _written(model, self.folder / path)
-        self.model = self._with_inputs(self._data.settings(path), inputs)
+        settings = replace(self._data.settings(path), shape_inference=shape_inference)
+        self._model = self._with_inputs(settings, inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -153,7 +155,7 @@ class Call:
         self._bind()
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        session = Session(self.model, workspace, console, result, self.target.fresh_process, self._annotation)
+        session = Session(self._model, workspace, console, result, self.target.fresh_process, self._annotation)
         began = time.monotonic()
         try:
             work(session)
@@ -173,7 +175,7 @@ class Call:
 
     def _bind(self) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
-        settings = self.model
+        settings = self._model
         named = [*self._data.files(), *settings.data.load_inputs, *self.compare.files(), *self._check.files()]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
         if self._function is not None:
@@ -184,13 +186,6 @@ class Call:
             binding.write(self.folder, CALL_FILE)
 
 
-def _given(group: object) -> list[str]:
-    """The options of a group that differ from their defaults."""
-    defaults = type(group)()
-    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
-    return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
-
-
 def refuse_target(check: object) -> None:
     """Make sure that a target's name does not stand where a check belongs.
 
@@ -199,6 +194,13 @@ def refuse_target(check: object) -> None:
     """
     if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
+
+
+def _given(group: object) -> list[str]:
+    """The options of a group that differ from their defaults."""
+    defaults = type(group)()
+    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
+    return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
 
 
 def _written(model: onnx.ModelProto, path: Path) -> Path:

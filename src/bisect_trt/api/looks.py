@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,6 @@ def compare(
     """
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
-    call = Call("run", model, given, inputs=inputs, verbose=verbose)
-    call.model = replace(call.model, shape_inference=own.shape_inference)
+    call = Call("run", model, given, inputs=inputs, verbose=verbose, shape_inference=own.shape_inference)
     settings = own.settings(call.target, more, call.compare, plots)
     return call.finish(lambda session: session.compare(settings))
