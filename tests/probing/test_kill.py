@@ -189,3 +189,17 @@ kill()
     driver = subprocess.run([sys.executable, "-c", code], cwd=reduction.folder, env=environment, check=False)
     assert driver.returncode == -signal.SIGKILL
     reduction.assert_nothing_left()
+
+
+def test_the_guard_ends_with_a_program_that_ends_by_itself(tmp_path: Path) -> None:
+    """Nothing is left to complain of for a program that turns warnings into errors, as a test run may."""
+    code = """
+import os
+from bisect_trt.probing.guard import guard
+process = guard.start(["sh", "-c", "exit 3"], os.environ)
+assert process.wait() == 3
+guard.release(process.pid)
+"""
+    strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
+    ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,6 +10,7 @@ a number that stands in its environment, and those that were only announced are 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import subprocess
@@ -106,6 +107,16 @@ class Guard:
         """The group has ended."""
         self._tell(self._marks.pop(group), "-")
 
+    def close(self) -> None:
+        """End the guard's own process; whatever is still running is killed with it."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is None or process.stdin is None or self._owner != os.getpid():
+                return
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+
     def _tell(self, mark: str, group: str) -> None:
         with self._lock:
             if self._process is None or self._owner != os.getpid():
@@ -117,6 +128,7 @@ class Guard:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
+                atexit.register(self.close)
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # somebody killed it: a run goes on without
                 self._process.stdin.write(f"{mark} {group}\n".encode())
