@@ -70,7 +70,9 @@ def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
     result = read_json(Path("r.json"))
     assert {node["name"] for node in result["keep_fp32"]} <= {"big", "small"}
     assert result["latency_ms"]["mixed"] > 0
-    assert Path("mixed.engine").is_file()
+    proven = [path.read_bytes() for path in Path().glob(".bisect-trt/*/candidates/*/model.engine")]
+    assert proven == [Path("mixed.engine").read_bytes()]
+    assert "mixed.engine, read back" in ran.out
     assert cli("run", model, "--trt", "--load-engine", "mixed.engine", "--atol", "1e-2", "--rtol", "1e-2").status == 0
 
 
@@ -85,6 +87,7 @@ def test_precision_with_a_command_is_given_engines(cli: CommandLine, model: Path
     ran = cli("precision", model, *TRT, "-o", "mixed.engine", *command)
     assert ran.status == 0, ran.out + ran.err
     assert Path("mixed.engine").is_file()
+    assert "mixed.engine, read back" in ran.out
 
 
 def test_thirty_probes_of_one_model(cli: CommandLine, model: Path) -> None:

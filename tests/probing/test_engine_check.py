@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from support import script
 
+from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.engine import FIXED_ENGINE, EngineCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.process import ProcessEnd
+from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
 
@@ -26,14 +29,17 @@ class Builder(WorkerPool):
     def __init__(self, folder: Path, answer: dict[str, Any] | Exception | None = None) -> None:
         super().__init__(folder)
         self.answer = answer
+        self.requests: list[dict[str, Any]] = []
 
     def ask(self, request: dict[str, Any], timeout: float | None = None, cancel: object = None) -> dict[str, Any]:
         del timeout, cancel
-        assert request["op"] == "build"
+        self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        Path(request["to"]).write_text(" ".join(request["target"]["keep"]))
-        return self.answer or {"ok": True}
+        to = request["to"] if request["op"] == "build" else request["target"]["trt"]["save_engine"]
+        if to is not None:
+            Path(to).write_text(" ".join(request["target"]["keep"]))
+        return self.answer or {"comparisons": []}
 
 
 @pytest.fixture
@@ -53,7 +59,46 @@ def test_the_command_gets_the_engine_of_what_is_kept(files: CandidateFiles, want
     body = f'test "$1" = "$BISECT_TRT_ENGINE" && test "$(cat "$1")" != "{wanted}"'
     found = check(files, script(files.folder / "check", body), "{engine}").run(files)
     assert found.ending is ending
-    assert not (files.folder / "model.engine").exists(), "an engine of each candidate would fill the disk"
+    assert (files.folder / "model.engine").exists() is (ending is Ending.PASSED)
+
+
+def test_the_engine_with_the_fewest_nodes_in_fp32_that_passed_stays(files: CandidateFiles) -> None:
+    """The one of each candidate would fill the disk, and building the best again may give another one."""
+    looks = check(files, script(files.folder / "check", 'test "$(cat "$1")" != "x"'), "{engine}")
+    kept = []
+    for number, keep in enumerate([("a", "b", "c"), ("a", "b"), ("x",), ("c", "d"), ("b",), ("a", "b")]):
+        folder = files.folder / str(number)
+        folder.mkdir()
+        looks.run(replace(files, folder=folder, keep=keep))
+        kept.append([path.read_text() for path in files.folder.glob("*/model.engine")])
+    assert kept == [["a b c"], ["a b"], ["a b"], ["a b"], ["b"], ["b"]]
+
+
+def test_an_engine_that_was_built_before_is_not_built_again(files: CandidateFiles) -> None:
+    made = files.folder / "mixed.engine"
+    made.write_text("made")
+    body = f'test "$1" = "{made.absolute()}" && test "$(cat "$1")" = made'
+    words = (script(files.folder / "check", body), "{engine}")
+    never = WorkerDied(ProcessEnd(-11, False, False, 1.0))
+    assert check(files, *words, answer=never).run(replace(files, engine=made)).ending is Ending.PASSED
+    assert made.exists()
+
+
+def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(files: CandidateFiles) -> None:
+    trt = TrtSettings(tactic_sources=("cublas",), plugins=("plugin.so",))
+    pool = Builder(files.folder)
+    looks = BuiltinCheck(pool, replace(TARGET, trt=trt), ToleranceOptions(), shelf=EngineShelf())
+    assert looks.run(files).ending is Ending.PASSED
+    engine = files.folder / "model.engine"
+    assert engine.read_text() == "a b"
+    assert looks.run(replace(files, engine=engine)).ending is Ending.PASSED
+    assert engine.read_text() == "a b"
+    built, loaded = (TargetSettings.from_json(request["target"]) for request in pool.requests)
+    assert built == replace(TARGET, keep=("a", "b"), trt=replace(trt, save_engine=str(engine.absolute())))
+    assert loaded == replace(TARGET, trt=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
+    by_hand = (files.folder / "command.txt").read_text()
+    assert f"--load-engine {engine.absolute()}" in by_hand
+    assert "--tactic-sources" not in by_hand
 
 
 def test_without_a_placeholder_it_lies_at_a_fixed_path(files: CandidateFiles) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
 from bisect_trt.probing.process import Cancel, ProcessEnd
+from bisect_trt.probing.shelf import ENGINE, EngineShelf
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
@@ -26,6 +27,7 @@ class BuiltinCheck:
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
+        shelf: Where the engines of candidates that pass stay, if any shall.
     """
 
     workers: WorkerPool
@@ -34,6 +36,7 @@ class BuiltinCheck:
     timeout: float | None = None
     parallel: bool = True
     timed: bool = False
+    shelf: EngineShelf | None = None
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -44,27 +47,43 @@ class BuiltinCheck:
         """
         request: dict[str, Any] = {"op": "compare", "model": str(files.model), "log": str(files.log)}
         request |= {"inputs": str(files.inputs), "golden": str(files.golden)}
-        request |= {"target": self._target(files).to_json(), "tolerance": self.tolerance.to_json()}
+        request |= {"target": self._built(files).to_json(), "tolerance": self.tolerance.to_json()}
         request |= {"timed": self.timed, "layers": self.timed}
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
         if files.more:
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             request |= {"more": [[str(inputs), str(golden)] for inputs, golden in files.more], "every": not given}
-        began = time.monotonic()
-        try:
-            reply = self.workers.ask(request, self.timeout, cancel)
-        except WorkerDied as death:
-            outcome = outcome_of_death(death.end)
-        else:
-            outcome = outcome_of_reply(reply, time.monotonic() - began, self.tolerance)
-            outcome = replace(outcome, layers=tuple(reply.get("layers", ())))
+        outcome = self._ask(request, cancel)
+        if self.shelf is not None and files.engine is None:
+            self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")
         return outcome
 
+    def _ask(self, request: dict[str, Any], cancel: Cancel | None) -> Outcome:
+        began = time.monotonic()
+        try:
+            reply = self.workers.ask(request, self.timeout, cancel)
+        except WorkerDied as death:
+            return outcome_of_death(death.end)
+        outcome = outcome_of_reply(reply, time.monotonic() - began, self.tolerance)
+        return replace(outcome, layers=tuple(reply.get("layers", ())))
+
     def _target(self, files: CandidateFiles) -> TargetSettings:
+        """The target as it takes this candidate."""
+        if files.engine is not None:
+            # What else there is to say of a target says how an engine is built.
+            trt = TrtSettings(load_engine=str(files.engine.absolute()), plugins=self.target.trt.plugins)
+            return replace(self.target, trt=trt, keep=(), held=False)
         return replace(self.target, keep=files.keep or self.target.keep, held=files.held or self.target.held)
+
+    def _built(self, files: CandidateFiles) -> TargetSettings:
+        """The same, with its engine left in the candidate's folder."""
+        target = self._target(files)
+        if self.shelf is None or files.engine is not None:
+            return target
+        return replace(target, trt=replace(target.trt, save_engine=str((files.folder / ENGINE).absolute())))
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -43,6 +44,7 @@ class Candidate:
         keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
             the target's to do.
         held: Whether the target is held to its low precision, where left to itself it may choose fp32.
+        engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
     """
 
@@ -54,6 +56,7 @@ class Candidate:
     values: Mapping[str, NDArray[Any]] | None = None
     keep: tuple[str, ...] | None = None
     held: bool = False
+    engine: Path | None = None
     again: bool = False
 
     def content(self) -> bytes:
@@ -70,6 +73,8 @@ class Candidate:
             digest.update("\0".join(("keep", *self.keep)).encode())
         if self.held:
             digest.update(b"held")
+        if self.engine is not None:
+            digest.update(b"engine")
         if self.again:
             digest.update(b"again")
         return Identity(digest.hexdigest(), self.title, self.units)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.builtin import outcome_of_death, outcome_of_error
 from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.probing.process import Cancel
+from bisect_trt.probing.shelf import ENGINE, EngineShelf
 from bisect_trt.probing.worker import WorkerDied, WorkerPool
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.runtimes.settings import TargetSettings
 
-ENGINE = "model.engine"
 FIXED_ENGINE = Path("bisect_trt_debug.engine")
 """Where the engine lies for a command that names no placeholder."""
 
@@ -30,11 +30,13 @@ class EngineCheck:
         workers: Who builds.
         target: The runtime, and how it is set up.
         command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
+        shelf: Which engines stay.
     """
 
     workers: WorkerPool
     target: TargetSettings
     command: CommandCheck
+    shelf: EngineShelf = field(default_factory=EngineShelf)
 
     @property
     def parallel(self) -> bool:
@@ -48,6 +50,8 @@ class EngineCheck:
             UsageError: The engine cannot be written, or the command cannot be run.
             UnavailableError: The target is not there.
         """
+        if files.engine is not None:
+            return self._judge(files, cancel)
         engine = files.folder / ENGINE
         target = replace(self.target, keep=files.keep or ())
         request: dict[str, Any] = {"op": "build", "model": str(files.model), "inputs": str(files.inputs)}
@@ -59,11 +63,21 @@ class EngineCheck:
             return outcome_of_death(death.end)
         if "error" in reply:
             return outcome_of_error(reply, time.monotonic() - began)
+        passed = False
         try:
-            if not self.command.names_placeholder:
-                shutil.copyfile(engine, FIXED_ENGINE)
-            return self.command.run(replace(files, engine=engine), cancel)
-        except OSError as error:
-            raise UsageError(f"{FIXED_ENGINE} cannot be written: {error.strerror}; run where you can write.") from error
+            outcome = self._judge(replace(files, engine=engine), cancel)
+            passed = outcome.ending is Ending.PASSED
         finally:
-            engine.unlink(missing_ok=True)  # an engine of each candidate would fill the disk
+            self.shelf.offer(files, passed=passed)
+        return outcome
+
+    def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        """Run the command on an engine."""
+        if not self.command.names_placeholder and files.engine is not None:
+            try:
+                shutil.copyfile(files.engine, FIXED_ENGINE)
+            except OSError as error:
+                raise UsageError(
+                    f"{FIXED_ENGINE} cannot be written: {error.strerror}; run where you can write."
+                ) from error
+        return self.command.run(files, cancel)

@@ -149,7 +149,7 @@ class Workspace:
             UsageError: The disk is full or the folder is gone.
         """
         files = self.files(candidate.key, shared_weights=has_external_data(candidate.proto))
-        files = replace(files, keep=candidate.keep, held=candidate.held)
+        files = replace(files, keep=candidate.keep, held=candidate.held, engine=candidate.engine)
         try:
             files.folder.mkdir(parents=True, exist_ok=True)
             files.model.write_bytes(candidate.content())

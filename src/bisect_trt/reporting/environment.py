@@ -45,7 +45,7 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str:
-    found = re.search(r"Kernel Module\D*([\d.]+)", _text(_DRIVER / "version"))
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _text(_DRIVER / "version"))
     return found[1] if found else ""
 
 

@@ -17,6 +17,7 @@ from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Check, Runner
+from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.worker import WorkerPool
 from bisect_trt.reporting.check_output import CheckOutput
 from bisect_trt.reporting.console import Console, is_interactive
@@ -55,7 +56,10 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         if value:
             raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
     if settings.target is not None:
-        return BuiltinCheck(workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed)
+        shelf = EngineShelf() if settings.by_layer else None
+        return BuiltinCheck(
+            workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed, shelf=shelf
+        )
     if not is_interactive():
         raise UsageError(
             "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.shelf import ENGINE
 from bisect_trt.runtimes.settings import TargetSettings
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.npz import save_npz
@@ -61,7 +63,9 @@ class LayerLowering:
         return path.suffix not in _ENGINES
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the engine; beside it, if ``path`` is a model, the same as a model with Casts.
+        """Write the engine that passed; beside it, if ``path`` is a model, the same as a model with Casts.
+
+        Where that engine is not kept any more, it is built again.
 
         Raises:
             UsageError: It cannot be written.
@@ -69,19 +73,31 @@ class LayerLowering:
         """
         if self.writes_model(path):
             self._cast.write(keep, path)
-        subject = self._subject
+        subject, engine = self._subject, engine_path(path)
+        built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
+        if built.exists():
+            _copy(built, engine)
+            return
         model, inputs = (subject.workspace.scratch(f"answer.{kind}") for kind in ("onnx", "npz"))
         model.write_bytes(subject.network.proto.SerializeToString())
         save_npz(inputs, subject.reference.inputs)
         target = replace(self._target, keep=self.names(keep))
-        request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(engine_path(path).absolute())}
+        request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(engine.absolute())}
         reply = subject.workers.ask({**request, "target": target.to_json()})
         if "error" in reply:
             raise UnavailableError(f"the engine of the answer cannot be built: {reply['message']}.")
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The engine that was written is not probed, but the candidate once more: TensorRT builds anew, and may differ."""
-        return self._candidate(keep, f"the answer, {engine_path(path).name}, built again")
+        """The engine that was written: TensorRT may build another one of the same candidate."""
+        engine = engine_path(path)
+        return replace(self._candidate(keep, f"{engine.name}, read back"), engine=engine)
+
+
+def _copy(engine: Path, to: Path) -> None:
+    try:
+        shutil.copyfile(engine, to)
+    except OSError as error:
+        raise UsageError(f"{to} cannot be written: {error.strerror}; name another file.") from error
 
 
 def engine_path(path: Path) -> Path:
