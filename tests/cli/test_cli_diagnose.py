@@ -23,19 +23,30 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True)
 class Example:
-    """What an example's README says: the first tensor that mismatches, who makes it, how many origins there are."""
+    """What an example's README says.
+
+    The first tensor that mismatches, who makes it, how many origins there are, and which operators stay in fp32.
+    """
 
     name: str
     tensor: str
     op: str
     origins: int
+    mended: frozenset[str]
     options: tuple[str, ...] = ()
 
 
 PROMISES = (
-    Example("vit_overflow", "/blocks.6/norm1/Pow_output_0", "Pow", 13),
-    Example("masked_attention", "/Where_output_0", "Where", 1, ("--load-inputs", "inputs.npz")),
-    Example("instance_norm", "/in1/ReduceSum_output_0", "ReduceSum", 1),
+    Example("vit_overflow", "/blocks.6/norm1/Pow_output_0", "Pow", 13, frozenset({"Pow", "ReduceMean"})),
+    Example(
+        "masked_attention",
+        "/Where_output_0",
+        "Where",
+        1,
+        frozenset({"Where", "Add", "Softmax"}),
+        ("--load-inputs", "inputs.npz"),
+    ),
+    Example("instance_norm", "/in1/ReduceSum_output_0", "ReduceSum", 1, frozenset({"ReduceSum", "Div"})),
 )
 
 
@@ -81,6 +92,9 @@ def check_answer(promise: Example, ran: Ran, result: dict[str, Any]) -> None:
     if sqrt_of_infinity_is_infinite():
         assert len(result["origins"]) == promise.origins
     assert [(culprit["op"], culprit["outputs"]) for culprit in result["culprits"]] == [(promise.op, [promise.tensor])]
+    assert {node["op"] for node in result["keep_fp32"]} == promise.mended
+    assert (len(result["keep_fp32"]) <= 26, result["probes"]["run"] <= 60) == (True, True)
+    assert result["latency_ms"] is None
     for word in (promise.tensor, f"{promise.op} '", "reproduce.py"):
         assert word in ran.out
 

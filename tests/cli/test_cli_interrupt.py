@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from support import chain, gone, has, node_names, read_json, script
+
+pytestmark = pytest.mark.slow  # no version of a library changes it
 
 SECONDS = 60
 

@@ -17,6 +17,8 @@ from support import chain, has, node_names, read_json, script
 
 from bisect_trt.cli.runs import invocation
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 REQUIRED = ("<3>", "<8>")
 LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"
 

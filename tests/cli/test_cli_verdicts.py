@@ -12,6 +12,8 @@ import pytest
 from conftest import CommandLine
 from support import chain, has, node_names, read_json, script
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 FAIL, PASS, UNRESOLVED = "fail", "pass", "unresolved"
 ABORT, KILL, HANG = "ulimit -c 0; kill -ABRT $$", "kill -KILL $$", "exec sleep 60"
 BOOM = "echo 'boom 17' >&2"

@@ -10,6 +10,8 @@ import pytest
 from conftest import CommandLine
 from support import chain, gone, has, node_names, read_json, script
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 REQUIRED = ("<11>", "<30>")
 
 

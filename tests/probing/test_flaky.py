@@ -16,6 +16,8 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 
 def flakiness() -> st.SearchStrategy[Flakiness]:
     runs = st.integers(2, 60)

@@ -15,6 +15,8 @@ from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Subset
 from bisect_trt.search.verdict import Verdict
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 
 def answered(folder: Path) -> set[str]:
     return {entry["key"] for entry in journal(folder, "outcome")}

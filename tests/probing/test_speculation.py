@@ -38,6 +38,8 @@ from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 
 def halving(count: int) -> Algorithm:
     return lambda ask: minimise(range(count), ask)

@@ -24,6 +24,8 @@ from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 TARGET = TargetSettings("trt")
 
 

@@ -31,6 +31,8 @@ from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 SHAPE = [1, 4]
 
 

@@ -14,6 +14,8 @@ from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 MOST = 1000
 Search = Callable[[Ask], object]
 

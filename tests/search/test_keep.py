@@ -18,6 +18,8 @@ from bisect_trt.search.keep_groups import partition
 from bisect_trt.search.oracle import Subset
 from bisect_trt.search.verdict import Verdict
 
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
 Predicate = Callable[[Subset], Verdict]
 
 
