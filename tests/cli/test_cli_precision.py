@@ -269,6 +269,15 @@ def test_the_budget_leaves_the_best_so_far(cli: CommandLine, here: Path) -> None
     check_mixed(Path("mixed.onnx"), kept(result))
 
 
+def test_the_accuracy_of_the_best_so_far_is_known(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    ran = cli(*LINE, *TARGET, "--workers", "1", "--max-probes", "3")
+    assert (ran.status, "the best so far" in ran.out) == (3, True)
+    (accuracy,) = read_json(Path("r.json"))["accuracy"]
+    assert accuracy["passed"]
+    assert f"accuracy: '{accuracy['name']}': max error" in ran.out
+
+
 def test_an_interrupted_search_goes_on(here: Path) -> None:
     check = planted(here, 30, 7, 21)
     body = (here / "check").read_text().removeprefix("#!/bin/sh\n")

@@ -11,7 +11,7 @@ from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.precision.engine import fp32_layers
 from bisect_trt.workflows.precision.latency import latencies
 from bisect_trt.workflows.precision.layers import engine_path, trtexec_line
-from bisect_trt.workflows.precision.report import Answer, checker_problem, fill_in
+from bisect_trt.workflows.precision.report import Answer, checker_problem, fill_in, tell_accuracy
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
@@ -72,9 +72,11 @@ def save_best(task: Task) -> None:
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
     task.result.culprits = task.subject.describe_searched(best)
     task.result.artifacts["mixed"] = str(output)
-    fill_in(task, Answer(minimum, find_suspects(task)), None)
+    outcome = task.prober.ledger.outcome(task.lowering.candidate(best).key)
+    fill_in(task, Answer(minimum, find_suspects(task)), outcome)
     add_measures(task, best)
     task.console.answer(f"{output}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
+    tell_accuracy(task.result, task.console)
 
 
 def best_keep(task: Task) -> Subset | None:

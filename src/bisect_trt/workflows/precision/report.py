@@ -84,7 +84,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
     Args:
         task: The search.
         answer: What was found.
-        outcome: What the check said of the written model, if it was probed.
+        outcome: What the check said of it, if that is known: of the written model, or of the best so far.
     """
     subject, lowering, settings = task.subject, task.lowering, task.settings
     nodes = kept_nodes(subject, answer)
@@ -109,10 +109,7 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
     )
     tell_nodes(nodes, console)
     tell_lowered(result, console)
-    for output in result.extra["accuracy"][:_SHOWN]:
-        comparison = TensorComparison.from_json(output)
-        console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
-    console.answer(f"  measured on {result.extra['measured_on']}")
+    tell_accuracy(result, console)
     latency = result.extra["latency_ms"] or {}
     times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
     if times:
@@ -124,6 +121,14 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
         console.answer(f"  {result.extra['trtexec']}")
     if result.why:
         console.answer(f"  {result.why}")
+
+
+def tell_accuracy(result: Result, console: Console) -> None:
+    """Say how far each output is off, and on what that was measured."""
+    for output in result.extra["accuracy"][:_SHOWN]:
+        comparison = TensorComparison.from_json(output)
+        console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
+    console.answer(f"  measured on {result.extra['measured_on']}")
 
 
 def tell_nodes(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
