@@ -83,8 +83,8 @@ def _outputs(network: Network, nodes: Sequence[int], inside: set[int]) -> list[s
         shown: list[str] = []
         for name in made:
             readers = network.consumers.get(name, ())
-            outside = any(reader not in inside for reader in readers)
-            read_inside |= any(reader in inside for reader in readers)
+            outside = not inside.issuperset(readers)
+            read_inside = read_inside or not inside.isdisjoint(readers)
             # A weight that others read too is not a result: they bring its maker along, or store it.
             if name in returned or (outside and not network.constant[index]):
                 shown.append(name)
@@ -130,12 +130,15 @@ def assemble(
         else:
             graph.sparse_initializer.append(network.sparse_initializers[name])
     if model.ir_version < _IR_WITHOUT_INITIALIZER_INPUTS:
-        graph.input.extend(_initializer_inputs(graph.initializer))
+        graph.input.extend(_initializer_inputs(graph.initializer, network.declared))
     inner = {name for index in nodes for name in network.made(index)} - boundary
     graph.value_info.extend(value for value in source.graph.value_info if value.name in inner)
     return model
 
 
-def _initializer_inputs(initializers: Iterable[onnx.TensorProto]) -> Iterable[onnx.ValueInfoProto]:
+def _initializer_inputs(
+    initializers: Iterable[onnx.TensorProto], declared: Mapping[str, onnx.ValueInfoProto]
+) -> Iterable[onnx.ValueInfoProto]:
     for tensor in initializers:
-        yield onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        known = declared.get(tensor.name)
+        yield known or onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))

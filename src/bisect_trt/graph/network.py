@@ -57,6 +57,7 @@ class Network:
         self.inputs = [value.name for value in graph.input if value.name not in weights]
         self.outputs = [value.name for value in graph.output]
         self.reads = [tuple(dict.fromkeys(_reads(node))) for node in self.nodes]
+        self._made = [[name for name in node.output if name] for node in self.nodes]  # protobuf is slow to ask again
         self.producer: dict[str, int] = {}
         self._find_producers(weights)
         self.consumers: dict[str, list[int]] = {}
@@ -138,7 +139,7 @@ class Network:
 
     def made(self, index: int) -> list[str]:
         """The tensors that a node makes."""
-        return [name for name in self.nodes[index].output if name]
+        return self._made[index]
 
     @cached_property
     def computed(self) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 
 from bisect_trt.graph.network import Network
 from bisect_trt.tensors.info import TensorInfo
 
+_REMEMBERED = 2_000_000
+"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 70 MB."""
 STORED_LIMIT_BYTES = 1 << 20
 """A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
 
@@ -46,17 +49,18 @@ class Units:
         self.searched = [unit for unit, index in enumerate(order) if not constant[index]]
         feedable = set(feedable) | set(network.inputs)
         self._weights: list[tuple[int, ...]] = []
-        self._heavy: list[tuple[int, ...]] = []
-        self._needs: list[tuple[int, ...]] = []
+        self._bare: list[tuple[int, ...]] = []
+        self._heavy: set[int] = set()
         for index in order:
             makers = {name: network.producer[name] for name in network.reads[index] if name in network.producer}
             constants = {name: maker for name, maker in makers.items() if constant[maker]}
-            self._weights.append(self._units(constants.values()))
-            heavy = (m for name, m in constants.items() if m in lost or not _light(infos.get(name)))
-            self._heavy.append(self._units(heavy))
-            self._needs.append(
-                self._units(m for name, m in makers.items() if name not in feedable and name not in constants)
-            )
+            needs = [m for name, m in makers.items() if name not in feedable and name not in constants]
+            heavy = [m for name, m in constants.items() if m in lost or not _light(infos.get(name))]
+            self._weights.append(self._units([*needs, *constants.values()]))
+            self._bare.append(self._units([*needs, *heavy]))
+            self._heavy.update(self._units(heavy))
+        # A search that is run ahead on guessed verdicts asks for the same sets again and again.
+        self._complete = lru_cache(max(16, _REMEMBERED // max(1, len(order))))(self._with_weights)
 
     def __len__(self) -> int:
         """How many units a search walks."""
@@ -67,15 +71,18 @@ class Units:
 
     def with_weights(self, units: Iterable[int]) -> frozenset[int]:
         """The units with every node that makes a weight for them, and all that they cannot be cut from."""
-        return _close(units, self._needs, self._weights)
+        return self._complete(frozenset(units))
+
+    def _with_weights(self, units: frozenset[int]) -> frozenset[int]:
+        return _close(units, self._weights)
 
     def bare(self, units: Iterable[int]) -> frozenset[int]:
         """The units without the nodes that make weights for them, unless a weight cannot be stored."""
-        return _close(units, self._needs, self._heavy)
+        return _close(units, self._bare)
 
     def is_heavy(self, unit: int) -> bool:
         """Whether the unit makes a weight that is too large to store, or has no known value."""
-        return any(unit in heavy for heavy in self._heavy)
+        return unit in self._heavy
 
     def to_nodes(self, units: Iterable[int]) -> frozenset[int]:
         """Node numbers."""
@@ -95,14 +102,12 @@ def _light(info: TensorInfo | None) -> bool:
     return size <= STORED_LIMIT_BYTES
 
 
-def _close(units: Iterable[int], *edges: list[tuple[int, ...]]) -> frozenset[int]:
+def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]:
     closed = set(units)
-    pending = list(closed)
+    pending = [unit for unit in closed if edges[unit]]
     while pending:
-        unit = pending.pop()
-        for kind in edges:
-            for needed in kind[unit]:
-                if needed not in closed:
-                    closed.add(needed)
-                    pending.append(needed)
+        for needed in edges[pending.pop()]:
+            if needed not in closed:
+                closed.add(needed)
+                pending.append(needed)
     return frozenset(closed)

@@ -102,7 +102,7 @@ class Journal:
 
     def ended(self, key: str, outcome: Outcome) -> None:
         """A probe has ended."""
-        self._append({"event": "outcome", "key": key, "outcome": outcome.to_json()})
+        self._append({"event": "outcome", "key": key, "outcome": outcome.to_json()}, forced=True)
 
     def ended_early(self, key: str) -> None:
         """A probe was ended because nobody needed its answer any more."""
@@ -114,13 +114,15 @@ class Journal:
 
     def undone(self, record: Record) -> None:
         """The user took an answer back."""
-        self._append({"event": "undo", "number": record.number, "key": record.key})
+        self._append({"event": "undo", "number": record.number, "key": record.key}, forced=True)
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append(self, entry: dict[str, Any], *, forced: bool = False) -> None:
+        """Write a line. If the machine itself dies, no outcome that was paid for is lost; the rest follows from those."""
         try:
             self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if forced:
+                os.fsync(self._file.fileno())
         except OSError as error:
             raise UsageError(f"the journal {self.path} cannot be written: {error.strerror}; make room.") from error
 
