@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bisect_trt.workflows.binding import RUN_FILE
 
 WORKERS = 2
 MARK = "BISECT_TRT_TEST_KILL"
+EVENTS = ("started", "outcome", "moot")
 
 
 @dataclass
@@ -127,45 +130,63 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(light.path, required, reduction.decisions(), until_journal, time.monotonic() - began)
 
 
-def kill_and_resume(folder: Path, whole: Whole, seconds: float) -> bool:
-    """Kill a reduction, go on, and hold it against the whole one; whether there was something to go on with.
+def kill_and_resume(folder: Path, whole: Whole, moments: Sequence[float]) -> int:
+    """Kill a reduction, go on, kill it again, and hold it against the whole one; how often it was gone on with.
 
     Args:
         folder: A new one.
         whole: What it should come to.
-        seconds: From the start of the driver to the moment at which it is killed.
+        moments: Seconds from each start of the driver to the moment at which it is killed.
     """
     reduction = Reduction(folder, whole.model, whole.required)
-    driver = reduction.start()
-    time.sleep(seconds)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    reduction.assert_nothing_left()
-    if reduction.run is None:
-        return False
-    known = {entry["key"][:KEY_LENGTH] for entry in reduction.journal("outcome")}
-    begun = {entry["key"] for entry in reduction.journal("started")}
-    ended = {entry["key"] for entry in reduction.journal("outcome", "moot")}
-    assert len(begun - ended) <= WORKERS
-    before = len(reduction.checked())
-    reduction.assert_ended(reduction.resume())
+    driver, resumed, sessions = reduction.start(), 0, [Session(reduction)]
+    for seconds in moments:
+        time.sleep(seconds)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        reduction.assert_nothing_left()
+        sessions[-1].assert_few_were_running()
+        sessions.append(Session(reduction))
+        resumed += reduction.run is not None
+        driver = reduction.start() if reduction.run is None else reduction.resume()
+    reduction.assert_ended(driver)
     assert reduction.decisions() == whole.decisions
-    checked = reduction.checked()[before:]
-    # The result is probed twice, found and read back, and the kill may come between the two.
-    results = {entry["key"][:KEY_LENGTH] for entry in reduction.journal("outcome") if "again" in entry["key"]}
-    assert (known - results).isdisjoint(checked)
-    assert all(checked.count(key) <= 1 for key in known & results)
-    return True
+    for session, following in pairwise([*sessions, Session(reduction)]):
+        session.assert_nothing_known_was_checked(following)
+    return resumed
+
+
+class Session:
+    """What is known, and what was checked, when a driver starts."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._entries = len(reduction.journal(*EVENTS))
+        self._checked = len(reduction.checked())
+        self._known = {entry["key"][:KEY_LENGTH] for entry in reduction.journal("outcome")}
+
+    def assert_few_were_running(self) -> None:
+        entries = self._reduction.journal(*EVENTS)[self._entries :]
+        begun = {entry["key"] for entry in entries if entry["event"] == "started"}
+        assert len(begun - {entry["key"] for entry in entries if entry["event"] != "started"}) <= WORKERS
+
+    def assert_nothing_known_was_checked(self, following: Session) -> None:
+        checked = self._reduction.checked()[self._checked : following._checked]
+        # The result is probed twice, found and read back, and the kill may come between the two.
+        results = {e["key"][:KEY_LENGTH] for e in self._reduction.journal("outcome") if "again" in e["key"]}
+        assert (self._known - results).isdisjoint(checked)
+        assert all(checked.count(key) <= 1 for key in self._known & results)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_goes_on_after_a_kill_at_any_moment(whole: Whole, tmp_path: Path) -> None:
-    """Now and then before it has read the model, mostly while it searches, up to after it has written the answer."""
+    """50 kills: now and then before it has read the model, mostly while it searches, up to after it has written the answer."""
     drawn = random.Random(5)
     moments = [drawn.uniform(whole.until_journal if number % 5 else 0, whole.seconds) for number in range(50)]
-    resumed = [kill_and_resume(tmp_path / str(number), whole, moment) for number, moment in enumerate(moments)]
-    assert sum(resumed) >= 10
+    chains = [moments[start : start + 3] for start in range(0, 50, 3)]
+    resumed = [kill_and_resume(tmp_path / str(number), whole, chain) for number, chain in enumerate(chains)]
+    assert sum(resumed) >= 30
 
 
 @pytest.mark.parametrize("moment", ["before it was said so", "while it runs"])
