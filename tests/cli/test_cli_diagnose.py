@@ -58,7 +58,11 @@ def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "promise",
+    [pytest.param(PROMISES[0], marks=pytest.mark.slow), *PROMISES[1:]],  # it takes as long as 100 other tests
+    ids=lambda example: example.name,
+)
 def test_an_example_answers_as_its_readme_promises(promise: Example, tmp_path: Path) -> None:
     folder = tmp_path / "example"
     script = EXAMPLES / promise.name / "make_model.py"
