@@ -8,7 +8,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 COPY pyproject.toml README.md LICENSE /src/
-COPY src /src/src
+COPY bisect_trt /src/bisect_trt
 RUN python3 -m venv /opt/bisect-trt \
     && /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
 

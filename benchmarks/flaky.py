@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bisect_trt.probing.journal import Record
-    from bisect_trt.probing.process import Cancel
+    from bisect_trt.probing.workers.process import Cancel
     from bisect_trt.probing.workspace import CandidateFiles
     from bisect_trt.search.oracle import Ask, Minimum
 

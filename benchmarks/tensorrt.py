@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.probing.worker_main import Worker
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.probing.workers.serve import Worker
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 

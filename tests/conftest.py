@@ -15,8 +15,8 @@ from support import Ran
 from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
-from bisect_trt.probing.worker import keep_spare
-from bisect_trt.runtimes.trt.api import tensorrt
+from bisect_trt.probing.workers.pool import keep_spare
+from bisect_trt.targets.trt.api import tensorrt
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

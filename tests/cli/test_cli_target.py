@@ -14,7 +14,7 @@ from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
 from bisect_trt.cli.options import Compare, Target
-from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
 
 CommandLine = Callable[..., Ran]
 FILE = str(Path(__file__).resolve())

@@ -22,7 +22,7 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "bisect_trt"
+PACKAGE = ROOT / "bisect_trt"
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 

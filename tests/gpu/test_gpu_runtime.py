@@ -14,12 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.runtimes.base import BuildError, make_runtime
-from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
-from bisect_trt.runtimes.trt.api import tensorrt
-from bisect_trt.runtimes.trt.build import TensorRtRuntime
-from bisect_trt.runtimes.trt.layers import layer_nodes, layers_of
-from bisect_trt.runtimes.trt.network import load_proto, parse
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.trt.api import tensorrt
+from bisect_trt.targets.trt.build import TensorRtRuntime
+from bisect_trt.targets.trt.layers import layer_nodes, layers_of
+from bisect_trt.targets.trt.network import load_proto, parse
 
 FP32 = TargetSettings(runtime="trt")
 FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32

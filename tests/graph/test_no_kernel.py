@@ -17,9 +17,9 @@ from support import has, read_json, script
 
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.reference import Reference
-from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.runtimes.ort_values import CAN_FEED
+from bisect_trt.targets.onnxrt.values import CAN_FEED
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 X = tensor_info("x", FLOAT, [2, 3])

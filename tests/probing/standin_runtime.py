@@ -26,7 +26,7 @@ def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
     """Have workers that are started from now on use it; the file that it writes into."""
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
-        "if 'bisect_trt.probing.worker_main' in ' '.join(getattr(sys, 'orig_argv', [])):\n"
+        "if 'bisect_trt.probing.workers.serve' in ' '.join(getattr(sys, 'orig_argv', [])):\n"
         f"    sys.path.append({str(Path(__file__).parent)!r})\n"
         "    import standin_runtime\n"
         "    standin_runtime.take_over()\n"
@@ -38,7 +38,7 @@ def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
 
 def take_over() -> None:
     """In the worker: be what ``runtime="trt"`` stands for."""
-    from bisect_trt.runtimes import base
+    from bisect_trt.targets import base
 
     real = base.make_runtime
 
@@ -74,7 +74,7 @@ class StandInRuntime:
         return None
 
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
-        from bisect_trt.runtimes.base import BuildError, RunError
+        from bisect_trt.targets.messages import BuildError, RunError
 
         self._served += 1
         with Path(os.environ[LOG]).open("a") as file:
@@ -102,9 +102,9 @@ class StandInRuntime:
     def _real(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
         from dataclasses import replace
 
-        from bisect_trt.runtimes.base import BuildError
-        from bisect_trt.runtimes.onnxrt import OnnxRuntime
-        from bisect_trt.runtimes.settings import TrtSettings
+        from bisect_trt.targets.messages import BuildError
+        from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
+        from bisect_trt.targets.settings import TrtSettings
 
         if self._settings.trt.hardware_compatibility_level == "small":
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.probing.process import Cancel
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.search.verdict import Verdict
 

@@ -13,11 +13,11 @@ from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.engine import FIXED_ENGINE, EngineCheck
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.probing.process import ProcessEnd
 from bisect_trt.probing.shelf import EngineShelf
-from bisect_trt.probing.worker import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.process import ProcessEnd
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 TARGET = TargetSettings(runtime="trt", fp16=True)

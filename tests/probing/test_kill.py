@@ -195,7 +195,7 @@ def test_a_process_that_was_just_started_ends_too(tmp_path: Path, moment: str) -
     tell = f"tell(mark, group) if group == '0' or {moment == 'while it runs'} else kill()"
     code = f"""
 import os, signal
-from bisect_trt.probing.guard import guard
+from bisect_trt.probing.workers.guard import guard
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 tell = guard._tell
@@ -216,7 +216,7 @@ def test_the_guard_ends_with_a_program_that_ends_by_itself(tmp_path: Path) -> No
     """Nothing is left to complain of for a program that turns warnings into errors, as a test run may."""
     code = """
 import os
-from bisect_trt.probing.guard import guard
+from bisect_trt.probing.workers.guard import guard
 process = guard.start(["sh", "-c", "exit 3"], os.environ)
 assert process.wait() == 3
 guard.release(process.pid)

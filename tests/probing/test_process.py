@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import gone
 
-from bisect_trt.probing import process as module
-from bisect_trt.probing.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workers import process as module
+from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
 
 SH = "/bin/sh"
 FAMILY = """

@@ -30,9 +30,9 @@ from bisect_trt.probing.journal import Journal
 from bisect_trt.probing.ledger import Budget, BudgetSpent, Ledger
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.process import Cancel
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import likely_questions
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.strategy import minimise

@@ -15,13 +15,14 @@ from standin_runtime import install
 from support import Ran, arrays, bisect_trt, gone, overflowing, read_json
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probing import devices, worker
 from bisect_trt.probing.builtin import BuiltinCheck
-from bisect_trt.probing.devices import default_workers, visible_gpus
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.probing.worker import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers import devices
+from bisect_trt.probing.workers import pool as pool_module
+from bisect_trt.probing.workers.devices import default_workers, visible_gpus
+from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
@@ -150,7 +151,7 @@ def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None
 def test_a_worker_that_leaks_is_replaced_once_it_has_grown_too_much(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, command: str, limit: int
 ) -> None:
-    monkeypatch.setattr(worker, "GROWTH_LIMIT", limit)
+    monkeypatch.setattr(pool_module, "GROWTH_LIMIT", limit)
     pool = make_pool()
     # What the first two answers take is what a worker needs.
     first = pool.process(command)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bisect_trt.reporting.issue import Issue, issue_files
-from bisect_trt.runtimes.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.tolerance import ErrorStat
 

@@ -22,8 +22,8 @@ from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
 from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.process import Cancel
 from bisect_trt.probing.runner import Runner
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.probing.worker import WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
-from bisect_trt.runtimes.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.workflows.layerwise.look import Look

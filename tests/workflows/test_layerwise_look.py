@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 from support import overflowing, save, unstable_norm
 
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.probing.process import ProcessEnd
-from bisect_trt.probing.worker import WorkerDied
+from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.workers.process import ProcessEnd
 from bisect_trt.workflows.layerwise.look import compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
 

@@ -1,0 +1,210 @@
+"""One call of a Python function: its folder, its groups of options, and how it ends."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+import onnx
+
+from bisect_trt.api.types import Check, Inputs, Model
+from bisect_trt.cli.keywords import Keywords
+from bisect_trt.cli.options import Check as CheckOptions
+from bisect_trt.cli.options import Compare, Data, Search, Target
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.workers.pool import keep_spare
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.quiet import QuietConsole
+from bisect_trt.reporting.result import Result
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
+from bisect_trt.workflows.record import leave_record
+from bisect_trt.workflows.sessions import Session
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings
+
+_PROTO_LIMIT_BYTES = (1 << 31) - 1
+_FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
+"""Options that do not change what a verdict is about, so that a run goes on with other ones too."""
+
+
+class Call:
+    """What a call was given, until :meth:`finish` does the work.
+
+    Attributes:
+        target: The options of the target.
+        compare: Those of the comparison.
+        search: Those of the search.
+        folder: The run's.
+        resumed: Whether the run goes on with what an earlier call has learned.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        model: Model,
+        given: Keywords,
+        *,
+        inputs: Inputs | None = None,
+        check: Check | None = None,
+        folder: str | Path | None = None,
+        verbose: bool | int = False,
+        annotation: str | Path | None = None,
+        shape_inference: bool = False,
+    ) -> None:
+        """Sort the options into groups, and put what was given as values into the run's folder.
+
+        Args:
+            command: Which command it is.
+            model: The model, or its path.
+            given: The options.
+            inputs: What the model is fed; random values if not given.
+            check: What says good or bad, beside a target.
+            folder: The run's folder, where it was named: a new one, or one that goes on.
+            verbose: Whether to print.
+            annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+            shape_inference: Whether shapes that inference finds are declared in the model.
+
+        Raises:
+            UsageError: An option does not exist, or a file cannot be written.
+        """
+        words = given.words(_FREE)
+        self.target = given.group(Target)
+        self.compare = given.group(Compare)
+        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision") else Search()
+        self._check = given.group(CheckOptions) if command in ("reduce", "precision") else CheckOptions()
+        self._data = given.group(Data)
+        given.finish(command)
+        self._function = check if callable(check) else None
+        if not callable(check) and check is not None:
+            self._check.check = [check] if isinstance(check, str) else list(check)
+        self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
+        path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
+        self._annotation = None if annotation is None else Path(annotation)
+        if self._annotation is not None:
+            check_annotated(self._annotation, path)
+        self.folder = Workspace.new_folder(command, path) if folder is None else Path(folder)
+        self.resumed = (self.folder / CALL_FILE).exists()
+        if not self.resumed and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
+            raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
+        Workspace(self.folder)
+        self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
+        self._result = Result(command)
+        if isinstance(model, onnx.ModelProto):
+            path = _written(model, self.folder / path)
+        settings = replace(self._data.settings(path), shape_inference=shape_inference)
+        self._model = self._with_inputs(settings, inputs)
+
+    def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
+        if inputs is None:
+            return settings
+        if isinstance(inputs, str | Path):
+            files = [Path(inputs)]
+        else:
+            files = []
+            for number, sample in enumerate([inputs] if isinstance(inputs, Mapping) else inputs, 1):
+                files.append(self.folder / f"inputs-{number}.npz")
+                save_npz(files[-1], sample)
+        return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
+        """What says good or bad.
+
+        Args:
+            target: The runtime under suspicion, if there is one.
+            used: Whether it is of use beside a check command too.
+
+        Raises:
+            UsageError: Nothing does, the command does not exist, or something that was given would do nothing.
+        """
+        given = bool(self._check.check) or self._function is not None
+        if not given and target is None:
+            raise UsageError("there is nothing to say good or bad: give check, a function or a command, or target.")
+        if given and target is not None and not (used and self._function is None):
+            raise UsageError(
+                f"the check says good or bad, so target='{target.runtime}' would do nothing; leave one out."
+            )
+        if given and target is None:
+            for name in _given(self.compare):
+                raise UsageError(
+                    f"{name} says how to compare a target, and here the check says good or bad; leave it out."
+                )
+        if self._function is not None:
+            for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
+                raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
+        return replace(self._check.settings(target, self.compare), function=self._function)
+
+    def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
+        """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
+
+        Args:
+            work: Given the session.
+            fixed_path: Where every candidate goes, if the check reads a fixed path.
+
+        Raises:
+            UsageError: The run that is to go on was about something else.
+        """
+        result, console = self._result, self._console
+        self._bind()
+        keep_spare()  # the next call finds TensorRT started, and its timing cache warm
+        workspace = Workspace(self.folder, fixed_path)
+        session = Session(self._model, workspace, console, result, self.target.fresh_process, self._annotation)
+        began = time.monotonic()
+        try:
+            work(session)
+        except (DoesNotReproduce, BudgetSpent) as ending:
+            result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
+            result.why = str(ending)
+            console.answer(result.why)
+        except BaseException as ending:
+            result.status = "interrupted" if isinstance(ending, KeyboardInterrupt) else "error"
+            result.why = f"{type(ending).__name__}: {ending}"
+            raise
+        finally:
+            result.wall_s = round(time.monotonic() - began, 3)
+            leave_record(result, self.folder, (), console, None)
+            console.close()
+        return result
+
+    def _bind(self) -> None:
+        """Bind the run to this call, or make sure that it is the one that it is bound to."""
+        settings = self._model
+        named = [*self._data.files(), *settings.data.load_inputs, *self.compare.files(), *self._check.files()]
+        binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
+        if self._function is not None:
+            binding.files.update(bind_function(self._function))
+        if self.resumed:
+            Binding.read(self.folder, CALL_FILE).check(binding, self.folder)
+        else:
+            binding.write(self.folder, CALL_FILE)
+
+
+def refuse_target(check: object) -> None:
+    """Make sure that a target's name does not stand where a check belongs.
+
+    Raises:
+        UsageError: It does, and no program has that name.
+    """
+    if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
+        raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
+
+
+def _given(group: object) -> list[str]:
+    """The options of a group that differ from their defaults."""
+    defaults = type(group)()
+    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
+    return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
+
+
+def _written(model: onnx.ModelProto, path: Path) -> Path:
+    if model.ByteSize() > _PROTO_LIMIT_BYTES:
+        raise UsageError("the model is larger than 2 GiB; save it with external data, and give its path.")
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path

@@ -1,0 +1,201 @@
+"""Take out of a model what can be computed once and for all, and what nothing reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.graph.lower.types import DEFAULT_DOMAINS
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.values import element_type, to_info
+from bisect_trt.tensors.dtypes import is_extension
+
+# Folded, a quantized weight would be an fp32 one, and the runtime would not see that it is quantized.
+_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
+_IR_WITHOUT_INITIALIZER_INPUTS = 4
+"""Before IR version 4 every initializer had to be listed among the graph's inputs."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a clean-up took away: how many of each."""
+
+    nodes: int = 0
+    weights: int = 0
+    declarations: int = 0
+
+
+class Folding:
+    """Which nodes of a network can be replaced by the values that they make.
+
+    Nodes that make a graph output stay, because an output that nothing computes is nothing that every runtime takes; so
+    do those of quantization.
+
+    Attributes:
+        network: The model.
+        computable: Nodes that depend on no input and on nothing that quantizes.
+        kept: Nodes that stay all the same.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Find out what could be folded."""
+        self.network = network
+        self.computable: set[int] = set()
+        for index in network.order:
+            quantizes = network.nodes[index].op_type in _QUANTIZING
+            if network.constant[index] and not quantizes and self.computable.issuperset(network.parents(index)):
+                self.computable.add(index)
+        outputs = set(network.outputs)
+        self.kept = {index for index in self.computable if not outputs.isdisjoint(network.made(index))}
+
+    def keep(self, name: str) -> None:
+        """Leave the node that makes a tensor where it is; what it reads can still be stored."""
+        self.kept.add(self.network.producer[name])
+
+    def stored(self) -> list[str]:
+        """The tensors whose values have to be stored for all foldable nodes to go, in topological order."""
+        network, gone = self.network, self.computable - self.kept
+        return [
+            name
+            for index in network.order
+            if index in gone
+            for name in network.made(index)
+            if any(reader not in gone for reader in network.consumers.get(name, ()))
+        ]
+
+    def known_bytes(self, name: str) -> int | None:
+        """How large a tensor is, as far as shape inference tells."""
+        value = self.network.inferred.get(name)
+        info = None if value is None else to_info(value)
+        if info is None or info.shape is None or not info.is_static:
+            return None
+        return math.prod(int(dim or 0) for dim in info.shape) * info.dtype.itemsize
+
+    def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+        """The model with these values in place of all foldable nodes; the original is not changed.
+
+        Args:
+            values: A value for each name of :meth:`stored`.
+        """
+        return _replace(self.network, self.computable - self.kept, values)
+
+
+def fold_shapes(network: Network) -> onnx.ModelProto | None:
+    """The model with the shapes that inference finds stored in place of ``Shape`` and ``Size``; ``None`` without any."""
+    values: dict[str, onnx.TensorProto] = {}
+    types = {**network.declared, **network.inferred}
+    for node in network.nodes:
+        if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS or node.input[0] not in types:
+            continue
+        info = to_info(types[node.input[0]])
+        name = node.output[0]
+        if info is not None and info.is_static and name not in network.outputs:
+            values[name] = numpy_helper.from_array(
+                _shape_value(node, [int(dim or 0) for dim in info.shape or ()]), name
+            )
+    if not values:
+        return None
+    return _replace(network, {network.producer[name] for name in values}, values)
+
+
+def _shape_value(node: onnx.NodeProto, shape: list[int]) -> NDArray[np.int64]:
+    """What the node makes of a tensor of this shape; ``start`` and ``end`` are there since opset 15."""
+    if node.op_type == "Size":
+        return np.array(math.prod(shape), np.int64)
+    ends = {attribute.name: int(attribute.i) for attribute in node.attribute}
+    return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
+
+
+def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """The model without some nodes, and with some tensors as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(network.proto)
+    graph = model.graph
+    del graph.node[:]
+    graph.node.extend(node for index, node in enumerate(network.nodes) if index not in gone)
+    graph.initializer.extend(values.values())
+    if model.ir_version < _IR_WITHOUT_INITIALIZER_INPUTS:
+        graph.input.extend(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            for tensor in values.values()
+        )
+    return model
+
+
+def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor that a ``Constant`` holds; ``None`` for another node, or one that holds it in another form."""
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+        return None
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(attribute.t)
+            tensor.name = node.output[0]
+            return tensor
+    return None
+
+
+def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
+    """An initializer; ``None`` for elements that share a byte, which those of arrays do not."""
+    if not is_extension(value.dtype):
+        return numpy_helper.from_array(value, name)
+    if value.dtype.name in _SHARE_A_BYTE:
+        return None
+    raw = np.ascontiguousarray(value).tobytes()
+    return onnx.TensorProto(name=name, data_type=element_type(value.dtype), dims=value.shape, raw_data=raw)
+
+
+def remove_unread(model: onnx.ModelProto) -> Removed:
+    """Take away nodes that no output depends on, weights that nothing reads, and declarations of what is not there.
+
+    The graph's inputs stay: they are what a caller has to give.
+
+    Args:
+        model: Changed in place.
+    """
+    network, graph = Network(model), model.graph
+    live: set[int] = set()
+    pending = [network.producer[name] for name in network.outputs if name in network.producer]
+    while pending:
+        index = pending.pop()
+        if index not in live:
+            live.add(index)
+            pending += network.parents(index)
+    read = {name for index in live for name in network.reads[index]} | set(network.outputs)
+    idle = {name for name in (*network.initializers, *network.sparse_initializers) if name not in read}
+    made = {name for index in live for name in network.made(index)}
+    before = len(graph.value_info)
+    _keep(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
+    _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
+    _keep(graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name not in idle])
+    _keep(graph.input, [value for value in graph.input if value.name not in idle])
+    _keep(graph.value_info, [value for value in graph.value_info if value.name in made])
+    return Removed(len(network.nodes) - len(live), len(idle), before - len(graph.value_info))
+
+
+def _keep(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
+    """Leave only these entries in a repeated field."""
+    copies = list(entries)
+    del field[:]
+    field.extend(copies)
+
+
+def sort_nodes(model: onnx.ModelProto) -> bool:
+    """Put the nodes into topological order, if they are not; says whether that was so.
+
+    Args:
+        model: Changed in place.
+    """
+    network = Network(model)
+    if not any(parent > index for index in range(len(network.nodes)) for parent in network.parents(index)):
+        return False
+    _keep(model.graph.node, [network.nodes[index] for index in network.order])
+    return True

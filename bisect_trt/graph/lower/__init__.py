@@ -1,0 +1,25 @@
+"""Lowering an fp32 model to fp16 or bf16: by round trips for a CPU, by real nodes of that type for a GPU.
+
+``lower_roundtrip`` says why a CPU needs another way.
+"""
+
+from bisect_trt.graph.lower.emulate import emulate
+from bisect_trt.graph.lower.fp16 import lower_fp16
+from bisect_trt.graph.lower.io import lower_io
+from bisect_trt.graph.lower.plan import first_output, plan_slots
+from bisect_trt.graph.lower.roundtrip import lower_roundtrip
+from bisect_trt.graph.lower.store import store_weights
+from bisect_trt.graph.lower.types import LOW_TYPES, check_opset, tensor_dtypes
+
+__all__ = [
+    "LOW_TYPES",
+    "check_opset",
+    "emulate",
+    "first_output",
+    "lower_fp16",
+    "lower_io",
+    "lower_roundtrip",
+    "plan_slots",
+    "store_weights",
+    "tensor_dtypes",
+]

@@ -1,0 +1,162 @@
+"""The user's own check: a command that is run once for each candidate."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.errors import UsageError
+from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome, of_samples
+from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workspace import CandidateFiles
+
+_TAIL_LINES = 5
+_TAIL_BYTES = 4096
+SKIP_CODE = 125
+"""The exit status for "cannot be judged", as for ``git bisect run``."""
+_PLACES = ("model", "inputs", "golden", "dir", "engine")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(_PLACES)})\}}")
+_BRACED = re.compile(r"(?<!\$)\{([A-Za-z]+)\}")
+"""A name in braces, but not a shell's ``${name}``."""
+_ALIKE = 0.75
+"""How much a name is like a placeholder's that is a misspelling of it, as ``difflib`` measures; ``{other}`` is not."""
+
+
+@dataclass(frozen=True)
+class CommandCheck:
+    """A command, and how to read how it ends (README, "Check commands").
+
+    Attributes:
+        argv: The command, with placeholders.
+        fail_codes: Only these exit statuses are the failure.
+        ignore_fail_codes: These exit statuses are a pass.
+        fail_regexes: Only output that one of these matches is the failure.
+        timeout: Seconds a candidate may take.
+    """
+
+    argv: tuple[str, ...]
+    fail_codes: tuple[int, ...] = ()
+    ignore_fail_codes: tuple[int, ...] = ()
+    fail_regexes: tuple[re.Pattern[str], ...] = ()
+    timeout: float | None = None
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> tuple[str, ...]:
+        """The command from the words after ``--check``: the command itself, or one quoted string.
+
+        Raises:
+            UsageError: It is empty, its quotes do not match, the program does not exist, or a placeholder is misspelt.
+        """
+        try:
+            argv = shlex.split(words[0]) if len(words) == 1 else list(words)
+        except ValueError as error:
+            raise UsageError(f"--check {words[0]}: {error}; mend the quotes.") from error
+        if not argv:
+            raise UsageError("--check needs a command after it.")
+        if shutil.which(argv[0]) is None:
+            raise UsageError(
+                f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
+            )
+        _check_spelling(argv)
+        return tuple(argv)
+
+    @property
+    def names_placeholder(self) -> bool:
+        """Whether the command says where the candidate goes; if not, it reads a fixed path."""
+        return any(_PLACEHOLDER.search(word) for word in self.argv)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+        return self.names_placeholder
+
+    def command_line(self, files: CandidateFiles) -> list[str]:
+        """The command for one candidate."""
+        paths = files.placeholders()
+        return [_PLACEHOLDER.sub(lambda match: paths.get(match[1], match[0]), word) for word in self.argv]
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Run it on a candidate, with one input sample after the other until it fails.
+
+        Raises:
+            UsageError: The program has gone.
+        """
+        return of_samples((each.sample, self._run_sample(each, cancel)) for each in files.samples())
+
+    def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        argv = self.command_line(files)
+        copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
+        (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n")
+        try:
+            end = run_to_end(
+                argv,
+                log=files.log,
+                environment=files.environment(),
+                timeout=self.timeout,
+                cancel=cancel,
+            )
+        except OSError as error:
+            raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
+        return self._read(end, files.log)
+
+    def _read(self, end: ProcessEnd, log: Path) -> Outcome:  # noqa: PLR0911 - one return a row of the table
+        """The table of the check command's contract, its first row that applies."""
+        seconds = end.seconds
+        if end.cancelled:
+            return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", seconds)
+        if end.code in self.ignore_fail_codes and not end.timed_out:
+            return Outcome(Ending.PASSED, "pass", f"exit status {end.code}, which --ignore-fail-code lists", seconds)
+        if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and not end.timed_out:
+            return Outcome(Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds)
+        if end.timed_out:
+            return Outcome(Ending.BROKEN, "time-out", f"no answer after {self.timeout:g} s", seconds, _tail(log))
+        if end.signal_name:
+            return Outcome(
+                Ending.BROKEN, f"signal {end.signal_name}", f"killed by {end.signal_name}", seconds, _tail(log)
+            )
+        if self.fail_codes or self.fail_regexes:
+            return self._read_conditions(end, log)
+        if end.code == 0:
+            return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
+        # A broken check ends like this too, and only what it printed tells.
+        return Outcome(Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log))
+
+    def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
+        met: list[str] = []
+        text = log.read_text(errors="replace") if self.fail_regexes else ""
+        matched = next((pattern for pattern in self.fail_regexes if pattern.search(text)), None)
+        if matched is not None:
+            met.append(f"output matches '{matched.pattern}'")
+        if end.code in self.fail_codes:
+            met.append(f"exit status {end.code}")
+        if len(met) == bool(self.fail_codes) + bool(self.fail_regexes):
+            return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
+        if end.code == 0:
+            return Outcome(Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds)
+        reason = f"exit status {end.code}, but not the failure asked for"
+        return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
+
+
+def _check_spelling(argv: Sequence[str]) -> None:
+    """Refuse what is nearly a placeholder; a word with blanks in it is a program of its own, where braces are syntax."""
+    for word in argv:
+        for name in () if any(map(str.isspace, word)) else _BRACED.findall(word):
+            meant = difflib.get_close_matches(name.lower(), _PLACES, n=1, cutoff=_ALIKE)
+            if meant and name not in _PLACES:
+                known = ", ".join(f"{{{place}}}" for place in _PLACES)
+                raise UsageError(
+                    f"--check: '{{{name}}}' is no placeholder; did you mean {{{meant[0]}}}? The placeholders are {known}."
+                )
+
+
+def _tail(log: Path) -> str:
+    """The last lines of a log."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
+        lines = file.read().decode(errors="replace").rstrip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,1 @@
+"""Processes in which models and checks run, and what ends them."""

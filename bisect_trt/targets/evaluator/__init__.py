@@ -1,0 +1,1 @@
+"""ONNX's reference evaluator: a second opinion, written in NumPy."""

@@ -1,0 +1,57 @@
+"""What the runtimes share that compute a graph as it stands, node by node: no engine, nothing fused, no GPU of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.lower import LOW_TYPES
+from bisect_trt.targets.settings import Lowering, TargetSettings
+
+
+class Interpreter:
+    """The part of a :class:`~bisect_trt.targets.base.Runtime` that is the same for all of them.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """By Casts: it computes what the graph says."""
+        return "cast"
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"{self.name} has no engine to write; name TensorRT as the target (--trt).")
+
+    def describe_engine(self) -> dict[str, Any]:
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"{self.name} has no engine to show; name TensorRT as the target (--trt).")
+
+    def gpu_memory(self) -> int:
+        """0: it uses none, or does not say."""
+        return 0
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+        """``None``: it gives back outputs alone."""
+        return
+
+
+def low_type(settings: TargetSettings) -> int | None:
+    """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it stays as it is."""
+    return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)

@@ -1,0 +1,243 @@
+"""The TensorRT target: a model into an engine, an engine into a session."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.targets.trt.api import TensorRt, tensorrt
+from bisect_trt.targets.trt.calibrate import calibrate
+from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
+from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
+from bisect_trt.targets.trt.describe import describe_engine
+from bisect_trt.targets.trt.inspect import Origins
+from bisect_trt.targets.trt.layers import constrain, named_layers
+from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
+from bisect_trt.targets.trt.network import (
+    Feed,
+    Parsed,
+    free_dimensions,
+    load_proto,
+    name_nodes,
+    names_of,
+    output_types,
+    parse,
+)
+from bisect_trt.targets.trt.session import TensorRtSession, failed
+
+
+class TensorRtRuntime:
+    """TensorRT with some options."""
+
+    def __init__(self, settings: TargetSettings) -> None:
+        """Set it up.
+
+        Raises:
+            UnavailableError: There is no TensorRT or no GPU.
+            UsageError: An option that this TensorRT does not have, or a file that is not there.
+        """
+        self._settings = settings
+        self._tensorrt = tensorrt()
+        check_settings(settings, self._tensorrt)
+        make_config(settings, self._tensorrt)  # so that its mistakes are found before any model is parsed
+        for library in settings.trt.plugins:
+            _load_plugins(library)
+
+    def lowered(self, model: Path) -> ModelProto | None:
+        """The model with Casts, where those lower it."""
+        if not lowers_by_cast(self._settings, self._tensorrt.version):
+            return None
+        return self._lower(load_proto(model))
+
+    def _lower(self, proto: ModelProto) -> ModelProto:
+        low = LOW_TYPES["bf16" if self._settings.bf16 else "fp16"]
+        return lower_fp16(proto, self._settings.keep, low=low)
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """By layers before TensorRT 11, unless Casts are asked for."""
+        lowered = replace(self._settings, fp16=True)
+        return "cast" if lowers_by_cast(lowered, self._tensorrt.version) else "layer"
+
+    def gpu_memory(self) -> int:
+        """Bytes of the GPU that are in use, by anybody."""
+        free, total = self._tensorrt.cuda.memory()
+        return total - free
+
+    def load(self, model: Path, feed: Feed | None = None) -> TensorRtSession:
+        """Build an engine, or take the prebuilt one.
+
+        Args:
+            model: The ONNX file.
+            feed: The values that it will be fed; see :func:`parse`.
+
+        Raises:
+            BuildError: TensorRT refuses the model.
+            UnavailableError: The prebuilt engine is not for this TensorRT.
+        """
+        proto = load_proto(model)
+        if self._settings.trt.load_engine is not None:
+            path = Path(self._settings.trt.load_engine)
+            return TensorRtSession(self._tensorrt, _load_prebuilt(path, self._tensorrt), output_types(proto))
+        parsed, plan = self._build(proto, model, feed)
+        engine = _deserialise(plan, self._tensorrt)
+        return TensorRtSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+
+    def load_unfused(self, model: Path, feed: Feed | None = None) -> UnfusedSession | None:
+        """Build an engine that shows what it does not fuse away; ``None`` before TensorRT 10.12, or with a prebuilt one.
+
+        Raises:
+            BuildError: TensorRT refuses the model.
+        """
+        if self._tensorrt.version < FIRST_VERSION or self._settings.trt.load_engine is not None:
+            return None
+        proto = load_proto(model)
+        parsed, plan = self._build(proto, model, feed, show_unfused=True)
+        engine = _deserialise(plan, self._tensorrt)
+        return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+
+    def describe_engine(self) -> dict[str, Any]:
+        """What the prebuilt engine is made of; see :func:`describe_engine`.
+
+        Raises:
+            UnavailableError: The engine is not for this TensorRT.
+        """
+        return describe_engine(
+            _load_prebuilt(Path(str(self._settings.trt.load_engine)), self._tensorrt), self._tensorrt
+        )
+
+    def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
+        """Write a model's engine to a file.
+
+        Raises:
+            BuildError: TensorRT refuses the model.
+            UsageError: The file cannot be written.
+        """
+        _, plan = self._build(load_proto(model), model, feed)
+        _write(target, plan)
+
+    def _build(
+        self, proto: ModelProto, path: Path, feed: Feed | None, *, show_unfused: bool = False
+    ) -> tuple[Parsed, bytes]:
+        settings, trt = self._settings, self._tensorrt
+        free_dimensions(proto, settings)
+        name_nodes(proto)  # before it is lowered, so that nodes are found again by their names
+        if lowers_by_cast(settings, trt.version):
+            proto = self._lower(proto)
+        parsed = parse(proto, path, settings, feed, trt)
+        if show_unfused:
+            parsed.network.mark_unfused_tensors_as_debug_tensors()
+        config = make_config(settings, trt)
+        _add_profile(config, parsed.network, settings, trt)
+        constrain(parsed.network, parsed.model, settings, trt)
+        calibrate(config, settings, trt)
+        self._use_timing_cache(config)
+        trt.log.take()
+        plan = trt.builder.build_serialized_network(parsed.network, config)
+        errors = trt.log.take()
+        if plan is None:
+            message = reason(errors, "the builder gives no engine and does not say why")
+            if is_out_of_memory(errors):
+                message = f"out of memory: {message}"
+            masked = signature(message, names_of(parsed.model))
+            raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
+        self._keep_timing_cache(config)
+        content = bytes(memoryview(plan))
+        if settings.trt.save_engine is not None:
+            _write(Path(settings.trt.save_engine), content)
+        return parsed, content
+
+    def _use_timing_cache(self, config: Any) -> None:
+        """Let this build use what earlier builds of this process measured."""
+        trt = self._tensorrt
+        if trt.timing_cache is None:
+            path = self._settings.trt.load_timing_cache
+            trt.timing_cache = config.create_timing_cache(b"" if path is None else _read(Path(path)))
+        config.set_timing_cache(trt.timing_cache, ignore_mismatch=False)
+
+    def _keep_timing_cache(self, config: Any) -> None:
+        path = self._settings.trt.save_timing_cache
+        if path is not None:
+            _write(Path(path), bytes(memoryview(config.get_timing_cache().serialize())))
+
+
+def _origins(parsed: Parsed, original: ModelProto) -> Origins:
+    return Origins(parsed.model, named_layers(parsed.network, parsed.model), original)
+
+
+def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: TensorRt) -> None:
+    """Say how the dimensions that vary do, where some do."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    free = [tensor for tensor in tensors if -1 in tuple(tensor.shape)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
+        return
+    lows, usual, highs = (dict(shapes) for shapes in _profile_shapes(settings))
+    # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
+    profile = trt.builder.create_optimization_profile()
+    for tensor in free:
+        name = tensor.name
+        if name not in lows:
+            raise UsageError(
+                f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
+            )
+        profile.set_shape(name, lows[name], usual[name], highs[name])
+    config.add_optimization_profile(profile)
+
+
+def _profile_shapes(settings: TargetSettings) -> Sequence[Sequence[tuple[str, tuple[int, ...]]]]:
+    trt = settings.trt
+    return trt.min_shapes, trt.opt_shapes or trt.max_shapes, trt.max_shapes
+
+
+def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
+    try:
+        return _deserialise(_read(path), tensorrt)
+    except RunError as error:
+        if is_out_of_memory([error.message]):
+            raise
+        raise UnavailableError(
+            f"TensorRT {tensorrt.trt.__version__} cannot load the engine {path}: {error.message}; an engine runs on the "
+            "version and the kind of GPU that it was built for, so build it again here."
+        ) from error
+
+
+def _deserialise(plan: bytes, tensorrt: TensorRt) -> Any:
+    tensorrt.log.take()
+    engine = tensorrt.runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise failed(tensorrt, "the engine cannot be loaded, and TensorRT does not say why")
+    return engine
+
+
+def _load_plugins(library: str) -> None:
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise UsageError(
+            f"--plugins: {library} cannot be loaded: {error}; build it for this TensorRT, or add the folder of what it needs to "
+            "LD_LIBRARY_PATH."
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error

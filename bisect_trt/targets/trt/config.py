@@ -1,0 +1,126 @@
+"""Options into a builder configuration; what a version does not have is said, not ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.trt.api import TensorRt
+
+_STRONG_ONLY = (11, 0, 0)
+"""Since this version every network is strongly typed."""
+_FIRST_STRONG = (9, 0, 0)
+
+
+def lowers_by_cast(settings: TargetSettings, version: tuple[int, int, int]) -> bool:
+    """Whether half precision is written into the ONNX graph, rather than chosen by TensorRT layer by layer."""
+    if not (settings.fp16 or settings.bf16):
+        return False
+    return settings.trt.lowering == "cast" or settings.trt.strongly_typed or version >= _STRONG_ONLY
+
+
+def is_strongly_typed(settings: TargetSettings, version: tuple[int, int, int]) -> bool:
+    """Whether the types in the graph are the types that run."""
+    if version >= _STRONG_ONLY:
+        return True
+    return settings.trt.strongly_typed or (lowers_by_cast(settings, version) and version >= _FIRST_STRONG)
+
+
+def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
+    """Find out what this version cannot do before anything is built.
+
+    Raises:
+        UsageError: An option that it does not have.
+    """
+    version, have = tensorrt.version, f"this is TensorRT {tensorrt.trt.__version__}"
+    if settings.trt.lowering == "layer" and version >= _STRONG_ONLY:
+        raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {have}; use --lowering cast.")
+    if settings.trt.strongly_typed and version < _FIRST_STRONG:
+        raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
+    if settings.trt.precision_constraints != "none" and version >= _STRONG_ONLY:
+        raise UsageError(f"--precision-constraints needs TensorRT 8.6 to 10, and {have}; its types are the graph's.")
+    strong = is_strongly_typed(settings, version)
+    if settings.trt.precision_constraints != "none" and strong:
+        raise UsageError(
+            "--precision-constraints is about types that TensorRT chooses, and in a strongly typed network the graph's "
+            "types run; drop it."
+        )
+    if settings.fp16 and settings.bf16 and lowers_by_cast(settings, version):
+        raise UsageError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
+    for name in settings.low_precisions:
+        if strong and name in ("fp16", "bf16"):
+            continue  # written into the graph
+        if tensorrt.has("BuilderFlag", name.upper()) and (name == "tf32" or not strong):
+            continue
+        instead = "quantise the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
+        raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+
+
+def network_flags(settings: TargetSettings, tensorrt: TensorRt) -> int:
+    """``NetworkDefinitionCreationFlag`` bits."""
+    flags = getattr(tensorrt.trt, "NetworkDefinitionCreationFlag")  # noqa: B009 - named as in the API lists
+    bits = 0
+    if hasattr(flags, "EXPLICIT_BATCH"):
+        bits |= 1 << int(flags.EXPLICIT_BATCH)
+    if is_strongly_typed(settings, tensorrt.version):
+        bits |= 1 << int(flags.STRONGLY_TYPED)
+    return bits
+
+
+def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
+    """An ``IBuilderConfig``.
+
+    Raises:
+        UsageError: A pool, tactic source or level that this version does not have.
+    """
+    trt, config = tensorrt.trt, tensorrt.builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that layers can be traced back to nodes
+    config.clear_flag(trt.BuilderFlag.TF32)
+    strong = is_strongly_typed(settings, tensorrt.version)
+    for name in settings.low_precisions:
+        if name == "tf32" or not strong:
+            config.set_flag(getattr(trt.BuilderFlag, name.upper()))
+    _set_constraints(config, settings, tensorrt)
+    _set_limits(config, settings.trt, tensorrt)
+    if settings.trt.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    return config
+
+
+def _set_constraints(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None:
+    if is_strongly_typed(settings, tensorrt.version):
+        return
+    wanted = settings.trt.precision_constraints
+    if wanted == "none" and (settings.keep or lowers_by_cast(settings, tensorrt.version)):
+        wanted = "obey"  # what stays in fp32 would be no more than a wish
+    if wanted == "none" and settings.held:
+        wanted = "prefer"  # some layers have nothing but fp32
+    if wanted != "none":
+        config.set_flag(getattr(tensorrt.trt.BuilderFlag, f"{wanted.upper()}_PRECISION_CONSTRAINTS"))
+
+
+def _set_limits(config: Any, settings: TrtSettings, tensorrt: TensorRt) -> None:
+    trt = tensorrt.trt
+    for name, size in settings.pool_limits:
+        config.set_memory_pool_limit(_entry("--pool-limit", trt.MemoryPoolType, name), size)
+    if settings.tactic_sources is not None:
+        bits = 0
+        for name in settings.tactic_sources:
+            bits |= 1 << int(_entry("--tactic-sources", trt.TacticSource, name))
+        config.set_tactic_sources(bits)
+    if settings.builder_optimization_level is not None:
+        config.builder_optimization_level = settings.builder_optimization_level
+    if settings.hardware_compatibility_level is not None:
+        level = settings.hardware_compatibility_level
+        config.hardware_compatibility_level = _entry(
+            "--hardware-compatibility-level", trt.HardwareCompatibilityLevel, level
+        )
+
+
+def _entry(option: str, enum: Any, name: str) -> Any:
+    """An entry of one of TensorRT's enumerations, by name in any case."""
+    entries = {key.lower(): value for key, value in enum.__members__.items()}
+    if name.lower() not in entries:
+        raise UsageError(f"{option}: this TensorRT has no '{name}'; it has: {', '.join(sorted(entries))}.")
+    return entries[name.lower()]

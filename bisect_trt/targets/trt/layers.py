@@ -1,0 +1,114 @@
+"""TensorRT's layers and the ONNX nodes that they come from; what keeps some of them in fp32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import ModelProto
+
+from bisect_trt.graph.lower import first_output
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.api import TensorRt
+from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast
+
+LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
+"""What the parser appends where a node makes several layers."""
+
+
+def layers_of(network: Any) -> Iterator[Any]:
+    """In the order they were made."""
+    return (network.get_layer(index) for index in range(network.num_layers))
+
+
+def layer_nodes(network: Any, model: ModelProto) -> list[int | None]:
+    """For each layer the place of its node in the graph; ``None`` where it belongs to none.
+
+    The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
+    it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
+
+    Args:
+        network: What was parsed.
+        model: What it was parsed from, each node with a name of its own.
+    """
+    by_name = {node.name: index for index, node in enumerate(model.graph.node)}
+    by_output = {name: index for index, node in enumerate(model.graph.node) for name in node.output if name}
+    found: list[int | None] = []
+    pending = 0
+    for layer in layers_of(network):
+        node = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
+        if node is None:
+            made = (layer.get_output(index).name for index in range(layer.num_outputs))
+            node = next((by_output[name] for name in made if name in by_output), None)
+        found.append(node)
+        pending += 1
+        if node is not None:
+            found[-pending:] = [node] * pending
+            pending = 0
+    return found
+
+
+def named_layers(network: Any, model: ModelProto) -> list[tuple[str, int | None]]:
+    """The name of each layer with the place of its node; see :func:`layer_nodes`."""
+    names = [layer.name for layer in layers_of(network)]
+    return list(zip(names, layer_nodes(network, model), strict=True))
+
+
+def constrain(network: Any, model: ModelProto, settings: TargetSettings, tensorrt: TensorRt) -> list[str]:
+    """Say in what precision layers run, where that is TensorRT's to choose.
+
+    With ``layer``, layers of kept nodes run in fp32. With ``cast`` on a version without strong typing, each layer runs
+    in the type of what it reads: the types in the graph are no more than hints there. A target that is held runs all
+    else in the low precision.
+
+    Returns:
+        The names of the layers that are told to run in fp32.
+    """
+    if is_strongly_typed(settings, tensorrt.version):
+        return []
+    types = tensorrt.trt.DataType
+    low = types.BF16 if settings.bf16 else types.HALF
+    told: list[str] = []
+    for layer, kept in zip(layers_of(network), _kept(network, model, settings, tensorrt), strict=True):
+        if kept and _hold(layer, types.FLOAT, tensorrt):
+            told.append(layer.name)
+        elif kept is False:
+            _hold(layer, low, tensorrt)
+    return told
+
+
+def _kept(network: Any, model: ModelProto, settings: TargetSettings, tensorrt: TensorRt) -> Iterator[bool | None]:
+    """For each layer whether it is to run in fp32, in the low precision, or (``None``) as TensorRT likes."""
+    if lowers_by_cast(settings, tensorrt.version):
+        yield from (not _reads_half(layer, tensorrt) for layer in layers_of(network))
+        return
+    names = set(settings.keep)
+    kept = {index for index, node in enumerate(model.graph.node) if first_output(node) in names}
+    other = False if settings.held else None
+    yield from (True if node in kept else other for node in layer_nodes(network, model))
+
+
+def _reads_half(layer: Any, tensorrt: TensorRt) -> bool:
+    half = tensorrt.trt.DataType.HALF
+    tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
+    return any(tensor is not None and tensor.dtype == half for tensor in tensors)
+
+
+def _hold(layer: Any, precision: Any, tensorrt: TensorRt) -> bool:
+    """Whether it makes floats at all; if so, it makes them in this precision.
+
+    A Cast has its type already. What the network returns keeps the type that the model gives it.
+    """
+    trt = tensorrt.trt
+    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE, trt.LayerType.CAST):
+        return False
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    floats = [index for index, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
+    if not floats or any(outputs[index].is_shape_tensor for index in floats):
+        return False
+    layer.precision = precision
+    for index in floats:
+        if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
+            layer.set_output_type(index, precision)
+    return True

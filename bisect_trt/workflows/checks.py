@@ -1,0 +1,118 @@
+"""Choose the check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bisect_trt.errors import UsageError
+from bisect_trt.probing.artifacts import ArtifactSorter
+from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.engine import EngineCheck
+from bisect_trt.probing.function import FunctionCheck
+from bisect_trt.probing.journal import Journal, Record
+from bisect_trt.probing.ledger import Ledger, Listener
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.prompt import PromptCheck
+from bisect_trt.probing.runner import Check, Runner
+from bisect_trt.probing.shelf import EngineShelf
+from bisect_trt.probing.workers.devices import default_workers
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.reporting.check_output import CheckOutput
+from bisect_trt.reporting.console import Console, is_interactive
+from bisect_trt.workflows.settings import CheckSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import require_reference, require_target
+
+
+def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
+    """The user's function or command, else the built-in comparison, else the user.
+
+    Raises:
+        UsageError: There is none of the three, or an option does not fit the one there is.
+    """
+    if settings.function is not None:
+        return FunctionCheck(settings.function)
+    if settings.argv:
+        command = CommandCheck(
+            settings.argv,
+            settings.fail_codes,
+            settings.ignore_fail_codes,
+            tuple(_compile(text) for text in settings.fail_regexes),
+            settings.timeout,
+        )
+        if settings.by_layer and settings.target is not None:
+            return EngineCheck(workers, settings.target, command)
+        return command
+    if settings.show_output:
+        raise UsageError("--show-output shows what a --check command prints, and there is none; add one.")
+    conditions = {
+        "--fail-regex": settings.fail_regexes,
+        "--fail-code": settings.fail_codes,
+        "--ignore-fail-code": settings.ignore_fail_codes,
+    }
+    for option, value in conditions.items():
+        if value:
+            raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
+    if settings.target is not None:
+        shelf = EngineShelf() if settings.by_layer else None
+        return BuiltinCheck(
+            workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed, shelf=shelf
+        )
+    if not is_interactive():
+        raise UsageError(
+            "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "
+            "without either you are asked, which needs a terminal."
+        )
+    return PromptCheck()
+
+
+def check_settings(settings: CheckSettings) -> None:
+    """Find mistakes in the check before anything else is done; see :func:`make_check`."""
+    for text in settings.fail_regexes:
+        _compile(text)
+    if settings.argv:
+        CommandCheck.parse(settings.argv)
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
+
+
+class Listeners:
+    """Tells several."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        """``listeners`` are told in this order."""
+        self._listeners = listeners
+
+    def probed(self, record: Record) -> None:
+        """A probe has ended."""
+        for listener in self._listeners:
+            listener.probed(record)
+
+
+def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subject, console: Console) -> Prober:
+    """A prober with the check that was asked for."""
+    listeners: list[Listener] = [console]
+    if settings.artifacts:
+        listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
+    check = make_check(settings, subject.workers)
+    if settings.show_output:
+        listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
+    if isinstance(check, BuiltinCheck):
+        require_target(subject, check.target)
+        if check.target.runtime != "trt":  # TensorRT may run what ONNX Runtime cannot: plugins
+            require_reference(subject)
+    journal = Journal(subject.workspace.folder)
+    for title in journal.unfinished.values():
+        console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
+    ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
+    workers = default_workers() if search.workers is None else search.workers
+    if settings.fixed_path is not None or settings.artifacts:
+        workers = 1  # what lies at a fixed path is there for one at a time
+    return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)

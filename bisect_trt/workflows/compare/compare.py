@@ -1,0 +1,205 @@
+"""Run a model on the target and on the reference, and compare; or on the target alone, with what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.workers.serve import TIMED_RUNS
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.npz import NpzFile, save_npz
+from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.compare.matches import conclude, tell
+from bisect_trt.workflows.compare.outputs import choose_outputs
+from bisect_trt.workflows.compare.saved import same_outputs, same_samples
+from bisect_trt.workflows.pictures import Pictures
+from bisect_trt.workflows.subject import Subject
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What to compare, and what to keep.
+
+    Attributes:
+        target: The runtime under suspicion.
+        tolerance: How far it may be off.
+        onnx_outputs: Tensors to compare instead of the model's outputs; ``("mark", "all")`` for every one.
+        fail_fast: Whether to stop at the first output that does not match.
+        timeout: Seconds the target may take.
+        save_inputs: Where the inputs are written to.
+        save_outputs: Where the target's outputs are written to.
+        load_outputs: Saved outputs to compare with instead of the reference's.
+        pictures: Which pictures to draw.
+        exclude_outputs: Tensors to leave out, of those.
+        also: More targets, compared in turn with the same; neither pictures nor saved outputs are of them.
+        warm_up: How often a target runs before it is timed; ``None`` if it is not.
+        save_onnx: Where the model goes that the first target runs.
+    """
+
+    target: TargetSettings
+    tolerance: ToleranceOptions
+    onnx_outputs: tuple[str, ...] = ()
+    fail_fast: bool = False
+    timeout: float | None = None
+    save_inputs: Path | None = None
+    save_outputs: Path | None = None
+    load_outputs: tuple[Path, ...] = ()
+    pictures: Pictures = field(default_factory=Pictures)
+    exclude_outputs: tuple[str, ...] = ()
+    also: tuple[TargetSettings, ...] = ()
+    warm_up: int | None = None
+    save_onnx: Path | None = None
+
+    def each(self) -> list[CompareSettings]:
+        """The settings for one target after the other."""
+        rest = replace(self, save_outputs=None, pictures=Pictures(), save_onnx=None)
+        return [self, *(replace(rest, target=target) for target in self.also)]
+
+
+def compare(subject: Subject, settings: CompareSettings, console: Console, result: Result) -> Result:
+    """Compare every output on every input sample.
+
+    Raises:
+        UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
+        UnavailableError: The reference or the target cannot run the model.
+    """
+    names = choose_outputs(subject.network, settings.onnx_outputs, settings.exclude_outputs)
+    settings.tolerance.check_names(names)
+    if settings.save_inputs is not None:
+        save_samples(settings.save_inputs, subject.samples)
+    runs = [run for path in settings.load_outputs for run in load_runs(path)]
+    against = ", ".join(run.name for run in runs) or "the reference"
+    comparisons: list[TensorComparison] = []
+    targets = result.extra["targets"] = []
+    for each in settings.each():
+        console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
+        samples = _Samples(subject, each, names, console, result)
+        found = samples.compare(runs)
+        if samples.latency_ms is not None:
+            console.say(
+                f"  {samples.latency_ms:.3f} ms a run, the median of {TIMED_RUNS} after {each.warm_up} to warm up"
+            )
+        failed = sum(not comparison.passed for comparison in found)
+        targets.append(
+            {
+                "name": each.target.describe(),
+                "compared": len(found),
+                "failed": failed,
+                "latency_ms": samples.latency_ms,
+            }
+        )
+        comparisons += found
+        if failed and settings.fail_fast:
+            break
+    if len(targets) > 1:
+        for target in targets:
+            console.answer(f"{target['name']}: {target['failed']} of {target['compared']} do not match.")
+    return conclude(comparisons, console, result)
+
+
+class _Samples:
+    """Compares a model's outputs, sample by sample."""
+
+    def __init__(
+        self, subject: Subject, settings: CompareSettings, names: Sequence[str], console: Console, result: Result
+    ) -> None:
+        self._result = result
+        self._subject = subject
+        self._settings = settings
+        self._names = names
+        self._console = console
+        self.latency_ms: float | None = None
+        self._model = subject.workspace.scratch("compared.onnx")
+        self._model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())
+        if settings.save_onnx is not None:
+            self._save_model(settings.save_onnx)
+
+    def _save_model(self, path: Path) -> None:
+        """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
+        lowered = self._subject.workspace.scratch("lowered.onnx")
+        request = {"op": "lower", "model": str(self._model), "to": str(lowered)}
+        reply = self._ask({**request, "target": self._settings.target.to_json()}, None, "target")
+        model = onnx.load(str(lowered if reply["lowered"] else self._model), load_external_data=False)
+        save_model(model, self._subject.workspace.candidates, path)
+        self._result.artifacts["onnx"] = str(path)
+
+    def compare(self, runs: Sequence[SavedRun]) -> list[TensorComparison]:
+        """Compare the target with saved runs, or with the reference if there is none."""
+        numbers = range(len(self._subject.samples))
+        for number in numbers:
+            save_npz(self._scratch("inputs", number), self._subject.samples[number])
+        for run in runs:
+            same_samples(run, len(numbers), "the target runs")
+            for sample in run.samples:
+                same_outputs(run.name, sample, self._names, self._console)
+        comparisons: list[TensorComparison] = []
+        for run in runs:
+            for number in numbers:
+                wanted = {name: v for name, v in run.samples[number].items() if name in self._names}
+                save_npz(self._scratch("golden", number), wanted)
+            comparisons += self._compare_with(f"{run.name}: " if len(runs) > 1 else "")
+        if not runs:
+            for number in numbers:
+                if not self._scratch("golden", number).exists():  # else an earlier target was compared with it
+                    self._run_reference(number)
+            comparisons = self._compare_with("")
+        if self._settings.save_outputs is not None:
+            saved = [
+                NpzFile(path) for path in (self._scratch("outputs", number) for number in numbers) if path.exists()
+            ]
+            save_samples(self._settings.save_outputs, saved, self._settings.target.describe())
+        return comparisons
+
+    def _run_reference(self, number: int) -> None:
+        request: dict[str, Any] = {
+            "op": "collect",
+            "model": str(self._model),
+            "inputs": str(self._scratch("inputs", number)),
+        }
+        request |= {"to": str(self._scratch("golden", number)), "target": reference_settings().to_json()}
+        self._ask(request, None, "reference")
+
+    def _compare_with(self, prefix: str) -> list[TensorComparison]:
+        """Compare the target's outputs on every sample with what lies there as golden."""
+        numbers, settings = range(len(self._subject.samples)), self._settings
+        pairs = [[str(self._scratch(name, number)) for name in ("inputs", "golden")] for number in numbers]
+        request: dict[str, Any] = {"op": "compare", "model": str(self._model), "names": list(self._names)}
+        request |= {"inputs": pairs[0][0], "golden": pairs[0][1], "more": pairs[1:], "every": not settings.fail_fast}
+        request |= {"target": settings.target.to_json(), "tolerance": settings.tolerance.to_json(), "details": True}
+        request |= {"fail_fast": settings.fail_fast}
+        request |= {"save_outputs": [str(self._scratch("outputs", number)) for number in numbers]}
+        if settings.warm_up is not None:
+            request |= {"timed": True, "warm_up": settings.warm_up}
+        reply = self._ask(request, settings.timeout, "target")
+        self.latency_ms = reply["latency_ms"]
+        comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
+        tell(comparisons, prefix, self._console)
+        files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
+        seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
+        settings.pictures.draw(comparisons, seen, self._console, self._result)
+        return comparisons
+
+    def _scratch(self, name: str, number: int) -> Path:
+        return self._subject.workspace.scratch(f"{name}-{number + 1}.npz")
+
+    def _ask(self, request: dict[str, Any], timeout: float | None, who: str) -> dict[str, Any]:
+        try:
+            reply = self._subject.workers.ask(request, timeout)
+        except WorkerDied as death:
+            reply = {"error": "run", "message": death.end.describe()}
+        if "error" in reply:
+            raise UnavailableError(f"the {who} cannot run {self._subject.settings.path}: {reply['message']}.")
+        return reply

@@ -1,0 +1,128 @@
+"""A model in another form: in half precision, or as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.fold import sort_nodes
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import require_target
+
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass(frozen=True)
+class LowerSettings:
+    """How to lower a model.
+
+    Attributes:
+        precision: What to.
+        keep: Nodes that stay in fp32, each by the first tensor it makes.
+        lower_ends: Whether the graph's inputs and outputs are lowered too.
+    """
+
+    precision: Literal["fp16", "bf16"]
+    keep: tuple[str, ...] = ()
+    lower_ends: bool = False
+
+
+def convert_to_onnx(
+    source: ModelSettings, output: Path, settings: LowerSettings, console: Console, result: Result
+) -> Result:
+    """Write the model with real nodes of the low precision.
+
+    Raises:
+        UnavailableError: The model cannot be read.
+        UsageError: The output cannot be written, a name is no node's, or the model is too old to be lowered.
+    """
+    path, low = source.path, LOW_TYPES[settings.precision]
+    model = load_model(path, source.external_data_dir)
+    sort_nodes(model)
+    first = {next(iter(node.output), "") for node in model.graph.node}
+    for name in settings.keep:
+        if name not in first:
+            raise UsageError(
+                f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {path} --show layers` lists them."
+            )
+    lowered = lower_fp16(model, settings.keep, low=low)
+    if settings.lower_ends:
+        lowered = lower_io(lowered, low)
+    store_weights(lowered, source.weights, low)
+    save_model(lowered, source.weights, output)
+    casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
+    result.artifacts["converted"] = str(output)
+    result.status, result.minimality = "found", "1-minimal"
+    console.answer(
+        f"{output}: {path} in {settings.precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
+        f"{casts} of them Casts."
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How to build an engine.
+
+    Attributes:
+        target: TensorRT with its options.
+        timeout: Seconds it may take.
+        calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
+    """
+
+    target: TargetSettings
+    timeout: float | None = None
+    calibration_cache: Path | None = None
+
+
+def convert_to_engine(
+    subject: Subject, output: Path, settings: EngineSettings, console: Console, result: Result
+) -> Result:
+    """Build the model's engine; in INT8 with ranges found on the input samples, unless the model itself is quantized.
+
+    Raises:
+        UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
+        UsageError: The output cannot be written.
+    """
+    target = settings.target
+    require_target(subject, target)
+    samples = [subject.workspace.scratch(f"inputs-{number}.npz") for number, _ in enumerate(subject.samples, 1)]
+    for path, sample in zip(samples, subject.samples, strict=True):
+        save_npz(path, sample)
+    if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
+        target = _calibrated(target, samples, settings.calibration_cache)
+    inputs, model = samples[0], subject.workspace.scratch("convert.onnx")
+    model.write_bytes(subject.network.proto.SerializeToString())
+    request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
+    try:
+        reply = subject.workers.ask({**request, "target": target.to_json()}, settings.timeout)
+    except WorkerDied as death:
+        reply = {"message": death.end.describe()}
+    if "message" in reply:
+        raise UnavailableError(
+            f"{settings.target.describe()} cannot build {subject.settings.path}: {reply['message']}; `bisect-trt reduce "
+            "--trt` finds the smallest model with that message."
+        )
+    result.artifacts["engine"] = str(output)
+    result.status, result.minimality = "found", "1-minimal"
+    console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
+    return result
+
+
+def _calibrated(target: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+    """The target with what it finds ranges with."""
+    files = tuple(str(path.absolute()) for path in samples)
+    known = None if cache is None else str(cache.absolute())
+    return replace(target, trt=replace(target.trt, calibration_data=files, calibration_cache=known))

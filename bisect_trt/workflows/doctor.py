@@ -1,0 +1,100 @@
+"""What is on this machine, and what is missing for which target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.environment import environment
+from bisect_trt.reporting.result import Result
+
+TIMEOUT_SECONDS = 120.0
+"""TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
+TARGETS = {
+    "--onnxrt": ("onnxruntime",),
+    "--onnxrt --providers cuda": ("onnxruntime", "cuda-provider"),
+    "--trt": ("tensorrt",),
+}
+"""What each target needs of :mod:`bisect_trt.targets.about`."""
+_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one process found.
+
+    Attributes:
+        found: By name.
+        missing: Why the rest is not there, if it is not.
+    """
+
+    found: dict[str, str]
+    missing: str | None
+
+
+def doctor(folder: Path, console: Console, result: Result) -> Result:
+    """Look at everything, say what was found, and what is missing for what.
+
+    Args:
+        folder: Where the processes' output goes.
+        console: Who is told.
+        result: Gets ``environment`` and ``targets``: for each target why it cannot be used, or ``None``.
+    """
+    names = ("onnxruntime", "cuda-provider", "cuda", "tensorrt")
+    with ThreadPoolExecutor(len(names)) as threads:
+        looks = dict(zip(names, threads.map(lambda name: examine(name, folder), names), strict=True))
+    machine = environment()
+    for look in looks.values():
+        machine |= look.found
+    gpus = ask_nvidia_smi()
+    if gpus:
+        machine["GPU"] = "; ".join(gpus)
+    targets = {target: _missing(target, looks) for target in TARGETS}
+    result.extra |= {"environment": machine, "targets": targets, "cuda": looks["cuda"].missing}
+    for name, value in machine.items():
+        console.answer(f"{name}: {value}")
+    for target, missing in targets.items():
+        console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
+    result.status, result.minimality = "found", "1-minimal"
+    return result
+
+
+def examine(name: str, folder: Path) -> Examined:
+    """Look at one runtime, in a process of its own."""
+    log = folder / f"{name}.log"
+    command = [sys.executable, "-m", "bisect_trt.targets.about", name, str(folder / f"{name}.json")]
+    end = run_to_end(command, log=log, environment={"PYTHONSAFEPATH": "1"}, timeout=TIMEOUT_SECONDS)
+    try:
+        plain = json.loads((folder / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return Examined({}, _how_it_ended(end, log))
+    return Examined(plain["found"], plain["missing"])
+
+
+def _how_it_ended(end: ProcessEnd, log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"{end.describe()} when it was loaded{f', after: {lines[-1]}' if lines else ''}."
+
+
+def _missing(target: str, looks: dict[str, Examined]) -> str | None:
+    return next((why for name in TARGETS[target] if (why := looks[name].missing)), None)
+
+
+def ask_nvidia_smi() -> Sequence[str]:
+    """Name, driver and memory of each GPU as the driver's own tool gives them; nothing without it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,123 @@
+"""After a diagnosis: if precision is the reason, what to keep in fp32."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.errors import BisectError
+from bisect_trt.graph.lower import first_output
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.runner import Runner
+from bisect_trt.probing.workers.devices import default_workers
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.checks import make_check
+from bisect_trt.workflows.precision.answer import write_answer
+from bisect_trt.workflows.precision.lowering import marked
+from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
+from bisect_trt.workflows.precision.report import Answer, tell_lowered, tell_nodes
+from bisect_trt.workflows.precision.search import find_suspects, search_keep
+from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.settings import CheckSettings, SearchSettings
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import lowers_by
+
+MIXED = "mixed.onnx"
+_MOST_QUESTIONS = {"onnxrt": 20, "trt": 1}
+"""What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
+
+
+def find_fix(
+    subject: Subject,
+    prober: Prober,
+    check: CheckSettings,
+    search: SearchSettings,
+    case: Candidate,
+    folder: Path,
+    console: Console,
+    result: Result,
+) -> None:
+    """Step 6: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
+
+    What stands in the way of a fix is said, and is no reason to fail: the failure itself was found before.
+
+    Args:
+        subject: The model under investigation.
+        prober: Who found the minimal case.
+        check: Its check.
+        search: How the search is run.
+        case: The minimal case.
+        folder: The reproducer's folder, where the mixed model goes.
+        console: Who is told.
+        result: What the fix is added to.
+    """
+    precision = _precision(check)
+    if precision is None:
+        return
+    target = check.target
+    assert target is not None  # or there would be no precision
+    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
+    settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
+    command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
+    if subject.settings.external_data_dir is not None:
+        command += ["--external-data-dir", str(subject.settings.external_data_dir)]
+    console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
+    try:
+        record = fixer.probe(_in_fp32(case, precision, by_layer=by_layer))
+        if record.verdict is not Verdict.PASS:
+            console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
+            return
+        task = Task(subject, fixer, make_lowering(subject, settings), settings, console, result)
+        suspects = find_suspects(task)
+        minimum = write_answer(task, Answer(search_keep(task, suspects, _MOST_QUESTIONS[target.runtime]), suspects))
+    except BudgetSpent as error:
+        console.say(f"  {error} This goes on: {shlex.join(command)}")
+        return
+    except BisectError as error:
+        console.say(f"  no fix by precision: {error}")
+        return
+    finally:
+        prober.wasted += fixer.wasted
+    _tell(task, minimum, shlex.join(command))
+
+
+def _tell(task: Task, minimum: Minimum, command: str) -> None:
+    result, console = task.result, task.console
+    nodes, count = result.extra["keep_fp32"], len(task.lowering.units)
+    console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {task.settings.output} does.")
+    tell_nodes(nodes, console)
+    tell_lowered(result, console)
+    console.answer(f"  measured on {result.extra['measured_on']}")
+    if not minimum.proven:
+        console.answer(f"  {minimum.why}; fewer nodes may do: {command}")
+
+
+def _precision(check: CheckSettings) -> Low | None:
+    """The one low precision that the target runs in, if it is lowered by Casts."""
+    target = check.target
+    if target is None or target.fp16 == target.bf16:
+        return None
+    return "fp16" if target.fp16 else "bf16"
+
+
+def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:
+    """The minimal case, nothing of it lowered."""
+    case = replace(case, title="the minimal case in fp32")
+    if by_layer:
+        return replace(case, keep=tuple(first_output(node) for node in case.proto.graph.node))
+    return marked(case, precision)
+
+
+def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: SearchSettings) -> Prober:
+    """Probes candidates that are lowered already; what it learns goes into the same journal, and counts as much."""
+    runner = Runner(make_check(check, subject.workers), subject.workspace, subject.reference)
+    runner.flakiness = prober.runner.flakiness
+    return Prober(runner, prober.ledger, default_workers() if search.workers is None else search.workers)

@@ -1,0 +1,246 @@
+"""Turn an answer into files that show it again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.anonymise import anonymise, strip
+from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.journal import Record
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
+from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
+from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.subject import Subject
+
+NEUTRAL = "reproducer"
+"""What the folder in an archive is called, before what fails; alone where nothing of the model is named."""
+
+
+def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) -> None:
+    """Make sure that a reproducer can be left there, without leaving anything yet: there may be nothing to reproduce.
+
+    Raises:
+        UsageError: It exists and is not empty, or is a file, or lies where no folder can be made; or its archive exists.
+    """
+    if archive is not None and archive.exists() and not overwrite:
+        raise UsageError(f"{archive} exists; name another folder with --output, or write over it with --overwrite.")
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; name a folder with --output.")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(f"{folder} exists; name another folder with --output, or write over it with --overwrite.")
+    ground = next(path for path in folder.absolute().parents if path.exists())
+    if not ground.is_dir() or not os.access(ground, os.W_OK):
+        raise UsageError(f"{folder} cannot be made: {ground} is no folder of yours; name another with --output.")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the reproducer's folder.
+
+    Raises:
+        UsageError: It cannot be made any more.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --output.") from error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search ended with, about to be delivered.
+
+    Attributes:
+        candidate: The minimal failing candidate.
+        minimum: Whether that was proven.
+        sentence: It in words.
+        found: How it was found, in words.
+    """
+
+    candidate: Candidate
+    minimum: Minimum
+    sentence: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """What was left.
+
+    Attributes:
+        minimum: The answer; unproven if the final probe disagreed.
+        reproducer: What is in the folder.
+        folder: Where it is.
+        files: The files that were written.
+        anonymous: Whether nothing in it has the model's names.
+    """
+
+    minimum: Minimum
+    reproducer: Reproducer
+    folder: Path
+    files: Sequence[Path]
+    anonymous: bool
+
+    def finish(self, found: str, archive: Path | None) -> None:
+        """Say in it how it was found, once nothing more is probed, and pack it.
+
+        Args:
+            found: How it was found, in words.
+            archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
+                model's file.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        replace(self.reproducer, found=found).write_texts(self.folder)
+        if archive is not None:
+            name = re.sub(r"[^\w.-]+", "-", f"{NEUTRAL}-{self.reproducer.title}").strip("-.")
+            pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)
+
+
+def leave_reproducer(
+    subject: Subject, prober: Prober, check: CheckSettings, answer: Answer, folder: Path, *, anonymous: bool = False
+) -> Left:
+    """Write the folder, read its model back, probe that once more.
+
+    Nothing of the original leaves but the nodes of the answer with their names and weights; if ``anonymous``, not even
+    those, as long as it still fails then.
+
+    Returns:
+        What was left, to be finished once nothing more is probed.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    assert check.target is not None
+    make_folder(folder)
+    candidate = replace(answer.candidate, proto=strip(answer.candidate.proto), title="the reproducer, read back")
+    disguised = _disguise(subject, prober, candidate, check.target, folder) if anonymous else None
+    candidate, record = disguised or _read_back(subject, prober, candidate, folder)
+    target = replace(check.target, held=candidate.held or check.target.held)
+    lowered = _lowered(subject, folder / MODEL, check.target)
+    reproducer = Reproducer(
+        candidate.proto,
+        lowered,
+        subject.values(candidate, candidate.inputs),
+        subject.values(candidate, candidate.outputs),
+        prober.last_outcome.comparisons,
+        _script(target, lowered=lowered is not None),
+        _sentence(candidate.proto) if disguised else answer.sentence,
+        target,
+        answer.found,
+        None if prober.last_outcome.comparisons else without_paths(record.reason, subject),
+    )
+    files, minimum = reproducer.write(folder), answer.minimum
+    if record.verdict is not Verdict.FAIL:
+        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    return Left(minimum, reproducer, folder, files, anonymous)
+
+
+def _read_back(subject: Subject, prober: Prober, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
+    """Write a model into the folder, and probe what lies there then."""
+    save_model(candidate.proto, subject.workspace.candidates, folder / MODEL)
+    proto = onnx.load(str(folder / MODEL), load_external_data=False)
+    for location in external_files(
+        proto
+    ):  # past 1 GiB the weights lie beside the model: the probe has to find them too
+        copy_file(folder / location, subject.workspace.candidates / location)
+    candidate = replace(candidate, proto=proto)
+    return candidate, prober.probe(candidate, again=True)
+
+
+def _disguise(
+    subject: Subject, prober: Prober, candidate: Candidate, target: TargetSettings, folder: Path
+) -> tuple[Candidate, Record] | None:
+    """The candidate with other names and weights, in the folder; ``None`` if it does not fail so."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(candidate.proto)
+    if has_external_data(proto):
+        load_external_data_for_model(proto, str(subject.workspace.candidates))
+    anonymous = anonymise(proto)
+    if anonymous.kept:
+        subject.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
+        return None
+    names = anonymous.names
+    fed = anonymous.rename(subject.values(candidate, candidate.inputs))
+    made = _golden(subject, anonymous.proto, fed)
+    keep = candidate.keep or target.keep
+    disguised = replace(
+        candidate,
+        proto=anonymous.proto,
+        inputs=tuple(names[name] for name in candidate.inputs),
+        outputs=tuple(names[name] for name in candidate.outputs),
+        title="the reproducer, anonymised",
+        values={**fed, **made},
+        keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
+    )
+    if made:
+        disguised, record = _read_back(subject, prober, disguised, folder)
+        if record.verdict is Verdict.FAIL:
+            return disguised, record
+    subject.console.answer(
+        "Not anonymised: with other weights it does not fail. The names and weights are the model's."
+    )
+    return None
+
+
+def _sentence(proto: onnx.ModelProto) -> str:
+    """The answer in a sentence that names nodes as the model does by now."""
+    nodes = [f"{node.op_type} '{node.name}'" for node in proto.graph.node]
+    return f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
+
+
+def _golden(subject: Subject, proto: onnx.ModelProto, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What the reference makes of a model; nothing if it cannot run it."""
+    paths = [subject.workspace.scratch(f"anonymous{suffix}") for suffix in (".onnx", ".inputs.npz", ".golden.npz")]
+    onnx.save(proto, str(paths[0]))
+    save_npz(paths[1], fed)
+    request = {"op": "collect", "model": str(paths[0]), "inputs": str(paths[1]), "to": str(paths[2])}
+    try:
+        reply = subject.workers.ask({**request, "target": reference_settings().to_json()})
+    except WorkerDied:
+        return {}
+    return {} if "error" in reply else load_npz(paths[2])
+
+
+def without_paths(text: str, subject: Subject) -> str:
+    """A runtime's message without the folders of this machine, nor the name of the model's file."""
+    folder = re.escape(str(subject.workspace.folder))
+    absolute = re.escape(str(subject.workspace.folder.absolute()))
+    text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
+    return text.replace(str(subject.settings.path.absolute()), MODEL).replace(str(subject.settings.path), MODEL)
+
+
+def _lowered(subject: Subject, model: Path, target: TargetSettings) -> onnx.ModelProto | None:
+    """The form of a model that the target really runs; ``None`` if that is the model itself."""
+    path = subject.workspace.scratch("lowered.onnx")
+    request = {"op": "lower", "model": str(model), "to": str(path), "target": target.to_json()}
+    reply = subject.workers.ask(request)
+    return onnx.load(str(path), load_external_data=False) if reply.get("lowered") else None
+
+
+def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:
+    if target.runtime == "trt":
+        return trt_script(target, lowered=lowered)
+    # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
+    from bisect_trt.targets.onnxrt.runtime import provider_names  # noqa: PLC0415
+
+    return onnxrt_script(provider_names(target.providers))

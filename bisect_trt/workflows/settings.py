@@ -1,0 +1,142 @@
+"""What the user asked for, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bisect_trt.probing.ledger import Budget
+from bisect_trt.probing.workspace import FIXED_PATH
+from bisect_trt.search.strategy import Mode
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+_PLACES = ("{model}", "{dir}", "{engine}")
+"""Any of these tells a check where the candidate is."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model and what to feed it.
+
+    Attributes:
+        path: The ``.onnx`` file.
+        input_shapes: Shapes of inputs, by name; free dimensions that are not given become 1.
+        data: Where the values come from.
+        array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
+            the free memory says.
+        external_data_dir: Where the files of its weights lie; beside it if ``None``.
+        shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
+    """
+
+    path: Path
+    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    data: DataOptions = field(default_factory=DataOptions)
+    array_swap_mb: int | None = None
+    external_data_dir: Path | None = None
+    shape_inference: bool = False
+
+    @property
+    def weights(self) -> Path:
+        """The folder that the files of its weights lie in."""
+        return (self.external_data_dir or self.path.parent).absolute()
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What says good or bad.
+
+    Attributes:
+        argv: The user's command; empty without one.
+        fail_codes: See ``CommandCheck``.
+        ignore_fail_codes: See ``CommandCheck``.
+        fail_regexes: See ``CommandCheck``; not yet compiled.
+        timeout: Seconds a candidate may take.
+        candidate: The fixed path that a command without placeholders reads, where it was named.
+        target: The runtime that the built-in check compares with the reference; ``None`` without one.
+        tolerance: How far it may be off.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        timed: Whether the built-in comparison measures how long a candidate runs.
+        function: A Python function that says good or bad; see ``FunctionCheck``.
+        artifacts: Files that a check leaves, to be kept.
+        artifacts_dir: Where they are sorted into ``good`` and ``bad``.
+        show_output: Whether to show what the command prints.
+        hide_fail_output: Whether to leave out what failing candidates print, of that.
+    """
+
+    argv: tuple[str, ...] = ()
+    fail_codes: tuple[int, ...] = ()
+    ignore_fail_codes: tuple[int, ...] = ()
+    fail_regexes: tuple[str, ...] = ()
+    timeout: float | None = None
+    candidate: Path | None = None
+    target: TargetSettings | None = None
+    tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
+    by_layer: bool = False
+    timed: bool = False
+    function: Callable[..., object] | None = None
+    artifacts: tuple[Path, ...] = ()
+    artifacts_dir: Path = Path("artifacts")
+    show_output: bool = False
+    hide_fail_output: bool = False
+
+    @property
+    def fixed_path(self) -> Path | None:
+        """Where every candidate has to lie, if the check cannot be told where it is."""
+        if self.candidate is not None:
+            return self.candidate
+        if (self.target is not None or self.function is not None) and not self.argv:
+            return None
+        return None if any(name in word for word in self.argv for name in _PLACES) else FIXED_PATH
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search is run.
+
+    Attributes:
+        workers: How many probes at a time; ``None`` for as many as there are GPUs, or else cores.
+        repeat: How often the original is run to measure how often it fails.
+        confidence: How sure the answer shall be if it fails only sometimes.
+        shrink: Whether to make the tensors of the minimal case smaller too.
+        budget: How much may be spent.
+    """
+
+    workers: int | None = None
+    repeat: int = 1
+    confidence: float = 0.99
+    shrink: bool = True
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True)
+class ReduceSettings:
+    """How to reduce.
+
+    Attributes:
+        output: Where the reduced model goes.
+        min_good: Where the largest passing neighbour goes, if wanted.
+        reduce_inputs: Whether the start of the graph may move.
+        reduce_outputs: Whether its end may move.
+        mode: Which algorithm.
+        overwrite: Whether files that exist may be written over.
+    """
+
+    output: Path
+    min_good: Path | None = None
+    reduce_inputs: bool = True
+    reduce_outputs: bool = True
+    mode: Mode = Mode.AUTO
+    overwrite: bool = False
+
+    @property
+    def inputs(self) -> Path:
+        """Where the values of the reduced model's inputs go."""
+        return self.output.with_suffix(".inputs.npz")
+
+    @property
+    def golden(self) -> Path:
+        """Where the reference's values of its outputs go."""
+        return self.output.with_suffix(".golden.npz")

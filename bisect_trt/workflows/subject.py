@@ -1,0 +1,247 @@
+"""The model under investigation, with everything a workflow needs to take it apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.cut import cut
+from bisect_trt.graph.externals import share_weights
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.patterns import Patterns
+from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
+from bisect_trt.graph.units import Units
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.constants import Constants
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.workers.devices import visible_gpus
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Subset
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.tensors.memory import swap_limit
+from bisect_trt.workflows.settings import ModelSettings
+
+
+class Subject:
+    """A model, its reference activations, and the candidates that can be cut from it.
+
+    Attributes:
+        settings: What the user said of it.
+        network: Its graph, with fixed input shapes.
+        workspace: The run's folder.
+        workers: Processes that run models.
+        samples: The values fed to it, one or more sets.
+        sample: Which of them, from 0, the values of an answer are of.
+        console: Who is told what is noticed on the way.
+        held: Whether pieces are probed with the target held to its low precision; see ``Candidate``.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, workspace: Workspace, console: Console, *, fresh_process: bool = False
+    ) -> None:
+        """Read the model and make its inputs.
+
+        Args:
+            settings: What the user said of it.
+            workspace: The run's folder.
+            console: Who is told what is noticed on the way.
+            fresh_process: Whether each probe gets a worker process of its own.
+
+        Raises:
+            UnavailableError: The model cannot be read.
+            UsageError: Inputs or shapes do not fit it.
+        """
+        self.settings = settings
+        self.held = False
+        self.workspace = workspace
+        self.console = console
+        self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
+        proto = load_model(settings.path, settings.external_data_dir)
+        share_weights(proto, settings.path, workspace.candidates, settings.weights)
+        try:
+            self.network = Network(proto)
+        except UnavailableError as error:
+            raise UnavailableError(f"{settings.path}: {error}") from error
+        self.samples = self._fix_shapes()
+        self.sample = 0
+        self._about: dict[TargetSettings, dict[str, Any]] = {}
+        if settings.shape_inference:
+            self._declare_shapes()
+
+    def _fix_shapes(self) -> list[Sample]:
+        """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
+        shapes, data = {name: tuple(shape) for name, shape in self.settings.input_shapes.items()}, self.settings.data
+        samples = None
+        if data.load_inputs or data.data_loader_script is not None:
+            infos = input_infos(self.network)
+            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
+            shapes = {name: value.shape for name, value in samples[0].items()} | shapes
+        proto = self.network.proto
+        for name, shape in fix_input_shapes(proto, shapes).items():
+            self.console.warn(
+                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
+            )
+        self.network = Network(proto)
+        infos = input_infos(self.network)
+        if samples is None:
+            return make_inputs(infos, data)
+        # Shapes are fixed for a whole run, so all samples have to have those of the first.
+        return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
+
+    def _declare_shapes(self) -> None:
+        """Write what shape inference finds into the model, so that whatever runs it need not find it."""
+        if not self.network.inferred:
+            self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
+            return
+        declare_shapes(self.network.proto, self.network.inferred)
+        self.network = Network(self.network.proto)
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def about(self, target: TargetSettings) -> dict[str, Any]:
+        """What a target says of itself; it is asked once.
+
+        Raises:
+            WorkerDied: It crashes when it starts.
+            UnavailableError: It is not there.
+            UsageError: It has no such option.
+        """
+        if target not in self._about:
+            self._about[target] = self.workers.ask({"op": "about", "target": target.to_json()})
+        return self._about[target]
+
+    def close(self) -> None:
+        """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
+        self.workers.close()
+        self.workspace.close()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the model's file."""
+        with self.settings.path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    @cached_property
+    def swap_limit(self) -> int:
+        """Bytes of weights and tensors past which every tensor is computed slice by slice."""
+        return swap_limit(self.settings.array_swap_mb)
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What every tensor should be; computed when first asked for."""
+        first, *more = (
+            Reference(self.network, sample, self.workspace, self.workers, number, self.swap_limit)
+            for number, sample in enumerate(self.samples, 1)
+        )
+        for reference in more:
+            first.add(reference)
+        self._warn_of_missing(first)
+        return first
+
+    def _warn_of_missing(self, reference: Reference) -> None:
+        if reference.refused is not None:
+            self.console.warn(
+                f"ONNX Runtime cannot run this model: {reference.refused}. No tensor has reference values, so only what "
+                "starts at the graph's inputs is cut."
+            )
+        for index, why in reference.missing.items():
+            self.console.warn(
+                f"ONNX Runtime cannot run {self.network.describe(index)}: {why}. Tensors that depend on it have no "
+                "reference values, so nothing that would need them is cut."
+            )
+
+    @cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """Type and shape of tensors: as they ran, else as shape inference says."""
+        return {**inferred_infos(self.network), **self.reference.infos}
+
+    @cached_property
+    def units(self) -> Units:
+        """What searches keep or drop."""
+        return Units(self.network, self.reference.infos, self.infos, self.reference.lost)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What belongs together."""
+        return Patterns(self.network, self.units.searched)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Values of weights that nodes make."""
+        return Constants(self.network, self.units, self.workspace, self.workers)
+
+    @cached_property
+    def original(self) -> Candidate:
+        """The model itself."""
+        network = self.network
+        return Candidate(
+            network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
+        )
+
+    def cut(self, units: Subset) -> Candidate:
+        """The candidate made of some units."""
+        bare = self.units.bare(units)
+        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value)
+        title = f"{self.units.count(bare)} of {len(self.units)} units"
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=self.held)
+
+    def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        """The values of some of a candidate's inputs or outputs, where known."""
+        if candidate.values is not None:
+            return {name: candidate.values[name] for name in names if name in candidate.values}
+        return [self.reference, *self.reference.more][self.sample].select(names)
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """From here on use the values of the input sample on which the answer of a search fails."""
+        if outcome is not None and outcome.sample is not None:
+            self.sample = outcome.sample - 1
+            self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
+
+    def marked(self, names: Iterable[str]) -> onnx.ModelProto:
+        """The model with these tensors as its outputs."""
+        return mark_outputs(self.network, list(names), self.infos)
+
+    def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
+        """The nodes of some units for the result, without those that only make weights: name, operator, outputs."""
+        network = self.network
+        order = (network.order[unit] for unit in sorted(units))
+        nodes = (network.nodes[index] for index in order if not network.constant[index])
+        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in nodes]
+
+    def record(self, result: Result, prober: Prober | None = None) -> None:
+        """Put what is known of the model and of the probes into a result."""
+        result.model = {
+            "path": str(self.settings.path),
+            "sha256": self.sha256,
+            "nodes": len(self.network.nodes),
+            "units": self.network.constant.count(False),
+        }
+        result.artifacts["run"] = str(self.workspace.folder)
+        if prober is not None:
+            result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

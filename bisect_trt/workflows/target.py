@@ -1,0 +1,73 @@
+"""Whether the target is there, what it says of itself, and whether there is something to compare it with."""
+
+from __future__ import annotations
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.reporting.console import Console
+from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.tensors.named import quoted
+from bisect_trt.workflows.subject import Subject
+
+
+def require_target(subject: Subject, target: TargetSettings) -> None:
+    """Make sure that the target is there and has what is asked of it, before anything is computed.
+
+    Raises:
+        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
+        UsageError: It has no such option, or its profile does not fit the model.
+    """
+    _check_profile(subject, target)
+    lowers_by(subject, target)
+
+
+def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
+    """Who lowers a model for this target; asking it is also how to find out whether the target is there at all.
+
+    Raises:
+        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
+        UsageError: It has no such option.
+    """
+    try:
+        reply = subject.about(target)
+    except WorkerDied as death:
+        reply = {"message": death.end.describe()}
+    if "message" in reply:
+        raise UnavailableError(
+            f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
+        )
+    kind: Lowering = reply["lowers_by"]
+    return kind
+
+
+def _check_profile(subject: Subject, target: TargetSettings) -> None:
+    lows, highs = dict(target.trt.min_shapes), dict(target.trt.max_shapes)
+    inputs = subject.samples[0]
+    for name, low in lows.items():
+        if name not in inputs:
+            raise UsageError(f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(inputs)}.")
+        shape, high = inputs[name].shape, highs[name]
+        fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
+        if len(low) == len(shape) and not fits:
+            raise UsageError(
+                f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
+                f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
+            )
+
+
+def require_reference(subject: Subject) -> None:
+    """Make sure that there is something to compare the target with.
+
+    Raises:
+        UnavailableError: ONNX Runtime cannot run a node of the model, and it is the target as well.
+    """
+    for index, why in subject.reference.missing.items():
+        raise UnavailableError(
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
+            "`bisect-trt reduce` with a --check command of your own goes on all the same."
+        )
+
+
+def tell_unused(target: TargetSettings, console: Console) -> None:
+    """Say that a check command decides, and not the target that was named beside it."""
+    console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")

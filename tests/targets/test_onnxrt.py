@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from support import save
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.targets.base import Session, make_runtime
+from bisect_trt.targets.messages import BuildError, RunError, mask_message
+from bisect_trt.targets.onnxrt.runtime import OnnxRuntimeSession, provider_names, target_model
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+
+FP16 = TargetSettings(fp16=True)
+TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
+# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
+SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
+
+
+def overflowed(root: NDArray[np.float32]) -> bool:
+    """Whether all of a square root comes of squares that fp16 does not hold."""
+    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())
+
+
+X = np.full((2, 3), 900, np.float32)
+
+
+def load(path: Path, settings: TargetSettings | None = None) -> Session:
+    return make_runtime(settings or reference_settings()).load(path)
+
+
+def square_root_of_square(path: Path) -> Path:
+    return save(path, [helper.make_node("Pow", ["x", "two"], ["p"]), helper.make_node("Sqrt", ["p"], ["y"])], [TWO])
+
+
+def of(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], domain: str = "com.microsoft") -> Path:
+    """A model whose outputs are known by name alone."""
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [TWO],
+    )
+    opsets = [helper.make_opsetid("", 15), helper.make_opsetid(domain, 1)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+    return path
+
+
+def rewrite(path: Path, ir: int) -> None:
+    model = onnx.load(path)
+    model.ir_version = ir
+    if ir < 4:  # then, weights are listed as inputs
+        model.graph.input.append(helper.make_tensor_value_info("two", TensorProto.FLOAT, ()))
+    path.write_bytes(model.SerializeToString())
+
+
+@given(
+    settings=st.builds(
+        TargetSettings,
+        fp16=st.booleans(),
+        optimize=st.booleans(),
+        providers=st.lists(st.sampled_from(("cpu", "cuda", "CUDAExecutionProvider"))).map(tuple),
+    )
+)
+def test_settings_survive_json(settings: TargetSettings) -> None:
+    assert TargetSettings.from_json(settings.to_json()) == settings
+
+
+def test_the_reference_is_the_model_as_written() -> None:
+    settings = reference_settings()
+    assert (settings.fp16, settings.optimize, settings.providers) == (False, False, ())
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> None:
+    model = square_root_of_square(tmp_path / "m.onnx")
+    full, half = (load(model, TargetSettings(fp16=fp16, optimize=optimize)).run({"x": X}) for fp16 in (False, True))
+    assert list(full) == list(half) == ["y"]
+    assert np.array_equal(full["y"], X)
+    assert overflowed(half["y"])
+
+
+@pytest.mark.parametrize("ir", range(3, 11))
+def test_marked_tensors_need_no_type(tmp_path: Path, ir: int) -> None:
+    """As marked by layerwise comparison: any inner tensor, in a model of any age."""
+    model = of(
+        tmp_path / "m.onnx",
+        [helper.make_node("Pow", ["x", "two"], ["p"]), helper.make_node("Sqrt", ["p"], ["y"])],
+        "yp",
+    )
+    rewrite(model, ir)
+    outputs = load(model).run({"x": X})
+    assert list(outputs) == ["y", "p"]
+    assert np.array_equal(outputs["p"], X * X)
+
+
+def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
+        helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0),
+        helper.make_node("Optional", ["x"], ["maybe"]),
+    ]
+    session = load(of(tmp_path / "m.onnx", nodes, ["parts", "y", "maybe"]))
+    assert isinstance(session, OnnxRuntimeSession)
+    assert np.array_equal(session.run({"x": X})["y"], X)
+    assert session.skipped == {
+        "parts": "a seq(tensor(float)), which NumPy has no arrays of",
+        "maybe": "a optional(tensor(float)), which NumPy has no arrays of",
+    }
+
+
+def test_a_sequence_cannot_be_fed(tmp_path: Path) -> None:
+    sequence = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    node = helper.make_node("ConcatFromSequence", ["parts"], ["y"], axis=0)
+    graph = helper.make_graph([node], "test", [sequence], [onnx.ValueInfoProto(name="y")])
+    path = tmp_path / "m.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(BuildError, match=r"input 'parts' is a seq\(tensor\(float\)\)"):
+        load(path)
+
+
+def test_inputs_are_described(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    kinds = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "s": TensorProto.STRING, "b": TensorProto.BOOL}
+    inputs = [helper.make_tensor_value_info(name, kind, (1, "n", None)) for name, kind in kinds.items()]
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
+    graph = helper.make_graph(nodes, "test", inputs, [onnx.ValueInfoProto(name=f"{name}_out") for name in kinds])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    infos = {info.name: info for info in load(path).inputs}
+    assert {name: info.dtype for name, info in infos.items()} == {
+        "f": np.dtype(np.float32),
+        "d": np.dtype(np.float64),
+        "s": np.dtype(object),
+        "b": np.dtype(bool),
+    }
+    assert all(info.shape == (1, "n", None) for info in infos.values())
+
+
+# Weights outside the model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_external_data(
+    tmp_path: Path, settings: TargetSettings, relative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    inner = onnx.load(
+        save(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [numpy_helper.from_array(X / 3, "w")])
+    )
+    path = folder / "m.onnx"
+    onnx.save(inner, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = sorted(folder.iterdir())
+    if relative:
+        monkeypatch.chdir(tmp_path)
+        path = path.relative_to(tmp_path)
+    expected = (X / 3).astype(np.float16).astype(np.float32) if settings.fp16 else X / 3
+    assert np.array_equal(load(path, settings).run({"x": np.zeros_like(X)})["y"], expected)
+    assert sorted(folder.iterdir()) == before, "nothing is left beside the model"
+
+
+# Operators that ONNX does not know ------------------------------------------------------------------------------------
+
+
+def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
+    """Gelu(900) is 900; its square overflows, though ONNX cannot say that Gelu's output is float32."""
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
+        helper.make_node("Pow", ["g", "two"], ["p"]),
+        helper.make_node("Sqrt", ["p"], ["y"]),
+    ]
+    path = of(tmp_path / "m.onnx", nodes, ["y"])
+    assert np.array_equal(load(path).run({"x": X})["y"], X)
+    assert overflowed(load(path, FP16).run({"x": X})["y"])
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("content", [b"", b"no model at all", b"\x08\x08\x12\x04onnx"])
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes, settings: TargetSettings) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(BuildError) as caught:
+        load(path, settings)
+    assert_clean(caught.value.message)
+
+
+@pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("domain", ["my.domain", ""])
+def test_an_unknown_operator_is_refused_by_name(tmp_path: Path, domain: str, settings: TargetSettings) -> None:
+    path = of(tmp_path / "m.onnx", [helper.make_node("Frobnicate", ["x"], ["y"], domain=domain)], "y", "my.domain")
+    with pytest.raises(BuildError, match="Frobnicate") as caught:
+        load(path, settings)
+    assert_clean(caught.value.message)
+
+
+def test_an_operator_without_a_kernel_is_refused_by_name(tmp_path: Path) -> None:
+    """The CPU provider multiplies no int8 matrices."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT8),
+        helper.make_node("MatMul", ["i", "t"], ["y"], name="mat"),
+    ]
+    nodes.insert(1, helper.make_node("Transpose", ["i"], ["t"]))
+    path = of(tmp_path / "m.onnx", nodes, "y")
+    with pytest.raises(BuildError, match=r"MatMul.*'?mat'?") as caught:
+        load(path)
+    assert_clean(caught.value.message)
+
+
+def reshape(path: Path, columns: int) -> Path:
+    shape = numpy_helper.from_array(np.array([columns, columns]), "shape")
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "shape"], ["y"], name="resh")]
+    model = onnx.load(save(path, nodes, [shape]))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, ("a", "b")))
+    model.graph.output[0].CopyFrom(onnx.ValueInfoProto(name="y"))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_failure_while_running_says_where_and_is_the_same_for_other_sizes(tmp_path: Path) -> None:
+    errors = []
+    for columns in (4, 17):
+        session = load(reshape(tmp_path / "m.onnx", columns))
+        with pytest.raises(RunError) as caught:
+            session.run({"x": X})
+        errors.append(caught.value)
+    assert errors[0].message.startswith("Reshape node 'resh': ")
+    assert "{4,4}" in errors[0].message
+    assert "{17,17}" in errors[1].message
+    assert errors[0].signature == errors[1].signature
+    assert not any(letter.isdigit() for letter in errors[0].signature)
+    assert_clean(errors[0].message)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "x"),
+        ({"x": X, "z": X}, "z"),
+        ({"x": X.astype(np.float64)}, "double"),
+        ({"x": X[:, :2]}, "Expected: 3"),
+    ],
+    ids=["none", "unknown", "type", "shape"],
+)
+def test_wrong_inputs_fail_the_run(tmp_path: Path, inputs: dict[str, np.ndarray], said: str) -> None:
+    session = load(square_root_of_square(tmp_path / "m.onnx"))
+    with pytest.raises(RunError, match=said) as caught:
+        session.run(inputs)
+    assert_clean(caught.value.message)
+
+
+def assert_clean(message: str) -> None:
+    assert message
+    for noise in ("ONNXRuntimeError", "\n", ".cc:", ".h:", "onnxruntime::", "Status Message", "Encountered"):
+        assert noise not in message, message
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2**40), st.lists(st.integers(0, 999), min_size=1))
+def test_signatures_have_no_numbers_addresses_or_paths(number: int, address: int, shape: list[int]) -> None:
+    def signature(number: int, address: int, shape: list[int]) -> str:
+        sizes = ",".join(map(str, shape))
+        return mask_message(
+            f"Foo node '/block.{number}/Add_{number}': {{{sizes}}} at 0x{address:x} of /tmp/{number}/m.onnx"
+        )
+
+    assert signature(number, address, shape) == signature(1, 1, [1, 2])
+    assert signature(number, address, shape).startswith("Foo node ")
+
+
+# Providers ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider")), max_size=3))
+def test_providers_by_long_and_short_names(names: list[str]) -> None:
+    assert provider_names(names) == ["CPUExecutionProvider"]
+
+
+def test_an_unknown_provider_is_named_with_those_there_are() -> None:
+    with pytest.raises(UnavailableError, match=r"'abacus'.*cpu"):
+        make_runtime(TargetSettings(providers=("abacus",)))
+
+
+def test_a_provider_named_twice_is_still_the_cpu(tmp_path: Path) -> None:
+    session = load(square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, providers=("cpu", "CPU")))
+    assert overflowed(session.run({"x": X})["y"])
+
+
+CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+@pytest.mark.skipif(not CUDA_HERE, reason="this build of ONNX Runtime has no CUDA provider")
+def test_a_gpu_gets_real_fp16_nodes(tmp_path: Path) -> None:
+    lowered = target_model(
+        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, providers=("cuda", "cpu"))
+    )
+    assert lowered is not None
+    assert [node.op_type for node in lowered.graph.node] == ["Cast", "Pow", "Sqrt", "Cast"]
+    assert [tensor.data_type for tensor in lowered.graph.initializer] == [TensorProto.FLOAT16]
+
+
+@pytest.mark.skipif(not CUDA_HERE or Path("/dev/nvidia0").exists(), reason="needs a GPU build and no GPU")
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, provider: str) -> None:
+    """In a process of its own, so that what libraries print is seen."""
+    model = square_root_of_square(tmp_path / "m.onnx")
+    code = (
+        "import sys, pathlib\n"
+        "from bisect_trt.errors import UnavailableError\n"
+        "from bisect_trt.targets.base import make_runtime\n"
+        "from bisect_trt.targets.settings import TargetSettings\n"
+        "try:\n"
+        "    make_runtime(TargetSettings(providers=(sys.argv[2],))).load(pathlib.Path(sys.argv[1]))\n"
+        "except UnavailableError as error:\n"
+        "    print(f'unavailable: {error}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model, provider], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.lower().splitlines()
+    assert lines[-1].startswith(f"unavailable: onnx runtime cannot use {provider}executionprovider here")
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 20):  # 1.18 prints of it too: into a worker's log
+        assert len(lines) == 1
+        assert done.stderr == ""
+
+
+def test_onnxruntime_is_imported_only_when_asked_for() -> None:
+    code = "import sys, bisect_trt.targets.base; sys.exit('onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,69 @@
+"""Tensors of types that NumPy lacks, fed to and taken from ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import arrays
+
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
+from bisect_trt.targets.onnxrt.values import CAN_FEED
+from bisect_trt.targets.settings import TargetSettings
+
+KINDS = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
+
+
+def doubling(path: Path, kind: int, shape: tuple[int, ...] = (2, 3)) -> Path:
+    """x of some type -> as fp32, doubled -> y of the type; and a plain input beside."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["wide", "two"], ["doubled"]),
+        helper.make_node("Cast", ["doubled"], ["y"], to=kind),
+    ]
+    inputs = [helper.make_tensor_value_info("x", kind, shape), helper.make_tensor_value_info("two", 1, [])]
+    outputs = [helper.make_tensor_value_info("y", kind, shape), helper.make_tensor_value_info("doubled", 1, shape)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), str(path))
+    return path
+
+
+def values(name: str, shape: tuple[int, ...] = (2, 3)) -> np.ndarray[Any, Any]:
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name)
+    return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+
+
+@pytest.mark.skipif(not CAN_FEED, reason="this ONNX Runtime takes no such tensors")
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("shape", [(2, 3), (1,), (), (0, 3)])
+def test_bits_go_through(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    session = OnnxRuntime(TargetSettings()).load(doubling(tmp_path / "m.onnx", KINDS[name], shape))
+    x = values(name, shape)
+    outputs = session.run({"x": x, "two": np.array(2, np.float32)})
+    assert outputs["y"].dtype == x.dtype
+    assert outputs["y"].shape == outputs["doubled"].shape == shape
+    np.testing.assert_array_equal(outputs["y"].astype(np.float32), x.astype(np.float32) * 2)
+
+
+@pytest.mark.skipif(CAN_FEED, reason="this ONNX Runtime takes such tensors")
+def test_an_older_version_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("ml_dtypes")
+    with pytest.raises(BuildError, match=r"input 'x' is a tensor\(bfloat16\), which ONNX Runtime .* later version"):
+        OnnxRuntime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
+
+
+@pytest.mark.skipif(not CAN_FEED, reason="this ONNX Runtime takes no such tensors")
+def test_from_the_command_line(cli: CommandLine, here: Path) -> None:
+    model = doubling(here / "m.onnx", TensorProto.BFLOAT16)
+    common = ["--val-range", "x:[1,2]"]
+    assert cli("run", model, "--onnxrt", *common, "--save-inputs", "x.json", "--save-outputs", "y.npz").status == 0
+    assert arrays("y.npz")["y"].dtype == np.uint16  # as NumPy alone reads it
+    ran = cli("run", model, "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz", "--atol", "0")
+    assert ran.status == 0
+    assert cli("layerwise", model, "--onnxrt", *common).status == 1

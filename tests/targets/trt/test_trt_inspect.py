@@ -1,0 +1,152 @@
+"""Layers of an engine, told by their names, traced back to ONNX nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from support import overflowing
+
+from bisect_trt.graph.lower import lower_fp16
+from bisect_trt.targets.trt.inspect import Origins, parse_layers
+
+NODES = ["/patch/Conv", "/a/Sigmoid", "/a/Mul", "/norm/Sub", "/norm/Pow", "/norm/Div", "/out (last), really"]
+
+
+def chain_model(names: list[str]) -> ModelProto:
+    """A chain of nodes of these names; the first reads the weight ``pos_embed``."""
+    nodes = [
+        helper.make_node("Add", [f"t{place}", "pos_embed"], [f"t{place + 1}"], name=name)
+        for place, name in enumerate(names)
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("t0", f"t{len(names)}")]
+    weight = numpy_helper.from_array(
+        numpy_helper.to_array(helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])), "pos_embed"
+    )
+    return helper.make_model(helper.make_graph(nodes, "chain", ends[:1], ends[1:], [weight]))
+
+
+# As the parser of 8.6 makes them: a weight, a node of two layers, an unnamed layer that comes before its node's own.
+LAYERS: list[tuple[str, int | None]] = [
+    ("pos_embed", 0),
+    ("/patch/Conv", 0),
+    ("/a/Sigmoid", 1),
+    ("/a/Mul", 2),
+    ("/norm/Sub", 3),
+    ("(Unnamed Layer* 5) [Constant]", 4),
+    ("(Unnamed Layer* 6) [Shuffle]", 4),
+    ("/norm/Pow", 4),
+    ("/norm/Div", 5),
+    ("(Unnamed Layer* 9) [ElementWise]", 6),
+    ("/out (last), really", 6),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("/patch/Conv", (0,)),
+        ("PWN(/a/Sigmoid)", (1,)),
+        ("PWN(PWN(/a/Sigmoid), /a/Mul)", (1, 2)),
+        ("/patch/Conv + PWN(PWN(/a/Sigmoid), /a/Mul)", (0, 1, 2)),
+        ("/norm/Pow + (Unnamed Layer* 9) [ElementWise]", (4, 6)),
+        ("/norm/Sub_12 [Shuffle]", (3,)),
+        ("/norm/Sub||/norm/Div", (3, 5)),
+        ("/out (last), really", (6,)),
+        ("{ForeignNode[/norm/Sub.../norm/Div]}", (3, 4, 5)),
+        ("{ForeignNode[/norm/Sub]}", (3,)),
+        ("{ForeignNode[pos_embed...(Unnamed Layer* 6) [Shuffle]]}", (0, 1, 2, 3, 4)),
+        ("{ForeignNode[(Unnamed Layer* 5) [Constant].../norm/Div]}", (4, 5)),
+        ("{ForeignNode[/norm/Div...nobody knows]}", (5,)),
+        ("{ForeignNode[(Unnamed Layer* 5) [Constant]...(Unnamed Layer* 9) [ElementWise]]}", (4, 5, 6)),
+        ("Reformatting CopyNode for Input Tensor 0 to /patch/Conv", ()),
+        ("[HostToDeviceCopy 0]", ()),
+        ("__myl_MulAddResTra_myl0_5", ()),
+    ],
+)
+def test_names_that_engines_give(name: str, nodes: tuple[int, ...]) -> None:
+    (layer,) = parse_layers([name], Origins(chain_model(NODES), LAYERS))
+    assert layer.name == name
+    assert layer.nodes == nodes
+
+
+def test_metadata_of_later_versions() -> None:
+    entry = {
+        "Name": "__myl_MulAddResTra_myl0_5",
+        "LayerType": "kgen",
+        "Metadata": "[ONNX Layer: /norm/Sub]\x1e[ONNX Layer: /norm/Pow]\x1f[ONNX Layer: elsewhere]",
+        "Outputs": [
+            {"Name": "a", "Format/Datatype": "Row major linear FP32"},
+            {"Name": "b", "Format/Datatype": "Two wide channel vectorized row major FP16 format"},
+            {"Name": "c", "Format/Datatype": "Half"},
+        ],
+    }
+    (layer,) = parse_layers([entry], Origins(chain_model(NODES)))
+    assert (layer.kind, layer.nodes, layer.precisions) == ("kgen", (3, 4), ("float32", "float16"))
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("Row major Int8 format", "int8"),
+        ("Row major linear BFloat16 format", "bfloat16"),
+        ("Row major linear INT32", "int32"),
+        ("Int64", "int64"),
+        ("Bool", "bool"),
+        ("something new", "something new"),
+    ],
+)
+def test_types_in_words(text: str, precision: str) -> None:
+    entry = {"Name": "a", "Outputs": [{"Format/Datatype": text}]}
+    assert parse_layers([entry], Origins(chain_model(NODES)))[0].precisions == (precision,)
+
+
+def test_what_another_layer_runs_is_not_the_regions() -> None:
+    found = parse_layers(
+        ["/patch/Conv", "{ForeignNode[/a/Sigmoid.../norm/Div]}", "/norm/Sub"], Origins(chain_model(NODES), LAYERS)
+    )
+    assert [layer.nodes for layer in found] == [(0,), (1, 2, 4, 5), (3,)]
+
+
+def test_without_the_network_a_region_follows_the_graph() -> None:
+    origins = Origins(chain_model(NODES))
+    (layer,) = parse_layers(["{ForeignNode[pos_embed...t4]}"], origins)
+    assert layer.nodes == (0, 1, 2, 3)
+
+
+@given(st.integers(1, 30), st.data())
+def test_fusing_loses_no_node_and_invents_none(count: int, data: st.DataObject) -> None:
+    """Cut a chain into layers, fuse each in one of TensorRT's ways, and read it back."""
+    names = [f"/block.{place}/Op_{place}" for place in range(count)]
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=8))) if count > 1 else []
+    layers, expected = [], []
+    for first, end in zip([0, *cuts], [*cuts, count], strict=True):
+        inside = names[first:end]
+        way = data.draw(st.sampled_from(["plus", "pwn", "region"]))
+        if way == "plus":
+            layers.append(" + ".join(inside))
+        elif way == "region":
+            layers.append(f"{{ForeignNode[{inside[0]}...{inside[-1]}]}}")
+        else:
+            fused = f"PWN({inside[0]})"
+            for name in inside[1:]:
+                fused = f"PWN({fused}, {name})"
+            layers.append(fused)
+        expected.append(tuple(range(first, end)))
+    network: list[tuple[str, int | None]] = [(name, place) for place, name in enumerate(names)]
+    for known in (network, []):
+        assert [layer.nodes for layer in parse_layers(layers, Origins(chain_model(names), known))] == expected
+
+
+def test_tensors_go_by_the_names_of_the_model_before_it_was_lowered(tmp_path: Path) -> None:
+    original = onnx.load(str(overflowing(tmp_path / "m.onnx", 1, 1)))
+    lowered = lower_fp16(original)
+    origins = Origins(lowered, original=original)
+    made = {node.name: list(node.output) for node in original.graph.node}
+    assert len(lowered.graph.node) > len(original.graph.node)
+    for place, node in enumerate(lowered.graph.node):
+        assert origins.tensors(place) == made.get(node.name, [])
