@@ -14,7 +14,7 @@ from bisect_trt.workflows.subject import Subject
 def looks(prober: Prober) -> bool:
     """Whether looking is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
     check = prober.runner.check
-    return isinstance(check, BuiltinCheck) and check.target.runtime == "trt"
+    return isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
 
 
 def try_suspect(subject: Subject, prober: Prober, console: Console) -> tuple[Minimum | None, int | None]:
