@@ -27,7 +27,7 @@ def test_it_is_said(tmp_path: Path, signature: str, *, akin: bool) -> None:
     ledger = Ledger(Journal(tmp_path), told, Budget())
     original = Outcome(Ending.BROKEN, "build: Add node #: no kernel of tensor(float)", "no kernel")
     for units, outcome in (((0, 1), original), ((0,), Outcome(Ending.BROKEN, signature, "in full"))):
-        ledger.decide(build(units), outcome)
+        ledger.decide(build(units).identity, outcome)
     ledger.close()
     first, second = told.records
     assert (first.verdict, second.verdict) == (Verdict.FAIL, Verdict.UNRESOLVED)
