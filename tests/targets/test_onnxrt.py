@@ -17,10 +17,11 @@ from support import save
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError, mask_message
+from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt.runtime import OnnxRuntimeSession, provider_names, target_model
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.signatures import mask_message
 
 FP16 = TargetSettings(fp16=True)
 TWO = numpy_helper.from_array(np.array(2, np.float32), "two")

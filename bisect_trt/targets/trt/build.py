@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import Lowering, TargetSettings
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.calibrate import calibrate
@@ -28,7 +28,6 @@ from bisect_trt.targets.trt.network import (
     free_dimensions,
     load_proto,
     name_nodes,
-    names_of,
     output_types,
     parse,
 )
@@ -148,7 +147,7 @@ class TensorRtRuntime:
             message = reason(errors, "the builder gives no engine and does not say why")
             if is_out_of_memory(errors):
                 message = f"out of memory: {message}"
-            masked = signature(message, names_of(parsed.model))
+            masked = signature(message, names_of(parsed.model.graph))
             raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
         self._keep_timing_cache(config)
         content = bytes(memoryview(plan))

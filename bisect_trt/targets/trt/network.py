@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
@@ -74,7 +74,7 @@ def _parse(model: ModelProto, path: Path, settings: TargetSettings, tensorrt: Te
     tensorrt.log.take()
     if not parser.parse(model.SerializeToString(), str(path)):
         message = _why(model, parser, tensorrt)
-        raise BuildError(message, signature=signature(message, names_of(model)))
+        raise BuildError(message, signature=signature(message, names_of(model.graph)))
     return Parsed(network, model, _parser=parser)
 
 
@@ -101,12 +101,6 @@ def name_nodes(model: ModelProto) -> None:
         named = chain([first_output(node)], (f"{first_output(node)}_{number}" for number in count(1)))
         node.name = next(name for name in named if name and name not in taken)
         taken.add(node.name)
-
-
-def names_of(model: ModelProto) -> Iterator[str]:
-    """Every name of a node or tensor in the main graph."""
-    for node in model.graph.node:
-        yield from (node.name, *node.input, *node.output)
 
 
 def freeze(model: ModelProto, values: Feed) -> None:
