@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from bisect_trt.targets.settings import Lowering, TargetSettings
 from bisect_trt.tensors.info import TensorInfo
+
+if TYPE_CHECKING:  # a worker of a target that reads ONNX by itself does without
+    from onnx import ModelProto
 
 Arrays = dict[str, NDArray[Any]]
 
