@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +14,8 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.settings import ModelSettings
-from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import require_target
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 
@@ -76,29 +74,29 @@ class EngineSettings:
 
     Attributes:
         target: TensorRT with its options.
+        output: Where it goes.
         timeout: Seconds it may take.
         calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
     """
 
     target: TargetSettings
+    output: Path
     timeout: float | None = None
     calibration_cache: Path | None = None
 
 
-def convert_to_engine(
-    subject: Subject, output: Path, settings: EngineSettings, console: Console, result: Result
-) -> Result:
+def convert_to_engine(examination: Examination, settings: EngineSettings) -> Result:
     """Build the model's engine; in INT8 with ranges found on the input samples, unless the model itself is quantized.
 
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
         UsageError: The output cannot be written.
     """
-    target = settings.target
-    require_target(subject, target)
+    subject, result, target, output = examination.subject, examination.result, settings.target, settings.output
     samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
-        target = _calibrated(target, samples, settings.calibration_cache)
+        assert target.target.engines is not None  # or there would be none to build
+        target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
     failed = subject.models.build(
         "convert", subject.network.proto, subject.samples[0], output, target, settings.timeout
     )
@@ -109,12 +107,5 @@ def convert_to_engine(
         )
     result.artifacts["engine"] = str(output)
     result.status, result.minimality = "found", "1-minimal"
-    console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
+    examination.console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
     return result
-
-
-def _calibrated(target: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-    """The target with what it finds ranges with."""
-    files = tuple(str(path.absolute()) for path in samples)
-    known = None if cache is None else str(cache.absolute())
-    return replace(target, trt=replace(target.trt, calibration_data=files, calibration_cache=known))

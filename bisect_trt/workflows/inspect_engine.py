@@ -11,7 +11,8 @@ from bisect_trt.probing.models import ask
 from bisect_trt.probing.protocol import Describe, Failed
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.reporting.tree import Branch
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 
 
 def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
-    target = TargetSettings("trt", trt=TrtSettings(load_engine=str(path.absolute())))
+    target = TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))
     with WorkerPool(folder) as workers:
         reply = ask(workers, Describe(target))
     if isinstance(reply, Failed):

@@ -44,7 +44,7 @@ from bisect_trt.probing.protocol import (
     encode,
 )
 from bisect_trt.targets.base import Runtime, Session, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
@@ -80,7 +80,8 @@ class Worker:
             reply = self._serve[type(order.request)](order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
-            reply = Failed(kind, error.message, f"{kind}: {error.signature}", error.poisoned)
+            names = _names(getattr(order.request, "model", None))
+            reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:
             reply = Misuse(int(error.status), str(error))
         except MemoryError:
@@ -146,6 +147,18 @@ class Worker:
         if request.unfused:
             return runtime.load_unfused(request.model, load_npz(first.inputs))
         return runtime.load(request.model, _feed(request, first))
+
+
+def _names(model: Path | None) -> list[str]:
+    """The names in a model that failed; none where it cannot be read."""
+    if model is None:
+        return []
+    try:
+        import onnx  # noqa: PLC0415 - only where something has failed, and it may not be there
+
+        return list(names_of(onnx.load(str(model), load_external_data=False).graph))
+    except Exception:  # that it cannot be read is what the failure is about, then
+        return []
 
 
 Feed = dict[str, Any]
