@@ -37,7 +37,7 @@ class Builder(WorkerPool):
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        to = request.to if isinstance(request, Build) else request.target.trt.save_engine
+        to = request.to if isinstance(request, Build) else request.target.of(TrtSettings).save_engine
         if to is not None:
             Path(to).write_text(" ".join(request.target.keep))
         return self.answer or (Done() if isinstance(request, Build) else Compared())
