@@ -10,9 +10,9 @@ from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
 from bisect_trt.cli.keywords import Keywords, choice, several
 from bisect_trt.cli.precision import chosen, refuse_ends
 from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Minimise, Mode
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.strategy import Mode
-from bisect_trt.workflows.precision.settings import Minimise, PrecisionSettings
+from bisect_trt.workflows.precision.settings import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.settings import ReduceSettings
 

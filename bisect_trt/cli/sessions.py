@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from bisect_trt.cli.options import Check, Compare, Data, Target
 from bisect_trt.cli.runs import open_run
+from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.save import check_output
+from bisect_trt.options.check import Check
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.given import Given
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
 
 
 def open_session(
     model: Path,
-    target: Target,
-    compare: Compare,
-    data: Data,
+    given: Given,
     console: Console,
     result: Result,
     annotation: Path | None = None,
@@ -30,9 +34,7 @@ def open_session(
 
     Args:
         model: The model.
-        target: A group of options, as are ``compare`` and ``data``.
-        compare: What is compared, and how.
-        data: What the model is fed.
+        given: The options, with the groups of the target, the comparison and the data.
         console: Who is told.
         result: What is filled in; it has the command's name.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
@@ -42,19 +44,19 @@ def open_session(
     Raises:
         UsageError: A value is malformed, the folder cannot be made, or the run that is to go on was about something else.
     """
-    workspace = open_run(
-        result.command, model, [*data.files(), *compare.files(), *files], fixed_path, weights=data.external_data_dir
-    )
-    return Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
+    if annotation is not None:
+        check_annotated(annotation, model)
+    data = given[Data]
+    settings = model_settings(model, data)
+    named = [*data_files(data), *compare_files(given[Compare]), *files]
+    workspace = open_run(result.command, model, named, fixed_path, weights=data.external_data_dir)
+    return Session(settings, workspace, console, result, given[Target].fresh_process, annotation)
 
 
 def open_search(
     model: Path,
-    check: Check,
+    given: Given,
     runtime: TargetSettings | None,
-    target: Target,
-    compare: Compare,
-    data: Data,
     console: Console,
     result: Result,
     annotation: Path | None,
@@ -64,8 +66,9 @@ def open_search(
     Raises:
         UsageError: As :func:`open_session`, or an option of the check is wrong.
     """
-    checks = check.settings(runtime, compare)
+    check = given[Check]
+    checks = check_settings(check, runtime, given[Compare])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-    session = open_session(model, target, compare, data, console, result, annotation, check.files(), checks.fixed_path)
+    session = open_session(model, given, console, result, annotation, check_files(check), checks.fixed_path)
     return session, checks

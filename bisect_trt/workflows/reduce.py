@@ -9,6 +9,7 @@ import onnx
 
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
@@ -16,7 +17,7 @@ from bisect_trt.probing.prompt import Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
+from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.isolate import HELD

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import typer
+from bisect_trt.cli.options import Compare, Target
 from hypothesis import given
 from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
-from bisect_trt.cli.options import Compare, Target
 from bisect_trt.targets.settings import TargetSettings, TrtSettings
 
 CommandLine = Callable[..., Ran]

@@ -210,11 +210,11 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
+    from bisect_trt.cli.options.target import Constraints, LoweringChoice, Target
     from typer.main import get_command
 
     from bisect_trt.cli.app import COMMANDS, app, flags
     from bisect_trt.cli.arguments import rewrite
-    from bisect_trt.cli.options.target import Constraints, LoweringChoice, Target
 
     for name in COMMANDS:
         import_module(f"bisect_trt.cli.{name}")

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
-from bisect_trt.tensors.tolerance import ErrorStat, Precision, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
 TIGHT = Tolerance(1e-5, 1e-5)
 TOLERANCES = st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 0.5, 1.0, 3.0, 1e4, math.inf])

@@ -12,13 +12,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.tolerance import (
-    ErrorStat,
-    Precision,
-    Tolerance,
-    ToleranceOptions,
-    automatic_tolerance,
-)
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions, automatic_tolerance
 
 NAMES = st.text(min_size=1)
 TOLERANCES = st.floats(0, allow_nan=False)
