@@ -9,7 +9,7 @@ PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/p
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint format types rooms docs bench test-lowest clean
+.PHONY: demo test lint format docs bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -53,8 +53,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## The page that is generated from the command line itself.
+docs: $(STAMP)  ## The pages that are generated: the options, from their declarations, and the modules, from their docstrings.
 	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
+	$(BIN)/python docs/modules.py > docs/modules.md
 
 bench: $(STAMP)  ## The figures of docs/benchmarks.md; takes many minutes.
 	$(BIN)/python -m pip install --quiet --group bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bisect_trt.cli.runs import open_run
+from bisect_trt.cli.sessions import open_session
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
@@ -14,10 +14,8 @@ from bisect_trt.options.given import Given
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_engine, convert_to_onnx
-from bisect_trt.workflows.from_options import data_files, model_settings
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
+from bisect_trt.workflows.from_options import model_settings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 
@@ -40,11 +38,8 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         raise UsageError(
             f"ONNX Runtime has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
-    fed = model_settings(own.model, data)
-    workspace = open_run("convert", own.model, data_files(data), weights=data.external_data_dir)
-    with Subject(fed, workspace, console) as subject, recorded(subject, result, console, target=runtime):
-        engine = EngineSettings(runtime, own.timeout, own.calibration_cache)
-        return convert_to_engine(subject, own.output, engine, console, result)
+    session = open_session(own.model, given, console, result)
+    return session.build(EngineSettings(runtime, own.output, own.timeout, own.calibration_cache))
 
 
 def _lowering(own: Convert, target: Target) -> LowerSettings:

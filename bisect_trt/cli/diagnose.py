@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bisect_trt.cli.invocation import invocation
-from bisect_trt.cli.sessions import open_session
+from bisect_trt.cli.sessions import open_target_session
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.search import Search
@@ -29,4 +29,4 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
     settings = DiagnoseSettings(checks, search_settings(given[Search]), folder, packed, own.anonymise)
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
-    return open_session(own.model, given, console, result, own.annotate).diagnose(settings)
+    return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)

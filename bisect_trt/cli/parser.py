@@ -33,36 +33,22 @@ Run = Callable[[str, dict[str, Any]], None]
 """Given the name of a command, and the values of its options by the names of their fields."""
 
 
-class _Range(click.ParamType):
-    """Numbers of the range that an option declares."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._plain = click.INT if entry.kind is int else click.FLOAT
-        self.name = self._plain.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as in click
-        number = self._plain.convert(value, param, ctx)
-        if complaint := out_of_range(self._entry, number):
-            self.fail(complaint, param, ctx)
-        return number
-
-
-_PLAIN: dict[type, click.ParamType] = {
-    int: click.INT,
-    float: click.FLOAT,
-    Path: click.Path(path_type=Path),
-}
-
-
-def _type(entry: Entry) -> click.ParamType:
-    if entry.option.read is not None or entry.form == "named":
+def _type(entry: Entry) -> Any:  # noqa: ANN401 - click's types are generic in some versions and not in others
+    if entry.option.read is not None:
         return click.STRING
     if issubclass(entry.kind, Enum):
         return click.Choice([str(each.value) for each in entry.kind])
-    if entry.option.min is not None or entry.option.max is not None:
-        return _Range(entry)
-    return _PLAIN.get(entry.kind, click.STRING)
+    return {int: click.INT, float: click.FLOAT, Path: click.Path(path_type=Path)}.get(entry.kind, click.STRING)
+
+
+def _in_range(entry: Entry) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:  # noqa: ANN401 - as in click
+        complaint = None if value is None or entry.several else out_of_range(entry, value)
+        if complaint is not None:
+            raise click.BadParameter(complaint, ctx, param)
+        return value
+
+    return callback
 
 
 def _parameter(entry: Entry) -> click.Parameter:
@@ -74,8 +60,11 @@ def _parameter(entry: Entry) -> click.Parameter:
         return click.Option(declared, count=True, **known)
     if entry.kind is bool and entry.form == "one":
         return click.Option(declared, is_flag=True, default=bool(entry.default), **known)
-    default = None if entry.required or entry.several or entry.option.read else _plain(entry.default)
-    return click.Option(declared, type=_type(entry), multiple=entry.several, default=default, **known)
+    if not (entry.required or entry.several or entry.default is None):
+        known["default"] = _plain(entry.default)
+    if entry.option.min is not None or entry.option.max is not None:
+        known["callback"] = _in_range(entry)
+    return click.Option(declared, type=_type(entry), multiple=entry.several, **known)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - of many types
@@ -114,7 +103,7 @@ class _Command(click.Command):
         options = [entry for entry in entries(own) if not entry.option.positional]
         formatter.write(_panel("Arguments", [(_metavar(entry).strip("[]"), _said(entry)) for entry in arguments]))
         rows = [(_written(entry), _said(entry)) for entry in options]
-        formatter.write(_panel("Options", [*rows, ("--help, -h", "Show this message and exit.")]))
+        formatter.write(_panel("Options", [*rows, ("-h, --help", "Show this message and exit.")]))
         for group in others:
             rows = [(_written(entry), _said(entry)) for entry in entries(group)]
             formatter.write(_panel(title(group), rows))
@@ -140,6 +129,11 @@ def _said(entry: Entry) -> str:
     return " ".join([entry.option.help, *(f"[{note}]" for note in notes)])
 
 
+def make_command(name: str, run: Run = lambda name, values: None) -> click.Command:  # noqa: ARG005 - does nothing
+    """The parser of a command; see :func:`parse`."""
+    return _Command(name, run)
+
+
 class _Program(click.Group):
     """The program; a command is made when it is named."""
 
@@ -156,7 +150,7 @@ class _Program(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as in click
-        return _Command(cmd_name, self._run) if cmd_name in COMMANDS else None
+        return make_command(cmd_name, self._run) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -169,7 +163,7 @@ class _Program(click.Group):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(_top(ctx, self.help or ""))
         rows = [(each.opts[0], each.help or "") for each in self.params if isinstance(each, click.Option)]
-        formatter.write(_panel("Options", [*rows, ("--help, -h", "Show this message and exit.")]))
+        formatter.write(_panel("Options", [*rows, ("-h, --help", "Show this message and exit.")]))
         formatter.write(_panel("Commands", [(name, _summary(groups[0])) for name, groups in COMMANDS.items()]))
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.cli.runs import open_run
+from bisect_trt.cli.sessions import open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.compare import Compare
@@ -19,18 +19,17 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.compare.saved import compare_saved
 from bisect_trt.workflows.compare.wanted import compare_settings, targets_to_run
-from bisect_trt.workflows.from_options import compare_files, data_files, model_settings, pictures, tolerance_options
+from bisect_trt.workflows.from_options import model_settings, pictures, tolerance_options
 from bisect_trt.workflows.gen_script import write_script
-from bisect_trt.workflows.sessions import Session
 
 
 def run(given: Given, console: Console, result: Result) -> Result:
     """Compare a target with the reference, or with saved results, or saved results alone."""
-    own, options, target, data = given[Run], given[RunOptions], given[Target], given[Data]
+    own, options = given[Run], given[RunOptions]
     if own.model is None:
         return _compare_saved(given, console, result)
-    settings = compare_settings(options, target, given[MoreTargets], given[Compare], given[Plots])
-    fed = model_settings(own.model, data, shape_inference=options.shape_inference)
+    settings = compare_settings(options, given[Target], given[MoreTargets], given[Compare], given[Plots])
+    model_settings(own.model, given[Data])  # raises before anything is written
     for path in (settings.save_onnx, own.gen_script):
         if path is not None:
             check_output(path, overwrite=True)
@@ -42,9 +41,8 @@ def run(given: Given, console: Console, result: Result) -> Result:
         result.extra["comparisons"] = []
         result.status, result.minimality = "found", "1-minimal"
         return result
-    files = [*data_files(data), *compare_files(given[Compare]), *settings.load_outputs]
-    workspace = open_run("run", own.model, files, weights=data.external_data_dir)
-    return Session(fed, workspace, console, result, target.fresh_process).compare(settings)
+    files, shaped = settings.load_outputs, options.shape_inference
+    return open_target_session(own.model, given, console, result, files, shape_inference=shaped).compare(settings)
 
 
 def _compare_saved(given: Given, console: Console, result: Result) -> Result:

@@ -20,7 +20,7 @@ class Extract:
     """Cut a piece out of a model; with input values given, also write what the piece is really fed there."""
 
     model: Model
-    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="Where the piece goes.")]
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the piece goes.")]
     inputs: Annotated[
         list[str], option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs.")
     ] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Sanitize:
     """Fold constants and clean a model up; the result is run beside the original, and refused if it differs."""
 
     model: Model
-    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="Where the sanitised model goes.")]
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the sanitised model goes.")]
     override_input_shapes: Annotated[
         dict[str, tuple[int, ...]],
         option(
@@ -60,7 +60,7 @@ class Convert:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
 
     model: Model
-    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="Where it goes.")]
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where it goes.")]
     convert_to: Annotated[
         Form | None, option(help="What to write; default onnx if the file's name ends so, else an engine.")
     ] = None
@@ -86,12 +86,12 @@ class Inspect:
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
     ] = field(default_factory=list)
-    show_values: Annotated[bool, option("--show-values", "-s", help="Of data: the same as --show values.")] = False
+    show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
     histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
     num_items: Annotated[
-        int, option("--num-items", "-n", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
+        int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
-    show_all: Annotated[bool, option("--all", "-a", help="Accepted: all samples are always shown.")] = False
+    show_all: Annotated[bool, option("-a", "--all", help="Accepted: all samples are always shown.")] = False
     mode: Annotated[
         Depth | None, option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
     ] = None
@@ -136,5 +136,5 @@ class Report:
     ] = None
     output: Annotated[
         Path | None,
-        option("--output", "-o", metavar="FILE", help="Where the page goes; default report.html beside the result."),
+        option("-o", "--output", metavar="FILE", help="Where the page goes; default report.html beside the result."),
     ] = None

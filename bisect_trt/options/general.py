@@ -17,8 +17,8 @@ class General:
     report: Annotated[
         Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
     ] = None
-    verbose: Annotated[int, option("--verbose", "-v", count=True, help="Say more; -vv also shows tracebacks.")] = 0
-    quiet: Annotated[int, option("--quiet", "-q", count=True, help="Say only the answer.")] = 0
+    verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
+    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
     log_file: Annotated[
         Path | None,
         option(metavar="FILE", help="Add all that -v says to this file, with the time, whatever the terminal shows."),

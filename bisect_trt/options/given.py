@@ -27,7 +27,8 @@ def from_words(group: type[Group], values: Mapping[str, Any]) -> Group:
     Raises:
         UsageError: A word cannot be read, or is given twice for one tensor.
     """
-    return group(**{entry.name: _of_words(entry, values[entry.name]) for entry in entries(group)})
+    given = {entry: values[entry.name] for entry in entries(group) if values[entry.name] or not entry.several}
+    return group(**{entry.name: _of_words(entry, value) for entry, value in given.items()})
 
 
 class Given:
@@ -42,8 +43,6 @@ class Given:
 
 
 def _of_words(entry: Entry, value: Any) -> Any:  # noqa: ANN401 - of many types
-    if entry.several and not value:
-        return entry.default
     read = entry.option.read
     if entry.form == "named":
         value = read_named(entry.flag, value, read or entry.kind, need_name=entry.option.need_name)

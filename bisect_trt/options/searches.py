@@ -27,7 +27,7 @@ class Diagnose:
     model: Model
     output: Annotated[
         Path | None,
-        option("--output", "-o", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
+        option("-o", "--output", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
     ] = None
     timeout: Annotated[float | None, seconds(help="Time one candidate may take.")] = None
     annotate: Annotation = None
@@ -43,7 +43,7 @@ class Reduce:
     """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
 
     model: Model
-    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="Where the smallest failing model goes.")]
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the smallest failing model goes.")]
     min_good: Annotated[
         Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
     ] = None
@@ -59,7 +59,7 @@ class Precision:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model."""
 
     model: Model
-    output: Annotated[Path, option("--output", "-o", metavar="FILE", help="Where the mixed model goes.")]
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the mixed model goes.")]
     include: Annotated[
         list[str],
         option(metavar="PATTERN", help="Lower these nodes only: globs over names, or over operators (op:Softmax)."),

@@ -69,7 +69,7 @@ def seconds(*flags: str, help: str) -> Option:  # noqa: A002 - as above
     return Option(flags, help, "SECONDS", min=0.001, max=1e8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A field of a group, with what its type says.
 
@@ -96,7 +96,7 @@ class Entry:
     @property
     def flag(self) -> str:
         """How it is written in messages."""
-        return self.flags[0].partition("/")[0]
+        return next(flag for flag in self.flags if flag.startswith("--")).partition("/")[0]
 
     @property
     def several(self) -> bool:
@@ -118,9 +118,13 @@ class Entry:
         return "N" if self.kind is int else self.name.upper()
 
 
-@functools.cache
 def entries(group: type) -> tuple[Entry, ...]:
     """The fields of a group, in their order."""
+    return _entries(group)
+
+
+@functools.cache
+def _entries(group: type) -> tuple[Entry, ...]:
     hints = typing.get_type_hints(group, include_extras=True)
     return tuple(
         _entry(each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory())

@@ -105,7 +105,7 @@ def _list(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]:  # 
         inner = value.strip()
         if not (inner.startswith("[") and inner.endswith("]")):
             raise ValueError(wanted)
-        parts = inner[1:-1].split(",") if inner[1:-1].strip() else []
+        parts: list[Any] = inner[1:-1].split(",") if inner[1:-1].strip() else []
     else:
         parts = list(value) if isinstance(value, Iterable) else [None]
     try:

@@ -37,7 +37,7 @@ def data_files(data: Data) -> list[Path]:
     return [*(file for path in data.load_inputs for file in files_of(path)), *script]
 
 
-def model_settings(model: Path, data: Data, *, shape_inference: bool = False) -> ModelSettings:
+def model_settings(model: Path, data: Data) -> ModelSettings:
     """The model and what to feed it.
 
     Raises:
@@ -45,9 +45,7 @@ def model_settings(model: Path, data: Data, *, shape_inference: bool = False) ->
     """
     script = _loader_script(data)
     fed = DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
-    return ModelSettings(
-        model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir, shape_inference=shape_inference
-    )
+    return ModelSettings(model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir)
 
 
 def _loader_script(data: Data) -> str | None:
