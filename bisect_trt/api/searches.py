@@ -141,6 +141,6 @@ def precision(
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
-    checks = call.checks(runtime, used=runtime is not None and runtime.runtime == "trt")
+    checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
     search = search_settings(call.search)
     return call.finish(lambda session: session.precision(settings, checks, search), checks.fixed_path)

@@ -34,7 +34,7 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
         raise UsageError(f"{flag} is about the ONNX model that is written, and {own.output} is an engine; use --fp16.")
     runtime = replace(target, trt=not target.onnxrt).required()
-    if runtime.runtime != "trt":
+    if runtime.target.engines is None:
         raise UsageError(
             f"ONNX Runtime has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )

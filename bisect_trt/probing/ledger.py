@@ -155,6 +155,8 @@ class Ledger:
             self.original, self.severity = outcome.signature, outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
             outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
+        if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
+            outcome = replace(outcome, reason=f"breaks where the original does, but not on the same: {outcome.reason}")
         if verdict is Verdict.FAIL and (self.best is None or len(candidate.units) <= len(self.best.units)):
             self.best = candidate
         if verdict is Verdict.PASS:

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import option
 from bisect_trt.options.values import pool_limit, shape
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
 """What a prebuilt engine leaves to be said."""
@@ -132,12 +134,12 @@ class Target:
             self._check_engines(options, engines=engines)
             self._check_types()
             return TargetSettings(
-                runtime="trt", **self._precisions(), held=self.hold_precision, trt=self._trt_settings()
+                runtime="trt", **self._precisions(), held=self.hold_precision, own=self._trt_settings()
             )
         for flag in options:
             if flag not in ("--fp16", "--bf16", "--keep-fp32", "--providers", "--fresh-process"):
                 raise UsageError(f"{flag} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
-        return TargetSettings(runtime="onnxrt", **self._precisions(), providers=tuple(self.providers))
+        return TargetSettings("onnxrt", **self._precisions(), own=OnnxRuntimeSettings(tuple(self.providers)))
 
     def required(self, *, engines: bool = False) -> TargetSettings:
         """As plain data; see :meth:`settings`.

@@ -18,7 +18,7 @@ HELD = "It fails held to the low precision (--hold-precision), which it has in t
 
 def may_choose_precision(target: TargetSettings | None) -> bool:
     """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
-    return target is not None and target.runtime == "trt" and (target.fp16 or target.bf16)
+    return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
 
 
 def extract_origin(

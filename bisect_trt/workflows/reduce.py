@@ -75,7 +75,7 @@ def _looks(investigation: Investigation, settings: ReduceSettings) -> bool:
     """Whether one look at all tensors is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
     check = investigation.prober.runner.check
     whole = settings.mode is Mode.AUTO and settings.reduce_inputs and settings.reduce_outputs
-    return whole and isinstance(check, BuiltinCheck) and check.target.runtime == "trt"
+    return whole and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
 
 
 def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:

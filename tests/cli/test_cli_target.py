@@ -16,8 +16,10 @@ from bisect_trt.cli.parser import parse as parse_words
 from bisect_trt.cli.parser import several
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.workflows.from_options import tolerance_options
 
 CommandLine = Callable[..., Ran]
@@ -79,7 +81,7 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
         save_timing_cache=maybe(paths),
         save_engine=maybe(paths),
     )
-    return TargetSettings("trt", **precisions, trt=trt)
+    return TargetSettings("trt", **precisions, own=trt)
 
 
 @given(trt_targets())
@@ -89,7 +91,7 @@ def test_flags_are_a_command_line_that_asks_for_the_same(settings: TargetSetting
 
 @given(st.booleans(), st.booleans(), st.lists(words, max_size=3).map(tuple))
 def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -> None:
-    settings = TargetSettings(fp16=fp16, bf16=bf16, providers=providers)
+    settings = TargetSettings(fp16=fp16, bf16=bf16, own=OnnxRuntimeSettings(providers))
     assert parse(settings.flags()) == settings
 
 
@@ -119,7 +121,7 @@ def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
 def test_what_options_become(words: list[str], expected: TargetSettings | TrtSettings) -> None:
     settings = parse(words)
     assert settings is not None
-    assert settings == expected if isinstance(expected, TargetSettings) else settings.trt == expected
+    assert settings == expected if isinstance(expected, TargetSettings) else settings.of(TrtSettings) == expected
 
 
 TRT = ["--trt"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, RunOptions
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.options import LoweringChoice, Target
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
@@ -23,7 +24,7 @@ def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
     """
     if more.fp_to_fp16:
         target = replace(target, fp16=True, lowering=LoweringChoice.CAST if target.trt else target.lowering)
-    rest = [TargetSettings(providers=tuple(word.split(","))) for word in more.also_providers]
+    rest = [TargetSettings(own=OnnxRuntimeSettings(tuple(word.split(",")))) for word in more.also_providers]
     rest += [reference_settings()] if more.onnxrt_reference else []
     named = target.onnxrt or target.trt
     if more.onnx and not named:
