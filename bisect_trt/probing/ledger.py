@@ -91,6 +91,12 @@ class Ledger:
             self.replayed += 1
         return self._outcomes.get(key)
 
+    def seen(self, record: Record) -> Outcome:
+        """What the check saw in a probe."""
+        outcome = self.outcome(record.key)
+        assert outcome is not None, "what was decided is known"
+        return outcome
+
     def start(self, candidate: Identity) -> None:
         """A probe is about to run.
 
@@ -155,7 +161,7 @@ class Ledger:
             self.original, self.severity = outcome.signature, outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
             outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
-        if verdict is Verdict.FAIL and (self.best is None or len(candidate.units) <= len(self.best.units)):
+        if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
         if verdict is Verdict.PASS:
             self.passed.append(candidate)
@@ -176,7 +182,7 @@ class Ledger:
             number=len(self.records) + 1,
             key=candidate.key,
             title=candidate.title,
-            size=len(candidate.units),
+            size=candidate.size,
             verdict=verdict,
             signature=outcome.signature,
             reason=outcome.reason,

@@ -13,7 +13,9 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.question import over_units
 from bisect_trt.search.strategy import minimise
+from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.isolate import HELD, isolate
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -180,13 +182,16 @@ def reduce_all(subject: Subject, prober: Prober, layers: Layerwise | None, conso
     units = subject.units
     console.step(f"4. Reduce the whole model: which of its {len(units)} units are needed to fail?")
     minimum = prober.search(
-        lambda ask: minimise(
-            units.searched,
-            ask,
-            weights=units.with_weights,
-            inseparable=units.bare,
-            pattern=subject.patterns.around,
-            suspect=subject.network.rank[layers.origins[0]] if layers is not None else None,
+        over_units(
+            Verdict.FAIL,
+            lambda ask: minimise(
+                units.searched,
+                ask,
+                weights=units.with_weights,
+                inseparable=units.bare,
+                pattern=subject.patterns.around,
+                suspect=subject.network.rank[layers.origins[0]] if layers is not None else None,
+            ),
         ),
         subject.cut,
     )

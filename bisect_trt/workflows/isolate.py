@@ -6,6 +6,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import over_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.layerwise.origins import Layerwise
@@ -53,7 +54,8 @@ def isolate(
 
 def minimise_case(subject: Subject, prober: Prober, failing: Subset) -> Minimum:
     """Leave out what a small failing set does not need."""
-    return prober.search(lambda ask: make_minimal(failing, ask, subject.units.bare), subject.cut)
+    search = over_units(Verdict.FAIL, lambda ask: make_minimal(failing, ask, subject.units.bare))
+    return prober.search(search, subject.cut)
 
 
 def _first_failing(subject: Subject, prober: Prober, units: Subset) -> Subset | None:

@@ -135,6 +135,7 @@ def leave_reproducer(
     candidate = replace(answer.candidate, proto=strip(answer.candidate.proto), title="the reproducer, read back")
     disguised = _disguise(subject, prober, candidate, check.target, folder) if anonymous else None
     candidate, record = disguised or _read_back(subject, prober, candidate, folder)
+    seen = prober.ledger.seen(record).comparisons
     target = replace(check.target, held=candidate.held or check.target.held)
     lowered = _lowered(subject, folder / MODEL, check.target)
     reproducer = Reproducer(
@@ -142,12 +143,12 @@ def leave_reproducer(
         lowered,
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
-        prober.last_outcome.comparisons,
+        seen,
         _script(target, lowered=lowered is not None),
         _sentence(candidate.proto) if disguised else answer.sentence,
         target,
         answer.found,
-        None if prober.last_outcome.comparisons else without_paths(record.reason, subject),
+        None if seen else without_paths(record.reason, subject),
     )
     files, minimum = reproducer.write(folder), answer.minimum
     if record.verdict is not Verdict.FAIL:

@@ -66,8 +66,9 @@ class _Shrinker:
         self.probes = 0
         self._subject = subject
         self._prober = prober
-        self._signature = prober.probe(answer).signature
-        self._seen = prober.last_outcome.comparisons
+        record = prober.probe(answer)
+        self._signature = record.signature
+        self._seen = prober.ledger.seen(record).comparisons
         self._piece = Piece(answer.proto, dict(subject.values(answer, answer.inputs)))
 
     def elements(self) -> int:
@@ -92,7 +93,7 @@ class _Shrinker:
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:
             return False
         self._piece, self.best = replace(piece, proto=proto), candidate
-        self._seen = self._prober.last_outcome.comparisons
+        self._seen = self._prober.ledger.seen(record).comparisons
         return True
 
     def outputs(self) -> None:

@@ -42,7 +42,7 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
     elif problem is not None:
         minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
     task.result.artifacts["mixed"] = str(output)
-    fill_in(task, answer, prober.last_outcome)
+    fill_in(task, answer, prober.ledger.seen(record))
     add_measures(task, keep)
     return minimum
 
