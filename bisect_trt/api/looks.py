@@ -12,6 +12,7 @@ from bisect_trt.cli.options import Plots
 from bisect_trt.cli.run_options import MoreTargets, RunOptions
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.diagnose import DiagnoseSettings
+from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings
 
@@ -102,8 +103,8 @@ def layerwise(
     own = given.take(timeout=None, annotate=None)
     call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own["annotate"])
     runtime = call.target.required()
-    tolerance = call.compare.settings(runtime)
-    return call.finish(lambda session: session.layerwise(runtime, tolerance, own["timeout"], isolated=isolate))
+    settings = LayerwiseSettings(runtime, call.compare.settings(runtime), own["timeout"], isolate)
+    return call.finish(lambda session: session.layerwise(settings))
 
 
 def compare(

@@ -15,9 +15,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_engine, convert_to_onnx
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
+from bisect_trt.workflows.sessions import Session
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 
@@ -70,18 +69,13 @@ def convert_command(
             )
         target.trt = not target.onnxrt
         runtime = target.required()
-        if runtime.runtime != "trt":
+        if runtime.target.engines is None:
             raise UsageError(
                 f"ONNX Runtime has no engines to write to {output}; name TensorRT (--trt), or a .onnx file."
             )
-        with (
-            Subject(
-                data.settings(model), open_run("convert", model, data.files(), weights=data.external_data_dir), console
-            ) as subject,
-            recorded(subject, result, console, target=runtime),
-        ):
-            settings = EngineSettings(runtime, timeout, calibration_cache)
-            return convert_to_engine(subject, output, settings, console, result)
+        workspace = open_run("convert", model, data.files(), weights=data.external_data_dir)
+        session = Session(data.settings(model), workspace, console, result)
+        return session.build(EngineSettings(runtime, output, timeout, calibration_cache))
 
     finish(work, "convert", general)
 

@@ -13,9 +13,8 @@ from bisect_trt.cli.runs import open_run
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.extract import ExtractSettings, extract_model
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.extract import ExtractSettings
+from bisect_trt.workflows.sessions import Session
 
 
 @command
@@ -40,12 +39,7 @@ def extract_command(
         check_output(settings.output, overwrite=overwrite)
         if with_inputs:
             check_output(settings.values, overwrite=overwrite)
-        with (
-            Subject(
-                data.settings(model), open_run("extract", model, data.files(), weights=data.external_data_dir), console
-            ) as subject,
-            recorded(subject, result, console),
-        ):
-            return extract_model(subject, settings, console, result)
+        workspace = open_run("extract", model, data.files(), weights=data.external_data_dir)
+        return Session(data.settings(model), workspace, console, result).extract(settings)
 
     finish(work, "extract", general)

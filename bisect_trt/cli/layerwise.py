@@ -13,6 +13,7 @@ from bisect_trt.cli.sessions import open_session
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 
 
@@ -43,7 +44,7 @@ def layerwise_command(
             check_picture(save_error_plot, "--save-error-plot")
         runtime = target.required()
         session = open_session(model, target, compare, data, console, result, annotation)
-        session.layerwise(runtime, compare.settings(runtime), timeout, isolated=isolate)
+        session.layerwise(LayerwiseSettings(runtime, compare.settings(runtime), timeout, isolate))
         if save_error_plot is not None:
             draw_error_curve(save_error_plot, runtime.describe(), result)
         return result

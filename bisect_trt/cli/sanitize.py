@@ -16,9 +16,8 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.inputs import parse_shapes
-from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings, sanitize
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
+from bisect_trt.workflows.sessions import Session
 
 
 @command
@@ -57,10 +56,7 @@ def sanitize_command(
         check_output(output, overwrite=overwrite)
         fed = data.settings(model)
         fed = replace(fed, input_shapes={**fed.input_shapes, **shapes})
-        with (
-            Subject(fed, open_run("sanitize", model, data.files(), weights=data.external_data_dir), console) as subject,
-            recorded(subject, result, console),
-        ):
-            return sanitize(subject, settings, console, result)
+        workspace = open_run("sanitize", model, data.files(), weights=data.external_data_dir)
+        return Session(fed, workspace, console, result).sanitize(settings)
 
     finish(work, "sanitize", general)

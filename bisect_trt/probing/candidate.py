@@ -51,6 +51,7 @@ class Candidate:
         keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
             the target's to do.
         held: Whether the target is held to its low precision, where left to itself it may choose fp32.
+        sample: The number of the input sample whose values go with it, from 1; of a search, on all of them.
         engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
         marks: Tensors that are outputs too, by number, for a search over those.
@@ -64,6 +65,7 @@ class Candidate:
     values: Mapping[str, NDArray[Any]] | None = None
     keep: tuple[str, ...] | None = None
     held: bool = False
+    sample: int = 1
     engine: Path | None = None
     again: bool = False
     marks: Subset = frozenset()

@@ -91,12 +91,6 @@ class Ledger:
             self.replayed += 1
         return self._outcomes.get(key)
 
-    def seen(self, record: Record) -> Outcome:
-        """What the check saw in a probe."""
-        outcome = self.outcome(record.key)
-        assert outcome is not None, "what was decided is known"
-        return outcome
-
     def start(self, candidate: Identity) -> None:
         """A probe is about to run.
 
@@ -161,6 +155,8 @@ class Ledger:
             self.original, self.severity = outcome.signature, outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
             outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
+        if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
+            outcome = replace(outcome, reason=f"breaks where the original does, but not on the same: {outcome.reason}")
         if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
         if verdict is Verdict.PASS:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +16,8 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.settings import ModelSettings
-from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import require_target
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 
@@ -78,31 +76,31 @@ class EngineSettings:
 
     Attributes:
         target: TensorRT with its options.
+        output: Where it goes.
         timeout: Seconds it may take.
         calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
     """
 
     target: TargetSettings
+    output: Path
     timeout: float | None = None
     calibration_cache: Path | None = None
 
 
-def convert_to_engine(
-    subject: Subject, output: Path, settings: EngineSettings, console: Console, result: Result
-) -> Result:
+def convert_to_engine(examination: Examination, settings: EngineSettings) -> Result:
     """Build the model's engine; in INT8 with ranges found on the input samples, unless the model itself is quantized.
 
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
         UsageError: The output cannot be written.
     """
-    target = settings.target
-    require_target(subject, target)
+    subject, result, target, output = examination.subject, examination.result, settings.target, settings.output
     samples = [subject.workspace.scratch(f"inputs-{number}.npz") for number, _ in enumerate(subject.samples, 1)]
     for path, sample in zip(samples, subject.samples, strict=True):
         save_npz(path, sample)
     if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
-        target = _calibrated(target, samples, settings.calibration_cache)
+        assert target.target.engines is not None  # or there would be none to build
+        target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
     inputs, model = samples[0], subject.workspace.scratch("convert.onnx")
     model.write_bytes(subject.network.proto.SerializeToString())
     request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
@@ -117,12 +115,5 @@ def convert_to_engine(
         )
     result.artifacts["engine"] = str(output)
     result.status, result.minimality = "found", "1-minimal"
-    console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
+    examination.console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
     return result
-
-
-def _calibrated(target: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-    """The target with what it finds ranges with."""
-    files = tuple(str(path.absolute()) for path in samples)
-    known = None if cache is None else str(cache.absolute())
-    return replace(target, trt=replace(target.trt, calibration_data=files, calibration_cache=known))

@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.prober import DoesNotReproduce, Prober
-from bisect_trt.reporting.console import Console
+from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.question import over_units
-from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.isolate import HELD, isolate
+from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.minimal_case import HELD, extract_origin
 from bisect_trt.workflows.precision.fix import find_fix
-from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
@@ -48,85 +44,36 @@ class DiagnoseSettings:
     anonymous: bool = False
 
 
-def diagnose(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> Result:
+def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
     """Find why the target differs from the reference, and leave the proof.
 
     Raises:
         DoesNotReproduce: It does not differ.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    confirm(subject, prober, settings, console, result)
-    layers = None if is_broken(prober, console) else look_at_layers(subject, prober, settings, console, result)
+    confirm(investigation, settings)
+    with saving_best(lambda: leave_best(investigation, settings)):
+        layers = None if is_broken(investigation) else look_at_layers(investigation, settings)
+        case = extract_origin(investigation, settings.check.target, layers, "3. ") if layers else None
+        case = reduce_all(investigation, layers, case)
+        answer = investigation.settle(case)
+        left = deliver(investigation, settings, case, answer)
     try:
-        minimum = isolate(subject, prober, settings.check.target, layers, console) if layers else None
-        if minimum is None:
-            minimum = reduce_all(subject, prober, layers, console)
-        else:
-            console.step("4. Reduce the whole model: not needed, the minimal case is known")
-        left = deliver(subject, prober, settings, minimum, console, result)
-    except (BudgetSpent, KeyboardInterrupt):
-        leave_best(subject, prober, settings, console, result)
-        raise
-    case = subject.cut(minimum.units)
-    try:
-        find_fix(subject, prober, settings.check, settings.search, case, settings.output, console, result)
+        find_fix(investigation, settings.check, settings.search, answer, settings.output)
     finally:  # the probes that its texts count are those of the whole run
-        left.finish(describe_search(subject, prober, left.minimum), settings.archive)
+        left.finish(describe_search(investigation, left.minimum), settings.archive)
         if settings.archive is not None:
-            result.artifacts["archive"] = str(settings.archive)
-    return result
+            investigation.result.artifacts["archive"] = str(settings.archive)
+    return investigation.result
 
 
-def deliver(
-    subject: Subject, prober: Prober, settings: DiagnoseSettings, minimum: Minimum, console: Console, result: Result
-) -> Left:
-    """Step 5: leave a folder that shows the failure, and see that it does."""
-    candidate = subject.cut(minimum.units)
-    subject.settle(prober.ledger.outcome(candidate.key))
-    smaller = "shrink its tensors, and " if settings.search.shrink else ""
-    console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
-    if settings.search.shrink:
-        candidate = shrink(subject, prober, candidate, console)
-    sentence = describe_answer(subject, candidate)
-    answer = Answer(candidate, minimum, sentence, describe_search(subject, prober, minimum))
-    left = leave_reproducer(subject, prober, settings.check, answer, settings.output, anonymous=settings.anonymous)
-    conclude(prober, left.minimum, result)
-    result.culprits = subject.describe_searched(candidate.units)
-    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
-    console.answer(f"{sentence} ({result.minimality}).")
-    if candidate.held:
-        result.extra["held"] = True
-        console.answer(HELD)
-    console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
-    return left
-
-
-def leave_best(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:
-    """Write the smallest candidate that was seen to fail so far."""
-    best = prober.ledger.best
-    if best is None or best.key == subject.original.key:
-        return
-    make_folder(settings.output)
-    path = settings.output / MODEL
-    save_model(subject.cut(best.units).proto, subject.workspace.candidates, path)
-    result.artifacts["reduced"] = str(path)
-    result.culprits = subject.describe_searched(best.units)
-    console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")
-
-
-def describe_search(subject: Subject, prober: Prober, minimum: Minimum) -> str:
-    """How the answer was found, in words."""
-    proof = "1-minimal: without any one of its units the rest does not fail" if minimum.proven else "unproven"
-    return (
-        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
-        f"of the search, in {len(prober.ledger.records)} probes. The answer is {proof}."
-    )
-
-
-def confirm(subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result) -> None:
+def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
     """Step 1: does the target differ from the reference at all?"""
+    subject, console = investigation.subject, investigation.console
     console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
     try:
-        record = probe_original(subject, prober, settings.search, console, result)
+        record = investigation.probe_original(settings.search)
     except DoesNotReproduce as error:
         steps = ", ".join(next_steps(subject, settings.check))
         raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
@@ -146,58 +93,88 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     return [*steps, "a tighter --atol and --rtol", "the other options of the failing deployment"]
 
 
-def is_broken(prober: Prober, console: Console) -> bool:
+def is_broken(investigation: Investigation) -> bool:
     """Whether the original does not even run, so that there are no tensors to look at."""
-    broken = prober.ledger.is_broken
+    broken = investigation.prober.ledger.is_broken
     if broken:
-        console.say("  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it")
+        investigation.console.say(
+            "  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it"
+        )
     return broken
 
 
-def look_at_layers(
-    subject: Subject, prober: Prober, settings: DiagnoseSettings, console: Console, result: Result
-) -> Layerwise | None:
+def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> Layerwise | None:
     """Step 2: which tensor goes wrong first? ``None`` if looking does not show it."""
-    check = settings.check
+    subject, console, check = investigation.subject, investigation.console, settings.check
     assert check.target is not None
     console.step("2. Mark every tensor as an output: which goes wrong first?")
     look = Look(subject, check.target, check.tolerance, check.timeout)
-    layers = compare_layers(look, prober.ledger.outcome(subject.original.key))
+    layers = compare_layers(look, investigation.prober.ledger.outcome(subject.original.key))
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
         console.say("  so go on to reduce the whole model")
         return None
-    result.extra |= to_json(subject, layers)
+    investigation.result.extra |= to_json(subject, layers)
     tell(subject, layers, console)
     if layers.hidden:
-        report_hiding(look, layers, prober, console, result, settings.search.budget.probes)
+        report_hiding(investigation, look, layers, settings.search.budget.probes)
     if not (layers.outputs_fail and layers.origins):
         console.say("  so go on to reduce the whole model")
         return None
     return layers
 
 
-def reduce_all(subject: Subject, prober: Prober, layers: Layerwise | None, console: Console) -> Minimum:
-    """Step 4: reduce the whole model, step by step, to the smallest that still fails."""
-    units = subject.units
-    console.step(f"4. Reduce the whole model: which of its {len(units)} units are needed to fail?")
-    minimum = prober.search(
-        over_units(
-            Verdict.FAIL,
-            lambda ask: minimise(
-                units.searched,
-                ask,
-                weights=units.with_weights,
-                inseparable=units.bare,
-                pattern=subject.patterns.around,
-                suspect=subject.network.rank[layers.origins[0]] if layers is not None else None,
-            ),
-        ),
-        subject.cut,
-    )
+def reduce_all(investigation: Investigation, layers: Layerwise | None, case: Case | None) -> Case:
+    """Step 4, unless there is a minimal case: reduce the whole model, step by step, to the smallest that still fails."""
+    subject, console = investigation.subject, investigation.console
+    if case is not None:
+        console.step("4. Reduce the whole model: not needed, the minimal case is known")
+        return case
+    console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
+    suspect = subject.network.rank[layers.origins[0]] if layers is not None else None
+    search = over_units(Verdict.FAIL, lambda ask: investigation.minimise(ask, suspect=suspect))
+    minimum = investigation.prober.search(search, subject.cut)
     for step in minimum.steps:
         console.say(f"  {step}")
-    return minimum
+    return Case(minimum)
+
+
+def deliver(investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate) -> Left:
+    """Step 5: leave a folder that shows the failure, and see that it does."""
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    smaller = "shrink its tensors, and " if settings.search.shrink else ""
+    console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
+    if settings.search.shrink:
+        answer = shrink(investigation, answer)
+    sentence = describe_answer(subject, answer)
+    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum))
+    left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
+    investigation.conclude(left.minimum)
+    result.culprits = subject.describe_searched(answer.units)
+    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
+    console.answer(f"{sentence} ({result.minimality}).")
+    if answer.held:
+        result.extra["held"] = True
+        console.answer(HELD)
+    console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
+    return left
+
+
+def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None:
+    """Write the smallest candidate that was seen to fail so far, where the reproducer would be."""
+    if investigation.best is not None:
+        make_folder(settings.output)
+        investigation.save_best(settings.output / MODEL)
+
+
+def describe_search(investigation: Investigation, minimum: Minimum) -> str:
+    """How the answer was found, in words."""
+    subject = investigation.subject
+    proof = "1-minimal: without any one of its units the rest does not fail" if minimum.proven else "unproven"
+    return (
+        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
+        f"of the search, in {len(investigation.prober.ledger.records)} probes. The answer is {proof}."
+    )
 
 
 def describe_answer(subject: Subject, answer: Candidate) -> str:

@@ -10,10 +10,9 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.extract import extract
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import inferred_infos
-from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.investigation import Examination
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,14 @@ class ExtractSettings:
         return self.output.with_suffix(".inputs.npz")
 
 
-def extract_model(subject: Subject, settings: ExtractSettings, console: Console, result: Result) -> Result:
+def extract_model(examination: Examination, settings: ExtractSettings) -> Result:
     """Write the piece, and its inputs where they were asked for.
 
     Raises:
         UsageError: A name is no tensor of the model.
         UnavailableError: The values of an input are not known, because ONNX Runtime cannot run what comes before it.
     """
+    subject, console, result = examination.subject, examination.console, examination.result
     network = subject.network
     infos = inferred_infos(network)
     piece, inputs = extract(network, settings.inputs, settings.outputs, infos)

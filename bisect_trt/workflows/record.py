@@ -12,7 +12,6 @@ from typing import Any
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.prober import Prober
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.html.page import REPORT_FILE, write_report
@@ -20,8 +19,8 @@ from bisect_trt.reporting.result import RESULT_FILE, Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.annotate import annotate
 from bisect_trt.workflows.error_curve import error_curve
+from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.region import describe_region
-from bisect_trt.workflows.subject import Subject
 
 MOST_PROBES = 2000
 """The first and the last probes of a longer search are in the report."""
@@ -54,25 +53,18 @@ _FILES = {
 
 @contextmanager
 def recorded(
-    subject: Subject,
-    result: Result,
-    console: Console,
-    *,
-    prober: Prober | None = None,
-    target: TargetSettings | None = None,
-    annotation: Path | None = None,
+    examination: Examination, target: TargetSettings | None = None, annotation: Path | None = None
 ) -> Iterator[None]:
     """Put what is known into the result when the work ends, however it ends.
 
     Args:
-        subject: The model.
-        result: What the work fills in.
-        console: Who was told of it.
-        prober: Who probed, if somebody did.
+        examination: What the work is about, and fills in.
         target: The runtime under suspicion.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for; after an early end
             with those that are known by then.
     """
+    subject, result, console = examination.subject, examination.result, examination.console
+    prober = examination.prober if isinstance(examination, Investigation) else None
     subject.record(result, prober)
     try:
         yield

@@ -9,23 +9,20 @@ import onnx
 
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
+from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.prompt import Undo
-from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
-from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
+from bisect_trt.search.strategy import Mode, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.isolate import HELD
-from bisect_trt.workflows.reproduce import conclude, probe_original
+from bisect_trt.workflows.investigation import Case, Investigation, saving_best
+from bisect_trt.workflows.layerwise.look import Look, compare_layers
+from bisect_trt.workflows.minimal_case import HELD, extract_origin
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspected import looks, try_suspect
 
 _SHOWN = 12
 
@@ -40,9 +37,7 @@ def check_outputs(settings: ReduceSettings) -> None:
         check_output(path, overwrite=settings.overwrite)
 
 
-def reduce_model(
-    subject: Subject, prober: Prober, settings: ReduceSettings, search: SearchSettings, console: Console, result: Result
-) -> Result:
+def reduce_model(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Result:
     """Probe the original, search, write the answer, probe it once more.
 
     Raises:
@@ -50,82 +45,77 @@ def reduce_model(
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    while True:
-        try:
-            return _reduce(subject, prober, settings, search, console, result)
-        except (KeyboardInterrupt, BudgetSpent):
-            save_best(subject, prober, settings, console, result)
-            raise
-        except Undo:  # everything that was answered before is remembered, so starting over comes back to it
-            undone = prober.ledger.forget_last()
-            console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+    with saving_best(lambda: investigation.save_best(settings.output)):
+        return investigation.until_done(lambda: _reduce(investigation, settings, search))
 
 
-def _reduce(
-    subject: Subject, prober: Prober, settings: ReduceSettings, search: SearchSettings, console: Console, result: Result
-) -> Result:
+def _reduce(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Result:
+    subject, console = investigation.subject, investigation.console
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
-    if search.repeat > 1:
-        probe_original(subject, prober, search, console, result)
-    minimum, suspect = look_first(subject, prober, settings, search, console, result)
+    looks = _looks(investigation, settings)
+    if search.repeat > 1 or looks:
+        investigation.probe_original(search)
+    case, suspect = look_first(investigation) if looks else (None, None)
     shrinks = search.shrink and settings.reduce_inputs and settings.reduce_outputs
-    if minimum is None:
+    if case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not shrinks and not has_external_data(subject.network.proto)
-        minimum = find_minimum(subject, prober, settings, suspect, confirm=same)
-    for step in minimum.steps:
+        case = Case(find_minimum(investigation, settings, suspect, confirm=same))
+    for step in case.minimum.steps:
         console.say(f"  {step}")
-    answer = subject.cut(minimum.units)
-    subject.settle(prober.ledger.outcome(answer.key))
+    answer = investigation.settle(case)
     if shrinks:
         console.step("Shrink the tensors of what is left")
-        answer = shrink(subject, prober, answer, console)
-    return deliver(subject, prober, settings, answer, minimum, console, result)
+        answer = shrink(investigation, answer)
+    return deliver(investigation, settings, answer, case.minimum)
 
 
-def look_first(
-    subject: Subject, prober: Prober, settings: ReduceSettings, search: SearchSettings, console: Console, result: Result
-) -> tuple[Minimum | None, int | None]:
-    """The answer, or the unit that a search should try first, where one look at all tensors is cheaper than bisecting."""
-    if settings.mode is not Mode.AUTO or not (settings.reduce_inputs and settings.reduce_outputs) or not looks(prober):
+def _looks(investigation: Investigation, settings: ReduceSettings) -> bool:
+    """Whether one look at all tensors is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
+    check = investigation.prober.runner.check
+    whole = settings.mode is Mode.AUTO and settings.reduce_inputs and settings.reduce_outputs
+    return whole and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
+
+
+def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
+    """See whether the layer that goes wrong first, with every tensor marked, fails alone.
+
+    Returns:
+        What fails, 1-minimal, if that layer or its neighbourhood does; and the unit that a search should try first, if
+        one is suspected.
+    """
+    subject, ledger = investigation.subject, investigation.prober.ledger
+    check = investigation.prober.runner.check
+    assert isinstance(check, BuiltinCheck)
+    if ledger.is_broken:
         return None, None
-    if search.repeat == 1:
-        probe_original(subject, prober, search, console, result)
-    return try_suspect(subject, prober, console)
+    investigation.console.step("Look at every tensor once: where does it go wrong first?")
+    look = Look(subject, check.target, check.tolerance, check.timeout)
+    layers = compare_layers(look, ledger.outcome(subject.original.key))
+    if layers.refused or not (layers.outputs_fail and layers.origins):
+        investigation.console.say("  that does not tell, so bisect without")
+        return None, None
+    return extract_origin(investigation, check.target, layers), subject.network.rank[layers.origins[0]]
 
 
 def find_minimum(
-    subject: Subject,
-    prober: Prober,
-    settings: ReduceSettings,
-    suspect: int | None = None,
-    *,
-    confirm: bool = False,
+    investigation: Investigation, settings: ReduceSettings, suspect: int | None = None, *, confirm: bool = False
 ) -> Minimum:
     """Search as far as the settings let the graph's ends move.
 
     Args:
-        subject: The model under investigation.
-        prober: Who probes.
+        investigation: The model, and who probes.
         settings: What may be reduced, and how.
         suspect: A unit that is probably the first culprit.
         confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
     """
-    units = subject.units
+    subject, units = investigation.subject, investigation.subject.units
     whole = not (settings.reduce_inputs and settings.reduce_outputs)
 
     def algorithm(ask: Ask) -> Minimum:
         if not whole:
-            return minimise(
-                units.searched,
-                ask,
-                settings.mode,
-                weights=units.with_weights,
-                inseparable=units.bare,
-                pattern=subject.patterns.around,
-                suspect=suspect,
-            )
+            return investigation.minimise(ask, settings.mode, suspect)
 
         def ask_whole(chosen: Subset) -> Verdict:
             return ask(units.with_weights(chosen))
@@ -140,22 +130,16 @@ def find_minimum(
             oracle(Again(Units(minimum.units), _READ_BACK))
         return minimum
 
-    return prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    return investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
 
 
 _READ_BACK = "the result, read back"
 
 
-def deliver(
-    subject: Subject,
-    prober: Prober,
-    settings: ReduceSettings,
-    answer: Candidate,
-    minimum: Minimum,
-    console: Console,
-    result: Result,
-) -> Result:
+def deliver(investigation: Investigation, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
     """Write the answer, read it back, and probe what was read."""
+    subject, prober = investigation.subject, investigation.prober
+    console, result = investigation.console, investigation.result
     save_model(answer.proto, subject.workspace.candidates, settings.output)
     console.step("Written and read back: does it still fail?")
     again = replace(answer, proto=onnx.load(str(settings.output)), title=_READ_BACK, again=True)
@@ -164,12 +148,12 @@ def deliver(
     record = prober.probe(again)
     if record.verdict is not Verdict.FAIL:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    conclude(prober, minimum, result)
+    investigation.conclude(minimum)
     result.culprits = subject.describe_searched(answer.units)
     result.artifacts |= {
         "reduced": str(settings.output),
         **save_values(subject, settings, answer),
-        "min_good": save_min_good(subject, prober, settings.min_good, answer),
+        "min_good": save_min_good(investigation, settings.min_good, answer),
     }
     count = len(result.culprits)
     console.answer(
@@ -194,22 +178,12 @@ def save_values(subject: Subject, settings: ReduceSettings, answer: Candidate) -
     return {"inputs": str(settings.inputs), "golden": str(settings.golden)}
 
 
-def save_best(subject: Subject, prober: Prober, settings: ReduceSettings, console: Console, result: Result) -> None:
-    """Write the smallest candidate that was seen to fail so far."""
-    best = prober.ledger.best
-    if best is None or best.key == subject.original.key:
-        return
-    save_model(subject.cut(best.units).proto, subject.workspace.candidates, settings.output)
-    result.artifacts["reduced"] = str(settings.output)
-    result.culprits = subject.describe_searched(best.units)
-    console.answer(f"{settings.output}: the best so far, {subject.units.count(best.units)} units.")
-
-
-def save_min_good(subject: Subject, prober: Prober, path: Path | None, answer: Candidate) -> str | None:
+def save_min_good(investigation: Investigation, path: Path | None, answer: Candidate) -> str | None:
     """Write the largest candidate that passes and is contained in the answer or next to it."""
     if path is None:
         return None
-    passed = {identity.units for identity in prober.ledger.passed}
+    subject = investigation.subject
+    passed = {identity.units for identity in investigation.prober.ledger.passed}
     near = [units for units in passed if not answer.units <= units and _touches(subject, units, answer.units)]
     if not near:
         return None

@@ -19,15 +19,16 @@ from bisect_trt.graph.externals import copy_file, external_files, has_external_d
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
-from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
 from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -117,7 +118,7 @@ class Left:
 
 
 def leave_reproducer(
-    subject: Subject, prober: Prober, check: CheckSettings, answer: Answer, folder: Path, *, anonymous: bool = False
+    investigation: Investigation, check: CheckSettings, answer: Answer, folder: Path, *, anonymous: bool = False
 ) -> Left:
     """Write the folder, read its model back, probe that once more.
 
@@ -131,11 +132,12 @@ def leave_reproducer(
         UsageError: The folder cannot be written.
     """
     assert check.target is not None
+    subject = investigation.subject
     make_folder(folder)
     candidate = replace(answer.candidate, proto=strip(answer.candidate.proto), title="the reproducer, read back")
-    disguised = _disguise(subject, prober, candidate, check.target, folder) if anonymous else None
-    candidate, record = disguised or _read_back(subject, prober, candidate, folder)
-    seen = prober.ledger.seen(record).comparisons
+    disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
+    candidate, record = disguised or _read_back(investigation, candidate, folder)
+    comparisons = investigation.outcome(record).comparisons
     target = replace(check.target, held=candidate.held or check.target.held)
     lowered = _lowered(subject, folder / MODEL, check.target)
     reproducer = Reproducer(
@@ -143,12 +145,12 @@ def leave_reproducer(
         lowered,
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
-        seen,
+        comparisons,
         _script(target, lowered=lowered is not None),
         _sentence(candidate.proto) if disguised else answer.sentence,
         target,
         answer.found,
-        None if seen else without_paths(record.reason, subject),
+        None if comparisons else without_paths(record.reason, subject),
     )
     files, minimum = reproducer.write(folder), answer.minimum
     if record.verdict is not Verdict.FAIL:
@@ -156,29 +158,30 @@ def leave_reproducer(
     return Left(minimum, reproducer, folder, files, anonymous)
 
 
-def _read_back(subject: Subject, prober: Prober, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
+def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
     """Write a model into the folder, and probe what lies there then."""
-    save_model(candidate.proto, subject.workspace.candidates, folder / MODEL)
+    workspace = investigation.subject.workspace
+    save_model(candidate.proto, workspace.candidates, folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
     for location in external_files(
         proto
     ):  # past 1 GiB the weights lie beside the model: the probe has to find them too
-        copy_file(folder / location, subject.workspace.candidates / location)
+        copy_file(folder / location, workspace.candidates / location)
     candidate = replace(candidate, proto=proto)
-    return candidate, prober.probe(candidate, again=True)
+    return candidate, investigation.prober.probe(candidate, again=True)
 
 
 def _disguise(
-    subject: Subject, prober: Prober, candidate: Candidate, target: TargetSettings, folder: Path
+    investigation: Investigation, candidate: Candidate, target: TargetSettings, folder: Path
 ) -> tuple[Candidate, Record] | None:
     """The candidate with other names and weights, in the folder; ``None`` if it does not fail so."""
-    proto = onnx.ModelProto()
+    subject, proto = investigation.subject, onnx.ModelProto()
     proto.CopyFrom(candidate.proto)
     if has_external_data(proto):
         load_external_data_for_model(proto, str(subject.workspace.candidates))
     anonymous = anonymise(proto)
     if anonymous.kept:
-        subject.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
+        investigation.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")
         return None
     names = anonymous.names
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
@@ -194,10 +197,10 @@ def _disguise(
         keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
     )
     if made:
-        disguised, record = _read_back(subject, prober, disguised, folder)
+        disguised, record = _read_back(investigation, disguised, folder)
         if record.verdict is Verdict.FAIL:
             return disguised, record
-    subject.console.answer(
+    investigation.console.answer(
         "Not anonymised: with other weights it does not fail. The names and weights are the model's."
     )
     return None
@@ -244,4 +247,4 @@ def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:
     # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
     from bisect_trt.targets.onnxrt.runtime import provider_names  # noqa: PLC0415
 
-    return onnxrt_script(provider_names(target.providers))
+    return onnxrt_script(provider_names(target.of(OnnxRuntimeSettings).providers))

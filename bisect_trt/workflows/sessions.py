@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -25,8 +24,12 @@ from bisect_trt.workflows.target import lowers_by, require_target, tell_unused
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.compare.compare import CompareSettings
+    from bisect_trt.workflows.convert import EngineSettings
     from bisect_trt.workflows.diagnose import DiagnoseSettings
+    from bisect_trt.workflows.extract import ExtractSettings
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.settings import PrecisionSettings
+    from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Session:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        with self.subject() as subject, self._prober(subject, settings.check, settings.search) as prober:
-            return diagnose(subject, prober, settings, self.console, self.result)
+        with self.subject() as subject, self._investigated(subject, settings.check, settings.search) as investigation:
+            return diagnose(investigation, settings)
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
@@ -67,8 +70,8 @@ class Session:
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
-        with self.subject() as subject, self._prober(subject, check, search) as prober:
-            return reduce_model(subject, prober, settings, search, self.console, self.result)
+        with self.subject() as subject, self._investigated(subject, check, search) as investigation:
+            return reduce_model(investigation, settings, search)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
@@ -77,55 +80,76 @@ class Session:
 
         with self.subject() as subject:
             settings, check = by_whom(subject, settings, check, self.console)
-            target = settings.target
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
-            with self._prober(subject, check, search, target) as prober:
-                return find_precision(Task(subject, prober, lowering, settings, self.console, self.result), search)
+            with self._investigated(subject, check, search, settings.target) as found:
+                task = Task(subject, self.console, self.result, found.prober, lowering, settings)
+                return find_precision(task, search)
 
-    def layerwise(
-        self, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None, *, isolated: bool = False
-    ) -> Result:
+    def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
-        with self._looked_at(target) as subject:
-            return layerwise(subject, target, tolerance, timeout, self.console, self.result, isolated=isolated)
+        with self._examined(settings.target) as examination:
+            return layerwise(examination, settings)
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
         from bisect_trt.workflows.compare.compare import compare  # noqa: PLC0415 - see above
 
-        with self._looked_at(settings.target, *settings.also) as subject:
-            return compare(subject, settings, self.console, self.result)
+        with self._examined(settings.target, *settings.also) as examination:
+            return compare(examination, settings)
+
+    def extract(self, settings: ExtractSettings) -> Result:
+        """Cut a piece out; see :func:`bisect_trt.workflows.extract.extract_model`."""
+        from bisect_trt.workflows.extract import extract_model  # noqa: PLC0415 - see above
+
+        with self._examined() as examination:
+            return extract_model(examination, settings)
+
+    def sanitize(self, settings: SanitizeSettings) -> Result:
+        """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize.sanitize`."""
+        from bisect_trt.workflows.sanitize.sanitize import sanitize  # noqa: PLC0415 - see above
+
+        with self._examined() as examination:
+            return sanitize(examination, settings)
+
+    def build(self, settings: EngineSettings) -> Result:
+        """Write the engine; see :func:`bisect_trt.workflows.convert.convert_to_engine`."""
+        from bisect_trt.workflows.convert import convert_to_engine  # noqa: PLC0415 - see above
+
+        with self._examined(settings.target) as examination:
+            return convert_to_engine(examination, settings)
 
     @contextmanager
-    def _looked_at(self, target: TargetSettings, *more: TargetSettings) -> Iterator[Subject]:
-        """The model, once its targets are there; without any probes what is found is in the result however it ends."""
-        with self.subject() as subject, self._recorded(subject, target):
-            for each in (target, *more):
-                require_target(subject, each)
-            yield subject
+    def _examined(self, *targets: TargetSettings) -> Iterator[Examination]:
+        """The model, once its targets are there; what is found is in the result however it ends."""
+        with self.subject() as subject:
+            examination = Examination(subject, self.console, self.result)
+            with recorded(examination, targets[0] if targets else None, self.annotation):
+                for each in targets:
+                    require_target(subject, each)
+                yield examination
 
     @contextmanager
-    def _prober(
+    def _investigated(
         self, subject: Subject, check: CheckSettings, search: SearchSettings, target: TargetSettings | None = None
-    ) -> Iterator[Prober]:
-        """A prober whose findings are in the result however it ends; ``target`` is what is said if not the check's."""
+    ) -> Iterator[Investigation]:
+        """The model with its prober; what is found is in the result however it ends.
+
+        Args:
+            subject: The model.
+            check: What says good or bad.
+            search: How the search is run.
+            target: The runtime under suspicion, if not the check's.
+        """
         prober = make_prober(check, search, subject, self.console)
+        investigation = Investigation(subject, self.console, self.result, prober)
         try:
-            with self._recorded(subject, target or check.target, prober):
-                yield prober
+            with recorded(investigation, target or check.target, self.annotation):
+                yield investigation
         finally:
             prober.ledger.close()
-
-    @contextmanager
-    def _recorded(
-        self, subject: Subject, target: TargetSettings | None, prober: Prober | None = None
-    ) -> Iterator[None]:
-        known = recorded(subject, self.result, self.console, prober=prober, target=target, annotation=self.annotation)
-        with known:
-            yield
 
 
 def by_whom(
@@ -135,7 +159,7 @@ def by_whom(
     target = settings.target
     if target is None:
         return settings, checks
-    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
+    by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
     if checks.argv and not by_layer:  # the command says good or bad of models
         tell_unused(replace(target, fp16=False, bf16=False), console)  # the search lowers them to what these say
         return replace(settings, target=None), replace(checks, target=None)

@@ -22,36 +22,32 @@ from bisect_trt.graph.shrink import (
     zero_weights,
 )
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.prober import Prober
-from bisect_trt.reporting.console import Console
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.investigation import Investigation
 
 MOST_PROBES = 40
 """What shrinking may cost; each step that succeeds leaves a model that fails, so it can stop anywhere."""
 
 
-def shrink(subject: Subject, prober: Prober, answer: Candidate, console: Console) -> Candidate:
+def shrink(investigation: Investigation, answer: Candidate) -> Candidate:
     """The smallest form of a candidate that was found that still fails with the same signature.
 
     In this order: fewer outputs; shorter axes (batch, channels, height, width, sequence); constants for inputs; zeros for
     weights. A model on which the reference itself fails is no candidate and costs no probe.
 
     Args:
-        subject: The model under investigation.
-        prober: Who probes.
+        investigation: The model, and who probes.
         answer: A candidate that fails.
-        console: Who is told.
 
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
     """
-    infos = subject.reference.infos
+    infos, console = investigation.subject.reference.infos, investigation.console
     known = all(name in infos and infos[name].is_static for name in answer.inputs)
     if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it is left as it is")
         return answer
-    shrinker = _Shrinker(subject, prober, answer)
+    shrinker = _Shrinker(investigation, answer)
     before = shrinker.elements()
     for step in (shrinker.outputs, shrinker.axes, shrinker.constants, shrinker.weights):
         step()
@@ -61,15 +57,14 @@ def shrink(subject: Subject, prober: Prober, answer: Candidate, console: Console
 
 
 class _Shrinker:
-    def __init__(self, subject: Subject, prober: Prober, answer: Candidate) -> None:
+    def __init__(self, investigation: Investigation, answer: Candidate) -> None:
         self.best = answer
         self.probes = 0
-        self._subject = subject
-        self._prober = prober
-        record = prober.probe(answer)
+        self._investigation = investigation
+        record = investigation.prober.probe(answer)
         self._signature = record.signature
-        self._seen = prober.ledger.seen(record).comparisons
-        self._piece = Piece(answer.proto, dict(subject.values(answer, answer.inputs)))
+        self._seen = investigation.outcome(record).comparisons
+        self._piece = Piece(answer.proto, dict(investigation.subject.values(answer, answer.inputs)))
 
     def elements(self) -> int:
         weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self._piece.proto.graph.initializer)
@@ -79,7 +74,7 @@ class _Shrinker:
         """Take a smaller piece if it fails in the same way."""
         if self.probes >= MOST_PROBES:
             return False
-        golden = self._subject.reference.compute(piece.proto, piece.inputs)
+        golden = self._investigation.subject.reference.compute(piece.proto, piece.inputs)
         if golden is None or not all(value.size for value in golden.values()):
             return False
         proto = with_output_shapes(piece, golden)
@@ -89,11 +84,11 @@ class _Shrinker:
             self.best, proto=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
         )
         self.probes += 1
-        record = self._prober.probe(candidate)
+        record = self._investigation.prober.probe(candidate)
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:
             return False
         self._piece, self.best = replace(piece, proto=proto), candidate
-        self._seen = self._prober.ledger.seen(record).comparisons
+        self._seen = self._investigation.outcome(record).comparisons
         return True
 
     def outputs(self) -> None:

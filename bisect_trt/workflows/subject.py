@@ -23,7 +23,6 @@ from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_i
 from bisect_trt.graph.units import Units
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
-from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.reference import Reference
 from bisect_trt.probing.workers.devices import visible_gpus
@@ -48,9 +47,7 @@ class Subject:
         workspace: The run's folder.
         workers: Processes that run models.
         samples: The values fed to it, one or more sets.
-        sample: Which of them, from 0, the values of an answer are of.
         console: Who is told what is noticed on the way.
-        held: Whether pieces are probed with the target held to its low precision; see ``Candidate``.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class Subject:
             UsageError: Inputs or shapes do not fit it.
         """
         self.settings = settings
-        self.held = False
         self.workspace = workspace
         self.console = console
         self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
@@ -80,7 +76,6 @@ class Subject:
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
-        self.sample = 0
         self._about: dict[TargetSettings, dict[str, Any]] = {}
         if settings.shape_inference:
             self._declare_shapes()
@@ -204,24 +199,18 @@ class Subject:
             network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
         )
 
-    def cut(self, units: Subset) -> Candidate:
-        """The candidate made of some units."""
+    def cut(self, units: Subset, *, held: bool = False) -> Candidate:
+        """The candidate made of some units; ``held`` if the target is to be held to its low precision."""
         bare = self.units.bare(units)
         piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=self.held)
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}
-        return [self.reference, *self.reference.more][self.sample].select(names)
-
-    def settle(self, outcome: Outcome | None) -> None:
-        """From here on use the values of the input sample on which the answer of a search fails."""
-        if outcome is not None and outcome.sample is not None:
-            self.sample = outcome.sample - 1
-            self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
+        return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
 
     def marked(self, names: Iterable[str]) -> onnx.ModelProto:
         """The model with these tensors as its outputs."""

@@ -27,6 +27,7 @@ from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -132,7 +133,8 @@ class Model:
             prober = Prober(runner, ledger, workers)
             output = Path(folder, "out.onnx")
             settings = ReduceSettings(output)
-            result = reduce_model(self.subject, prober, settings, SearchSettings(), self.console, Result("reduce"))
+            investigation = Investigation(self.subject, self.console, Result("reduce"), prober)
+            result = reduce_model(investigation, settings, SearchSettings())
             ledger.close()
             return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
 

@@ -18,7 +18,9 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.reduce import find_minimum
 from bisect_trt.workflows.settings import ModelSettings, ReduceSettings
 from bisect_trt.workflows.subject import Subject
@@ -53,7 +55,8 @@ def search(subject: Subject, names: list[str], folder: Path) -> Minimum:
     prober = Prober(runner, ledger)
     try:
         prober.probe_original(subject.original)
-        return find_minimum(subject, prober, ReduceSettings(folder / "unused.onnx"))
+        investigation = Investigation(subject, Console(-1), Result("reduce"), prober)
+        return find_minimum(investigation, ReduceSettings(folder / "unused.onnx"))
     finally:
         ledger.close()
 

@@ -14,7 +14,6 @@ from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.probing.workers.serve import TIMED_RUNS
-from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
@@ -25,8 +24,8 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare.matches import conclude, tell
 from bisect_trt.workflows.compare.outputs import choose_outputs
 from bisect_trt.workflows.compare.saved import same_outputs, same_samples
+from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
-from bisect_trt.workflows.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,14 @@ class CompareSettings:
         return [self, *(replace(rest, target=target) for target in self.also)]
 
 
-def compare(subject: Subject, settings: CompareSettings, console: Console, result: Result) -> Result:
+def compare(examination: Examination, settings: CompareSettings) -> Result:
     """Compare every output on every input sample.
 
     Raises:
         UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
         UnavailableError: The reference or the target cannot run the model.
     """
+    subject, console, result = examination.subject, examination.console, examination.result
     names = choose_outputs(subject.network, settings.onnx_outputs, settings.exclude_outputs)
     settings.tolerance.check_names(names)
     if settings.save_inputs is not None:
@@ -86,7 +86,7 @@ def compare(subject: Subject, settings: CompareSettings, console: Console, resul
     targets = result.extra["targets"] = []
     for each in settings.each():
         console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
-        samples = _Samples(subject, each, names, console, result)
+        samples = _Samples(examination, each, names)
         found = samples.compare(runs)
         if samples.latency_ms is not None:
             console.say(
@@ -113,14 +113,12 @@ def compare(subject: Subject, settings: CompareSettings, console: Console, resul
 class _Samples:
     """Compares a model's outputs, sample by sample."""
 
-    def __init__(
-        self, subject: Subject, settings: CompareSettings, names: Sequence[str], console: Console, result: Result
-    ) -> None:
-        self._result = result
-        self._subject = subject
+    def __init__(self, examination: Examination, settings: CompareSettings, names: Sequence[str]) -> None:
+        self._result = examination.result
+        self._subject = subject = examination.subject
         self._settings = settings
         self._names = names
-        self._console = console
+        self._console = examination.console
         self.latency_ms: float | None = None
         self._model = subject.workspace.scratch("compared.onnx")
         self._model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())

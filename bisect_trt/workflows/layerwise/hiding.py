@@ -9,13 +9,12 @@ from typing import Any
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.question import over_units
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.layerwise.origins import Layerwise
 
@@ -42,29 +41,26 @@ class Hiding:
         return {"marks": list(self.marks), "minimality": proven, "why": self.minimum.why}
 
 
-def report_hiding(
-    look: Look, layers: Layerwise, prober: Prober, console: Console, result: Result, budget: int | None = None
-) -> None:
+def report_hiding(investigation: Investigation, look: Look, layers: Layerwise, budget: int | None = None) -> None:
     """Find the fewest marks that hide the failure, and say what they are good for.
 
     Args:
+        investigation: The original must have been probed.
         look: How to look.
         layers: What was seen with the marks.
-        prober: Who probes; the original must have been probed.
-        console: Who is told.
-        result: Gets the marks.
         budget: How many probes the whole run may make, if that is limited; a quarter of them go into this.
 
     Raises:
         BudgetSpent: No more probes may be made; what was found until then is told.
     """
+    prober, console = investigation.prober, investigation.console
     console.say("  which of the marks are enough to hide it?")
     most = MOST_QUESTIONS if budget is None else min(MOST_QUESTIONS, budget // 4)
     hiding = find_hiding(look, [name for name in layers.tensors if name not in look.outputs], prober, most)
     if hiding is None:
         console.say("  all of them together do not hide it again, so they are no workaround")
     else:
-        result.extra["hiding"] = hiding.to_json()
+        investigation.result.extra["hiding"] = hiding.to_json()
         names = ", ".join(f"'{name}'" for name in hiding.marks[:_SHOWN])
         more = f" and {len(hiding.marks) - _SHOWN} more" if len(hiding.marks) > _SHOWN else ""
         role = "an output" if len(hiding.marks) == 1 else "outputs"

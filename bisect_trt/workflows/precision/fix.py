@@ -13,11 +13,10 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.devices import default_workers
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.checks import make_check
+from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.answer import write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
@@ -30,40 +29,31 @@ from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import lowers_by
 
 MIXED = "mixed.onnx"
-_MOST_QUESTIONS = {"onnxrt": 20, "trt": 1}
+_MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 1
 """What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
 
 
 def find_fix(
-    subject: Subject,
-    prober: Prober,
-    check: CheckSettings,
-    search: SearchSettings,
-    case: Candidate,
-    folder: Path,
-    console: Console,
-    result: Result,
+    investigation: Investigation, check: CheckSettings, search: SearchSettings, case: Candidate, folder: Path
 ) -> None:
     """Step 6: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
 
     What stands in the way of a fix is said, and is no reason to fail: the failure itself was found before.
 
     Args:
-        subject: The model under investigation.
-        prober: Who found the minimal case.
+        investigation: Found the minimal case.
         check: Its check.
         search: How the search is run.
         case: The minimal case.
         folder: The reproducer's folder, where the mixed model goes.
-        console: Who is told.
-        result: What the fix is added to.
     """
     precision = _precision(check)
     if precision is None:
         return
+    subject, prober, console = investigation.subject, investigation.prober, investigation.console
     target = check.target
     assert target is not None  # or there would be no precision
-    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
+    by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
     settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     if subject.settings.external_data_dir is not None:
@@ -75,9 +65,10 @@ def find_fix(
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
-        task = Task(subject, fixer, make_lowering(subject, settings), settings, console, result)
+        task = Task(subject, console, investigation.result, fixer, make_lowering(subject, settings), settings)
         suspects = find_suspects(task)
-        minimum = write_answer(task, Answer(search_keep(task, suspects, _MOST_QUESTIONS[target.runtime]), suspects))
+        most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
+        minimum = write_answer(task, Answer(search_keep(task, suspects, most), suspects))
     except BudgetSpent as error:
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return

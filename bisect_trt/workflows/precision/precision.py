@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
-from bisect_trt.probing.prompt import Undo
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.answer import save_best, write_answer
 from bisect_trt.workflows.precision.latency import fastest
 from bisect_trt.workflows.precision.layers import LayerLowering
@@ -18,7 +17,6 @@ from bisect_trt.workflows.precision.search import find_suspects, refusal, search
 from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.units import known_types, lowerable_units, refuse_lowered
-from bisect_trt.workflows.reproduce import conclude, probe_original
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -41,7 +39,7 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
         resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
         atol[name], rtol[name] = resolved.atol, resolved.rtol
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
-    timed = target.runtime == "trt"
+    timed = target.target.capabilities.timed
     return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
 
 
@@ -74,15 +72,8 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     task.result.extra |= {"keep_fp32": [], "latency_ms": None}
-    while True:
-        try:
-            return _find(task, search)
-        except (KeyboardInterrupt, BudgetSpent):
-            save_best(task)
-            raise
-        except Undo:  # everything that was answered before is remembered, so starting over comes back to it
-            undone = task.prober.ledger.forget_last()
-            task.console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+    with saving_best(lambda: save_best(task)):
+        return task.until_done(lambda: _find(task, search))
 
 
 def _find(task: Task, search: SearchSettings) -> Result:
@@ -109,7 +100,7 @@ def measure_lowered(task: Task, search: SearchSettings) -> None:
     """
     lowered = task.lowering.candidate(frozenset())
     try:
-        probe_original(task.subject, task.prober, search, task.console, task.result, lowered)
+        task.probe_original(search, lowered)
     except DoesNotReproduce:
         raise refusal(task, frozenset()) from None
 
@@ -118,7 +109,7 @@ def deliver(task: Task, answer: Answer) -> Result:
     """Write the answer, read it back, and probe what was read."""
     task.console.step("Written and read back: does it pass?")
     minimum = write_answer(task, answer)
-    conclude(task.prober, minimum, task.result)
+    task.conclude(minimum)
     task.result.culprits = task.subject.describe_searched(minimum.units)
     tell_answer(task.settings, task.result, task.console)
     return task.result

@@ -14,11 +14,11 @@ from bisect_trt.graph.fold import Removed, remove_unread, sort_nodes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes
-from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.sanitize.changes import Changes
 from bisect_trt.workflows.sanitize.fold import ask_reference, fold
 from bisect_trt.workflows.subject import Subject
@@ -50,19 +50,18 @@ class SanitizeSettings:
     toposort: bool = True
 
 
-def sanitize(subject: Subject, settings: SanitizeSettings, console: Console, result: Result) -> Result:
+def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
     """Write the sanitised model, once its results are seen to be those of the original.
 
     Args:
-        subject: The original, with the input shapes of the sanitised model.
+        examination: Of the original, with the input shapes of the sanitised model; its result gets ``changes``.
         settings: What to do.
-        console: Who is told what changed.
-        result: Gets ``changes``.
 
     Raises:
         BisectError: The results differ, so nothing is written.
         UsageError: The output cannot be written.
     """
+    subject, console, result = examination.subject, examination.console, examination.result
     path, changes = subject.settings.path, Changes()
     model = load_model(path, subject.settings.external_data_dir)
     before = len(model.graph.node)

@@ -1,0 +1,171 @@
+"""What every story works with: the model, who probes it, who is told, what is filled in; and the steps that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.candidate import Candidate, Identity
+from bisect_trt.probing.journal import Record
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.prompt import Undo
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Ask, Minimum
+from bisect_trt.search.strategy import Mode, minimise
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.settings import SearchSettings
+from bisect_trt.workflows.subject import Subject
+
+Told = TypeVar("Told")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A model that is looked at; nothing is probed.
+
+    Attributes:
+        subject: The model.
+        console: Who is told.
+        result: What is filled in.
+    """
+
+    subject: Subject
+    console: Console
+    result: Result
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a search for the smallest failing candidate ended with.
+
+    Attributes:
+        minimum: Its units, and whether that is proven.
+        held: Whether it fails only with the target held to its low precision; see ``Candidate``.
+    """
+
+    minimum: Minimum
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Investigation(Examination):
+    """A model whose candidates are probed.
+
+    Attributes:
+        prober: Who probes, and remembers.
+    """
+
+    prober: Prober
+
+    def probe_original(self, search: SearchSettings, candidate: Candidate | None = None) -> Record:
+        """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.
+
+        Raises:
+            DoesNotReproduce: It never fails.
+        """
+        original, units = candidate or self.subject.original, len(self.subject.units)
+        record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
+        flakiness = self.prober.runner.flakiness
+        if search.repeat > 1:
+            self.result.extra["flaky"] = {
+                "runs": flakiness.runs,
+                "failures": flakiness.failures,
+                "rate": flakiness.rate,
+                "passes_needed": flakiness.passes_needed,
+                "confidence": flakiness.confidence,
+            }
+        if flakiness.passes_needed > 1:
+            self.console.say(
+                f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate counts as passing after "
+                f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence over all)"
+            )
+        return record
+
+    def outcome(self, record: Record) -> Outcome:
+        """What the check said in a probe."""
+        outcome = self.prober.ledger.outcome(record.key)
+        assert outcome is not None, "it was probed"
+        return outcome
+
+    def minimise(self, ask: Ask, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
+        """The algorithm that reduces the whole model; see :func:`bisect_trt.search.strategy.minimise`."""
+        units = self.subject.units
+        return minimise(
+            units.searched,
+            ask,
+            mode,
+            weights=units.with_weights,
+            inseparable=units.bare,
+            pattern=self.subject.patterns.around,
+            suspect=suspect,
+        )
+
+    def settle(self, case: Case) -> Candidate:
+        """A case as a candidate, from here on with the values of the input sample on which it fails."""
+        candidate = self.subject.cut(case.minimum.units, held=case.held)
+        outcome = self.prober.ledger.outcome(candidate.key)
+        if outcome is None or outcome.sample is None:
+            return candidate
+        self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
+        return replace(candidate, sample=outcome.sample)
+
+    def conclude(self, minimum: Minimum) -> None:
+        """Put into the result what was found, and how sure that is."""
+        flakiness, result = self.prober.runner.flakiness, self.result
+        result.status = "found"
+        result.minimality = "1-minimal" if minimum.proven else "unproven"
+        result.why = minimum.why
+        if minimum.proven and flakiness.passes_needed > 1:
+            result.minimality = "unproven"
+            passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
+            confidence = flakiness.reached(passed)
+            result.extra["flaky"]["reached"] = round(confidence, 6)
+            result.why = (
+                f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
+                f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
+            )
+
+    def until_done(self, story: Callable[[], Told]) -> Told:
+        """Tell a story to its end, from the start again where the user takes an answer back.
+
+        What was answered before is remembered, so starting over comes back to it.
+        """
+        while True:
+            try:
+                return story()
+            except Undo:
+                undone = self.prober.ledger.forget_last()
+                self.console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+
+    @property
+    def best(self) -> Identity | None:
+        """The smallest candidate that was seen to fail so far, if it is smaller than the original."""
+        best = self.prober.ledger.best
+        return None if best is None or best.key == self.subject.original.key else best
+
+    def save_best(self, path: Path) -> None:
+        """Write the best so far, if there is one."""
+        subject, best = self.subject, self.best
+        if best is None:
+            return
+        save_model(subject.cut(best.units).proto, subject.workspace.candidates, path)
+        self.result.artifacts["reduced"] = str(path)
+        self.result.culprits = subject.describe_searched(best.units)
+        self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")
+
+
+@contextmanager
+def saving_best(save: Callable[[], None]) -> Iterator[None]:
+    """Save the best so far where the work ends early: the budget is spent, or the user stops."""
+    try:
+        yield
+    except (BudgetSpent, KeyboardInterrupt):
+        save()
+        raise
