@@ -20,7 +20,13 @@ def kinds(model: onnx.ModelProto) -> str:
     found = list(dict.fromkeys(_operator(node) for node in model.graph.node))
     more = [f"{len(found) - _SHOWN_KINDS} more"] if len(found) > _SHOWN_KINDS else []
     words = [*found[:_SHOWN_KINDS], *more]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "a model without nodes"
+    return (
+        words[0]
+        if len(words) == 1
+        else f"{', '.join(words[:-1])} and {words[-1]}"
+        if words
+        else "a model without nodes"
+    )
 
 
 def describe_nodes(model: onnx.ModelProto) -> str:
@@ -58,11 +64,17 @@ def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
     for value in (*graph.value_info, *graph.output, *graph.input):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type"):
-            dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+            dims = [
+                str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim
+            ]
             known = f"[{', '.join(dims)}]" if tensor.HasField("shape") else ""
             yield value.name, f"{_type(tensor.elem_type)}{known}"
     for weight in model.graph.initializer:
-        yield weight.name, f"{_type(weight.data_type)}[{', '.join(map(str, weight.dims))}] (weight)"
+        yield weight.name, f"{_shaped(weight)} (weight)"
+
+
+def _shaped(tensor: onnx.TensorProto) -> str:
+    return f"{_type(tensor.data_type)}[{', '.join(map(str, tensor.dims))}]"
 
 
 def _type(element: int) -> str:
@@ -71,17 +83,12 @@ def _type(element: int) -> str:
 
 def _value(attribute: onnx.AttributeProto) -> str:
     value: Any = helper.get_attribute_value(attribute) if attribute.type else None
-    if isinstance(value, bytes):
-        return repr(value.decode(errors="backslashreplace"))
-    if isinstance(value, onnx.TensorProto):
-        return f"{_type(value.data_type)}[{', '.join(map(str, value.dims))}]"
-    if isinstance(value, onnx.GraphProto):
-        return f"a graph of {len(value.node)} nodes"
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    if isinstance(value, int):
-        return str(value)
+    known = {bytes: lambda: repr(value.decode(errors="backslashreplace")), onnx.TensorProto: lambda: _shaped(value)}
+    known |= {onnx.GraphProto: lambda: f"a graph of {len(value.node)} nodes"}
+    known |= dict.fromkeys((int, float), lambda: f"{value:.9g}")
+    if type(value) in known:
+        return known[type(value)]()
     if isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
         shown = [f"{each:.9g}" for each in value[:_SHOWN_VALUES]]
         return f"[{', '.join([*shown, '...'] if len(value) > _SHOWN_VALUES else shown)}]"
-    return onnx.AttributeProto.AttributeType.Name(attribute.type).lower()
+    return str(onnx.AttributeProto.AttributeType.Name(attribute.type)).lower()

@@ -7,18 +7,23 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.reporting.culprits import describe_nodes, kinds
 from bisect_trt.reporting.markdown import block, code, plain, prose, table
 from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.tolerance import ErrorStat
+from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
 
-ISSUE, INPUTS, GOLDEN = "ISSUE.md", "inputs.json", "golden.json"
+ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
+_JSON_LIMIT_BYTES = 256 << 20
 _FP16_MAX = float(np.finfo(np.float16).max)
 _RANGE = "a matter of the model's range, not of a kernel"
 _SYMPTOMS = {
@@ -92,7 +97,13 @@ class Issue:
     def kind(self) -> str:
         """What goes wrong, in a word."""
         if self.refusal is not None:
-            return "crash" if self.failure.startswith("signal ") else self.failure if self.failure == "time-out" else "refused"
+            return (
+                "crash"
+                if self.failure.startswith("signal ")
+                else self.failure
+                if self.failure == "time-out"
+                else "refused"
+            )
         if self._out_of_range():
             return "overflow"
         seen = [comparison.kind.value for comparison in self.comparisons if not comparison.passed]
@@ -101,7 +112,9 @@ class Issue:
     @property
     def title(self) -> str:
         """Operators and symptom; no names of the model's."""
-        return f"{self.target.target.title}: {kinds(self.model)} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
+        return (
+            f"{self.target.target.title}: {kinds(self.model)} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
+        )
 
     @property
     def lowered(self) -> bool:
@@ -156,9 +169,10 @@ class Issue:
             ("trtexec", "TensorRT's own trtexec"),
         ):
             said = self.target.target.said_to(tool, self.target, self.minimal)
+            if said is None:
+                continue
             if isinstance(said, NotReproducible):
-                if said.reason:
-                    found.append(NotReproducible(f"{title.partition(' (')[0]} cannot be asked for it: {said.reason}."))
+                found.append(NotReproducible(f"{title.partition(' (')[0]} cannot be asked for it: {said.reason}."))
                 continue
             words = self._polygraphy(said) if tool == "polygraphy" else self._trtexec(said, inputs)
             found.append(Command(tool, title, tuple(words)))
@@ -221,6 +235,44 @@ class Issue:
             if not c.passed
         ]
         return "\n".join(rows) or "Nothing is off any more: the last probe did not show the failure again."
+
+
+def issue_files(
+    issue: Issue, folder: Path, inputs: Mapping[str, NDArray[Any]], golden: Mapping[str, NDArray[Any]]
+) -> list[str]:
+    """Write what the commands of other tools read; values that are too large for JSON are left out.
+
+    Args:
+        issue: The report.
+        folder: The reproducer's.
+        inputs: The model's inputs.
+        golden: What its outputs should be.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        OSError: The folder cannot be written.
+        UsageError: The same.
+    """
+    files: list[str] = []
+    if sum(value.nbytes for value in (*inputs.values(), *golden.values())) <= _JSON_LIMIT_BYTES:
+        write_inputs(folder / INPUTS, [inputs])
+        write_outputs(folder / GOLDEN, "reference", [golden])
+        files += [INPUTS, GOLDEN]
+    for name, path in raw_inputs(issue, inputs).items():
+        (folder / RAW).mkdir(exist_ok=True)
+        (folder / path).write_bytes(np.ascontiguousarray(inputs[name]).tobytes())
+        files.append(path.as_posix())
+    return files
+
+
+def raw_inputs(issue: Issue, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Path]:
+    """The files with the raw values of a model's inputs, if the target is one of trtexec's, which reads no others."""
+    if issue.target.target.said_to("trtexec", issue.target, issue.minimal) is None:
+        return {}
+    named = enumerate(inputs.items())
+    return {name: Path(RAW) / f"input_{number}.bin" for number, (name, value) in named if not is_string(value.dtype)}
 
 
 GOLDEN_IS = "what ONNX Runtime makes of the inputs on the CPU, graph optimisations off"

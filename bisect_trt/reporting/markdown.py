@@ -35,4 +35,6 @@ def block(text: str) -> str:
 
 def table(rows: dict[str, str]) -> str:
     """Names and what they are."""
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items())])
+    return "\n".join(
+        ["| | |", "| --- | --- |", *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items())]
+    )

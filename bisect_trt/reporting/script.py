@@ -10,7 +10,8 @@ import ast
 import importlib.util
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bisect_trt.targets.base import Script
 from bisect_trt.tensors.comparison import TensorComparison
 
 _JUDGE = "bisect_trt.targets.standalone"
+_FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
 _HEAD = '''"""Shows a failure again.
 
 Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else.
@@ -67,7 +69,7 @@ def render_script(
         "tolerances": {c.name: [c.atol or 0, c.rtol or 0, _statistic(c)] for c in comparisons},
     }
     sources = [_split(name) for name in (_JUDGE, *script.modules)]
-    imports = sorted({line for lines, _ in sources for line in lines}, key=lambda line: (line.startswith("from"), line))
+    imports = _merged(line for lines, _ in sources for line in lines)
     parts = ["\n".join(imports) + "\n\nCASE = " + literal(case) + "\n", *(body for _, body in sources)]
     return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, run, sign))\n'
 
@@ -75,14 +77,29 @@ def render_script(
 def _split(module: str) -> tuple[list[str], str]:
     """The imports of a module but those of this package, and what follows them."""
     spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None  # a module of ours, or of a target's package
+    assert spec is not None  # a module of ours, or of a target's package
+    assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     body = ast.parse(source).body
     top = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     imports = [ast.unparse(node) for node in top if not _is_ours(node)]
     lines = source.splitlines()
     # Comments belong to what follows them.
-    return imports, "\n".join(lines[top[-1].end_lineno :]).strip("\n") + "\n"
+    text = "\n".join(lines[top[-1].end_lineno :]).strip("\n") + "\n"
+    return imports, _FOR_LINTERS.sub("", text)
+
+
+def _merged(imports: Iterable[str]) -> list[str]:
+    """Import statements, those of one module in one line."""
+    plain: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for line in imports:
+        module, is_from, name = line.removeprefix("from ").partition(" import ")
+        if is_from:
+            names.setdefault(module, set()).update(name.split(", "))
+        else:
+            plain.add(line)
+    return [*sorted(plain), *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]
 
 
 def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
@@ -118,7 +135,9 @@ def _quoted(text: str) -> str:
     """A text in double quotes; what is not printable (controls, bidirectional marks, surrogates) by its number."""
     if text.isascii() and text.isprintable():
         return json.dumps(text)
-    escaped = (json.dumps(c)[1:-1] if c.isascii() and c.isprintable() else c if c.isprintable() else _escape(c) for c in text)
+    escaped = (
+        json.dumps(c)[1:-1] if c.isascii() and c.isprintable() else c if c.isprintable() else _escape(c) for c in text
+    )
     return f'"{"".join(escaped)}"'
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -243,9 +243,18 @@ class Target(ABC):
         needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
         return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
 
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:  # noqa: ARG002
-        """How another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``) is asked for it, after the model's name."""
-        return NotReproducible(f"it does not know {self.title}")
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:  # noqa: ARG002
+        """How another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``) is asked for it, after the model's name.
+
+        Returns:
+            The words; why it cannot say all of it; or ``None`` if it does not know this target.
+        """
+        return None
+
+    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
+        """What else a minimal model is worth running on, to rule things out: in words (``In fp32``), and set so."""
+        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
+        return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
 
     def reproducible(self, settings: TargetSettings) -> dict[str, Value]:
         """What is said of its own settings in a reproducer, by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Mapping  # noqa: UP035 - as the other sources of that file have it
+from typing import Any, Mapping
 
 from bisect_trt.targets.standalone import Refused
 
@@ -15,7 +15,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     from bisect_trt.targets.messages import BuildError, RunError
     from bisect_trt.targets.settings import TargetSettings
 
-    print("bisect-trt %s" % bisect_trt.__version__)
+    print(f"bisect-trt {bisect_trt.__version__}")
     runtime = make_runtime(TargetSettings.from_json(settings["target"]))
     try:
         return runtime.load(path, inputs).run(inputs)

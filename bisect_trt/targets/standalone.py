@@ -10,7 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Mapping  # noqa: UP035 - of Python 3.8
+from typing import Any, Callable, Mapping
 
 THERE, GONE, UNKNOWN = 1, 0, 2
 _INSIDE = "--inside"
@@ -49,36 +49,39 @@ def main(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
     """
     if sys.argv[1:] == [_INSIDE]:
         return look(case, run, sign)
-    print("%s: %s" % (case["target"], case["answer"]), flush=True)
+    print("{}: {}".format(case["target"], case["answer"]), flush=True)
     crash = case["failure"].startswith("signal ")
     waits = case["timeout"] if case["failure"] == "time-out" else None
     try:
         done = subprocess.run([sys.executable, __file__, _INSIDE], timeout=waits, check=False)
     except subprocess.TimeoutExpired:
-        print("TIME-OUT: no answer after %g seconds" % waits)
+        print(f"TIME-OUT: no answer after {waits} seconds")
         return THERE
     if done.returncode in _ENDINGS:
         return _ENDINGS[done.returncode]
     try:
-        how = "signal %s" % signal.Signals(-done.returncode).name
+        how = f"signal {signal.Signals(-done.returncode).name}"
     except ValueError:
-        how = "signal exit status %d" % done.returncode
+        how = f"signal exit status {done.returncode}"
     if crash and how == case["failure"]:
-        print("CRASHED: %s" % how)
+        print(f"CRASHED: {how}")
         return THERE
-    print("cannot tell: the process that runs the model ended otherwise (%s)" % how.replace("signal exit", "exit"))
+    print(
+        "cannot tell: the process that runs the model ended otherwise ({})".format(how.replace("signal exit", "exit"))
+    )
     return UNKNOWN
 
 
 def look(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
     """Run the model and compare."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a crash loses nothing of it
     try:
         ending = _look(case, run, sign)
     except ImportError as error:
-        print("cannot tell: %s. This needs %s." % (error, case["needs"]))
+        print("cannot tell: {}. This needs {}.".format(error, case["needs"]))
         ending = UNKNOWN
     except Exception as error:  # whatever else it is, it is not this failure
-        print("cannot tell: %s: %s" % (type(error).__name__, error))
+        print(f"cannot tell: {type(error).__name__}: {error}")
         ending = UNKNOWN
     sys.stdout.flush()
     return next(code for code, meaning in _ENDINGS.items() if meaning == ending)
@@ -88,18 +91,18 @@ def _look(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
     folder = pathlib.Path(__file__).resolve().parent
     for name in (case["model"], "inputs.npz", "golden.npz"):
         if not (folder / name).is_file():
-            print("cannot tell: %s is not here; it belongs beside this script" % name)
+            print(f"cannot tell: {name} is not here; it belongs beside this script")
             return UNKNOWN
     inputs, golden = load(folder / "inputs.npz"), load(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
     try:
         outputs = run(folder / case["model"], inputs, case["settings"])
     except Refused as refused:
-        print("REFUSED: %s" % refused)
-        seen = "%s: %s" % (refused.doing, sign(refused, case["names"]))
+        print(f"REFUSED: {refused}")
+        seen = "{}: {}".format(refused.doing, sign(refused, case["names"]))
         if seen == case["failure"]:
             return THERE
-        print("cannot tell: that is another failure than the one looked for (%s)" % case["failure"])
+        print("cannot tell: that is another failure than the one looked for ({})".format(case["failure"]))
         return UNKNOWN
     found = False
     for name, (atol, rtol, statistic) in case["tolerances"].items():
@@ -112,9 +115,9 @@ def _look(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
             if case["validate"] and not failed:
                 failed, text = holds_no_numbers(outputs[name])
         found = found or failed
-        print("%s %s: %s" % ("MISMATCH" if failed else "match   ", name, text))
+        print("{} {}: {}".format("MISMATCH" if failed else "match   ", name, text))
     if found and broken:
-        print("cannot tell: the failure looked for is gone (%s), and there is another" % case["failure"])
+        print("cannot tell: the failure looked for is gone ({}), and there is another".format(case["failure"]))
         return UNKNOWN
     return THERE if found else GONE
 
@@ -143,7 +146,7 @@ def holds_no_numbers(values: Any) -> tuple[bool, str]:
     import numpy as np
 
     count = 0 if values.dtype.kind in "OUSb" else np.count_nonzero(~np.isfinite(np.asarray(values, np.float64)))
-    return count > 0, "%d of %d elements are NaN or Inf" % (count, values.size)
+    return bool(count > 0), f"{count} of {values.size} elements are NaN or Inf"
 
 
 def differs(target: Any, golden: Any, atol: float, rtol: float, statistic: str) -> tuple[bool, str]:
@@ -151,12 +154,12 @@ def differs(target: Any, golden: Any, atol: float, rtol: float, statistic: str) 
     import numpy as np
 
     if target.shape != golden.shape:
-        return True, "shape %s instead of %s" % (target.shape, golden.shape)
+        return True, f"shape {target.shape} instead of {golden.shape}"
     if not golden.size:
         return False, "no elements"
     if golden.dtype.kind in "OUS":
         same = np.asarray(target).astype(str) == np.asarray(golden).astype(str)
-        return not same.all(), "%d of %d strings differ" % (np.count_nonzero(~same), same.size)
+        return not bool(same.all()), f"{np.count_nonzero(~same)} of {same.size} strings differ"
     whole = golden.dtype.kind in "iu" and target.dtype.kind in "iu"
     # Exact, also past 2**53.
     difference = target.astype(object) - golden.astype(object) if whole else None
@@ -166,17 +169,19 @@ def differs(target: Any, golden: Any, atol: float, rtol: float, statistic: str) 
         difference = target - golden if difference is None else np.asarray(difference, np.float64)
         absolute = np.atleast_1d(np.abs(difference))
         relative = absolute / np.atleast_1d(np.where(golden == 0, 2.0**-52, np.abs(golden)))
-    same = np.atleast_1d((difference == 0) | (target == golden) & ~np.isfinite(golden) | np.isnan(target) & np.isnan(golden))
+    same = np.atleast_1d(
+        (difference == 0) | (target == golden) & ~np.isfinite(golden) | np.isnan(target) & np.isnan(golden)
+    )
     absolute[same], relative[same] = 0, 0
     bad = ~((absolute <= atol) | (relative <= rtol))
     if statistic == "elemwise":
         failed = bool(bad.any())
     else:
         name, _, quantile = statistic.partition(" ")
-        numbers = {"max": np.max, "mean": np.mean, "median": np.median}
+        numbers: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
         number = numbers.get(name, lambda errors: np.quantile(errors, float(quantile)))
         failed = not (number(absolute) <= atol or number(relative) <= rtol)
     worst = np.unravel_index(np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape)
-    text = "%s should be %s and is %s (atol %.3g, rtol %.3g; %d of %d elements off)"
-    values = [int(i) for i in worst], "%.7g" % golden[worst], "%.7g" % target[worst]
-    return failed, text % (*values, atol, rtol, np.count_nonzero(bad), golden.size)
+    where, should, is_now = [int(index) for index in worst], golden[worst], target[worst]
+    text = f"{where} should be {should:.7g} and is {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
+    return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements off)"

@@ -14,6 +14,12 @@ from pathlib import Path
 
 from bisect_trt.probing.workers.guard import guard
 
+_FAULTS = {
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+    if hasattr(signal, name)
+}
+"""What a process does to itself; every other signal is sent by somebody."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
 
@@ -43,6 +49,11 @@ class ProcessEnd:
             return signal.Signals(-self.code).name
         except ValueError:
             return f"signal {-self.code}"
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody else ended it, as the kernel does when memory runs out: it says nothing of what it did."""
+        return self.code < 0 and -self.code not in _FAULTS and not self.timed_out and not self.cancelled
 
     def describe(self) -> str:
         """How it ended without an answer, in words."""
@@ -77,6 +88,7 @@ def run_to_end(
     environment: Mapping[str, str],
     timeout: float | None = None,
     cancel: Cancel | None = None,
+    cwd: Path | None = None,
 ) -> ProcessEnd:
     """Run a command in a process group of its own, without a shell, stdout and stderr to ``log``.
 
@@ -88,13 +100,14 @@ def run_to_end(
         environment: Set on top of the caller's environment.
         timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
         cancel: Ends it too when set.
+        cwd: Where it runs; here if not given.
 
     Raises:
         OSError: It cannot be started.
     """
     began = time.monotonic()
     with log.open("wb") as output:
-        process = guard.start(argv, {**os.environ, **environment}, output=output)
+        process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
     ended = False
     try:
         ended = wait(process, timeout, cancel)

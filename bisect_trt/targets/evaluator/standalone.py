@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Mapping  # noqa: UP035 - of Python 3.8
+from typing import Any, Mapping
 
 from bisect_trt.targets.signatures import clean_message, mask_message
 from bisect_trt.targets.standalone import Refused
@@ -14,15 +14,15 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     import onnx
     import onnx.reference
 
-    print("onnx %s" % onnx.__version__)
+    print(f"onnx {onnx.__version__}")
     try:
         session = onnx.reference.ReferenceEvaluator(onnx.load(str(path)))
     except Exception as error:
-        raise Refused("build", "%s: %s" % (type(error).__name__, error)) from error
+        raise Refused("build", f"{type(error).__name__}: {error}") from error
     try:
         return dict(zip(session.output_names, session.run(None, dict(inputs))))
     except Exception as error:
-        raise Refused("run", "%s: %s" % (type(error).__name__, error)) from error
+        raise Refused("run", f"{type(error).__name__}: {error}") from error
 
 
 def sign(refused: Refused, names: list[str]) -> str:

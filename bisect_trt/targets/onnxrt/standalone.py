@@ -6,7 +6,7 @@ It has Python 3.8's syntax, as all that goes there.
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Mapping  # noqa: UP035 - of Python 3.8
+from typing import Any, Mapping
 
 from bisect_trt.targets.signatures import clean_message, mask_message
 from bisect_trt.targets.standalone import Refused
@@ -16,7 +16,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     """The outputs of the model, by name."""
     import onnxruntime
 
-    print("onnxruntime %s" % onnxruntime.__version__)
+    print(f"onnxruntime {onnxruntime.__version__}")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if not settings["optimize"]:
@@ -28,7 +28,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
         raise Refused("build", str(error)) from error
     left_out = [name for name in providers if name not in session.get_providers()]
     if left_out:
-        raise RuntimeError("onnxruntime cannot use %s here" % ", ".join(left_out))
+        raise RuntimeError("onnxruntime cannot use {} here".format(", ".join(left_out)))
     names = [output.name for output in session.get_outputs()]
     try:
         return dict(zip(names, session.run(names, dict(inputs))))
@@ -45,7 +45,7 @@ def find_providers(wanted: list[str], available: list[str]) -> list[str]:
         short = name.lower()
         short = short[: -len(suffix)] if short.endswith(suffix) else short
         if short not in by_short:
-            raise RuntimeError("this onnxruntime has no execution provider '%s'" % name)
+            raise RuntimeError(f"this onnxruntime has no execution provider '{name}'")
         found.append(by_short[short])
     return list(dict.fromkeys(found))
 

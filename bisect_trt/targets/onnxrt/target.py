@@ -38,13 +38,22 @@ class OnnxRuntimeTarget(Target):
         modules = ("bisect_trt.targets.signatures", "bisect_trt.targets.onnxrt.standalone")
         return Script(f"{self.needs} and numpy", modules, self.reproducible(settings))
 
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
         """To Polygraphy."""
         if tool != "polygraphy":
             return super().said_to(tool, settings, model)
         own = settings.of(OnnxRuntimeSettings)
         words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]
         return words + ([] if own.optimize else ["--graph-optimization-level", "ORT_DISABLE_ALL"])
+
+    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
+        """Without optimisations, and on the CPU, too."""
+        own, others = settings.of(OnnxRuntimeSettings), super().alternatives(settings)
+        if own.optimize:
+            others.append(("With graph optimisations off", settings.with_own(optimize=False)))
+        if not self.emulates_low(settings):
+            others.append(("On the CPU's execution provider", settings.with_own(providers=())))
+        return others
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""

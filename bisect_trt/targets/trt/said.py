@@ -70,9 +70,7 @@ SAID: Mapping[str, Said] = {
     "tactic_sources": Said(
         lambda value: ["--tactic-sources", *(name.upper() for name in value)], _equals("--tacticSources", _sources)
     ),
-    "builder_optimization_level": Said(
-        _option("--builder-optimization-level"), _equals("--builderOptimizationLevel")
-    ),
+    "builder_optimization_level": Said(_option("--builder-optimization-level"), _equals("--builderOptimizationLevel")),
     "plugins": Said(
         lambda value: ["--plugins", *value], lambda value: [f"--staticPlugins={library}" for library in value]
     ),
@@ -80,7 +78,7 @@ SAID: Mapping[str, Said] = {
     "version_compatible": Said(_flag("--version-compatible"), _flag("--versionCompatible")),
     "hardware_compatibility_level": Said(
         _option("--hardware-compatibility-level"),
-        _equals("--hardwareCompatibilityLevel", lambda value: _LEVELS.get(value.lower(), value)),
+        _equals("--hardwareCompatibilityLevel", lambda value: _LEVELS.get(str(value).lower(), str(value))),
     ),
     "load_timing_cache": Said(_option("--load-timing-cache"), _equals("--timingCacheFile")),
     "calibration_cache": Said(_option("--calibration-cache"), _equals("--calib")),
@@ -90,7 +88,9 @@ _HALF = ("fp16", "bf16")
 _TYPES = {POLYGRAPHY: {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}}
 
 
-def say(tool: str, changed: Mapping[str, Value], settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
+def say(
+    tool: str, changed: Mapping[str, Value], settings: TargetSettings, model: Minimal
+) -> list[str] | NotReproducible:
     """The words after the model's name.
 
     Args:

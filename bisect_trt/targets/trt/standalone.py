@@ -3,15 +3,13 @@
 It sets a build up as :mod:`bisect_trt.targets.trt.config` and :mod:`~bisect_trt.targets.trt.layers` do.
 """
 
-# ruff: noqa: ANN401 - TensorRT and CUDA ship no type information
-
 from __future__ import annotations
 
 import ctypes
-import glob
 import pathlib
+import re
 import sys
-from typing import Any, Mapping  # noqa: UP035 - of Python 3.8
+from typing import Any, Mapping
 
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
@@ -21,7 +19,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     """The outputs of the model, by name."""
     import tensorrt
 
-    print("TensorRT %s" % tensorrt.__version__)
+    print(f"TensorRT {tensorrt.__version__}")
     for library in settings["plugins"]:
         ctypes.CDLL(str(path.parent / library), mode=ctypes.RTLD_GLOBAL)
     errors: list[str] = []
@@ -43,7 +41,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 errors.append(message)
             if severity not in (trt.ILogger.VERBOSE, trt.ILogger.INFO):
-                print("TensorRT: %s" % message)
+                print(f"TensorRT: {message}")
 
     return Logger()
 
@@ -52,8 +50,9 @@ def build(
     trt: Any, logger: Any, errors: list[str], path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Any:
     """The serialised engine of the model."""
-    strong = settings["strongly_typed"] or settings["lowered"]
     flags = trt.NetworkDefinitionCreationFlag
+    # TensorRT 11 has nothing but strong typing, and no such flag any more.
+    strong = settings["strongly_typed"] or settings["lowered"] or not hasattr(flags, "EXPLICIT_BATCH")
     wanted = ["EXPLICIT_BATCH"] + (["STRONGLY_TYPED"] if strong else [])
     bits = sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
     # TensorRT 8.6 has no strong typing: there each layer is told to run in the type that it reads.
@@ -65,17 +64,7 @@ def build(
         raise Refused("build", why_not_parsed(parser, path))
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    config.clear_flag(trt.BuilderFlag.TF32)
-    for name in settings["precisions"]:
-        if name == "tf32" or not strong or by_reading:
-            config.set_flag(getattr(trt.BuilderFlag, name.upper()))
-    constraints = settings["precision_constraints"]
-    if constraints == "none" and (settings["keep"] or by_reading):
-        constraints = "obey"
-    if constraints == "none" and settings["held"]:
-        constraints = "prefer"
-    if (not strong or by_reading) and constraints != "none":
-        config.set_flag(getattr(trt.BuilderFlag, constraints.upper() + "_PRECISION_CONSTRAINTS"))
+    set_precision(trt, config, settings, strong, by_reading)
     if not strong or by_reading:
         constrain(trt, network, settings, by_reading)
     set_limits(trt, config, settings)
@@ -94,6 +83,21 @@ def build(
     return plan
 
 
+def set_precision(trt: Any, config: Any, settings: Mapping[str, Any], strong: bool, by_reading: bool) -> None:
+    """In which types layers may run, and whether that is an order."""
+    config.clear_flag(trt.BuilderFlag.TF32)
+    for name in settings["precisions"]:
+        if name == "tf32" or not strong or by_reading:
+            config.set_flag(getattr(trt.BuilderFlag, name.upper()))
+    constraints = settings["precision_constraints"]
+    if constraints == "none" and (settings["keep"] or by_reading):
+        constraints = "obey"
+    if constraints == "none" and settings["held"]:
+        constraints = "prefer"
+    if (not strong or by_reading) and constraints != "none":
+        config.set_flag(getattr(trt.BuilderFlag, constraints.upper() + "_PRECISION_CONSTRAINTS"))
+
+
 def why(errors: list[str], otherwise: str) -> str:
     """What TensorRT said last, for people."""
     return ("out of memory: " if is_out_of_memory(errors) else "") + reason(errors, otherwise)
@@ -109,10 +113,10 @@ def why_not_parsed(parser: Any, path: pathlib.Path) -> str:
         import onnx
 
         node = onnx.load(str(path), load_external_data=False).graph.node[error.node()]
-        where = "%s node '%s': " % (node.op_type, node.name)
+        where = f"{node.op_type} node '{node.name}': "
     except (ImportError, IndexError):
         pass
-    return "the ONNX parser refuses %s%s" % (where, error.desc().strip())
+    return f"the ONNX parser refuses {where}{error.desc().strip()}"
 
 
 def set_limits(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
@@ -202,8 +206,6 @@ def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
     The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
     it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
     """
-    import re
-
     suffix = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
     by_name = {name: outputs[0] for name, outputs in nodes if name}
     by_output = {output: outputs[0] for _, outputs in nodes for output in outputs if output}
@@ -239,9 +241,9 @@ def hold(trt: Any, layer: Any, precision: Any) -> None:
 def load_cudart() -> Any:
     """The CUDA runtime, from the loader's path, NVIDIA's Python packages or the toolkit."""
     places = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"]
-    for folder in sys.path:
-        places += glob.glob(folder + "/nvidia/*/lib/libcudart.so*")
-    for place in places + glob.glob("/usr/local/cuda*/lib64/libcudart.so*"):
+    for folder in map(pathlib.Path, sys.path):
+        places += map(str, folder.glob("nvidia/*/lib/libcudart.so*"))
+    for place in [*places, *map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*"))]:
         try:
             return ctypes.CDLL(place)
         except OSError:
@@ -258,7 +260,7 @@ def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str])
     def cuda(name: str, *arguments: Any) -> None:
         status = getattr(cudart, name)(*arguments)
         if status:
-            raise Refused("run", "CUDA error %d in %s" % (status, name))
+            raise Refused("run", f"CUDA error {status} in {name}")
 
     context = engine.create_execution_context()
     stream = ctypes.c_void_p()

@@ -63,7 +63,11 @@ class TensorRtTarget(Target):
 
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """With nothing but TensorRT, CUDA's runtime and NumPy."""
-        known = ("bisect_trt.targets.signatures", "bisect_trt.targets.trt.messages", "bisect_trt.targets.trt.standalone")
+        known = (
+            "bisect_trt.targets.signatures",
+            "bisect_trt.targets.trt.messages",
+            "bisect_trt.targets.trt.standalone",
+        )
         values = self.reproducible(settings)
         values |= {"precisions": list(settings.low_precisions), "lowered": model.lowered, "held": settings.held}
         values |= {"keep": list(settings.keep), "nodes": model.nodes if settings.keep or settings.held else ()}
