@@ -52,7 +52,7 @@ def _operator(node: onnx.NodeProto) -> str:
 
 
 def _end(name: str, tensors: Mapping[str, str]) -> str:
-    return f"{code(name)}{f' {prose(tensors[name])}' if name in tensors else ''}"
+    return f"{code(name)}{f' {code(tensors[name])}' if name in tensors else ''}"
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:

@@ -157,7 +157,7 @@ class Issue:
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
-            prose(self.found),
+            self.found,
         ]
         return "\n\n".join(parts) + "\n"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _MARKUP = re.compile(r"([\\`*\[\]<>|~&#])|((?<![^\W_])_|_(?![^\W_]))")
-_LEADING = re.compile(r"^(\s*)([-+=]|\d+[.)])")
+_LEADING = re.compile(r"^(\s*\d*)(?=[-+=.)]+(?:\s|$))")
+"""What would begin a list, or underline a heading."""
 
 
 def plain(text: str) -> str:
@@ -15,7 +16,7 @@ def plain(text: str) -> str:
 
 def prose(text: str) -> str:
     """As a part of a paragraph, a heading or a table's cell."""
-    return _LEADING.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", plain(text)))
+    return _LEADING.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", plain(text)))
 
 
 def code(text: str) -> str:

@@ -218,7 +218,7 @@ class Reproducer:
             "## The model",
             describe_nodes(self.model),
             "## How it was found",
-            prose(self.found),
+            self.found,
             "## Versions",
             table(environment()),
         ]
