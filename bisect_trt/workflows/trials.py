@@ -81,7 +81,9 @@ def try_commands(
             trials[command.tool] = _try_tool(command, issue, folder, log, limit)
     for tool, trial in trials.items():
         said = "shows the failure" if trial.shows else trial.why or "does not show it"
-        investigation.console.say(f"  {tool}, run once: {said}")
+        investigation.console.note(f"{tool}, run as it stands in the reproducer: {said}")
+    if not trials[SCRIPT].shows:
+        investigation.console.say(f"  {trials[SCRIPT].why}")
     return trials
 
 
