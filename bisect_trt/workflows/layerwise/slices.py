@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.subject import Subject
