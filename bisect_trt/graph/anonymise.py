@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.cut import PRODUCER
+from bisect_trt.graph.surgeon import PRODUCER
 
 _SPOKEN = ("doc_string", "metadata_props")
 """Exporters put stack traces and paths of source files here."""

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.cut import assemble
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.surgeon import between, number, splice
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.named import quoted
 
@@ -35,13 +35,14 @@ def extract(
     inputs = tuple(dict.fromkeys(inputs))
     outputs = tuple(dict.fromkeys(outputs)) or _computed_outputs(network, inputs)
     _check_names(network, inputs, outputs)
-    chosen, reached = _walk_back(network, set(inputs), outputs)
-    _check_inputs(network, inputs, chosen, reached)
-    ends = [*inputs, *(name for name in network.inputs if name in reached and name not in inputs)]
-    nodes = sorted(chosen, key=network.rank.__getitem__)
-    read = dict.fromkeys(name for index in nodes for name in network.reads[index])
-    weights = dict.fromkeys(name for name in read if name in reached and name not in ends)
-    return assemble(network, nodes, ends, outputs, weights, infos), ends
+    piece = between(network, inputs, outputs)
+    ends = [tensor.name for tensor in piece.inputs]
+    _check_inputs(network, inputs, {number(node) for node in piece.nodes}, set(ends))
+    return splice(network, piece, infos, _nothing_stored), ends
+
+
+def _nothing_stored(name: str) -> onnx.TensorProto:
+    raise AssertionError(f"the maker of {name} was left out")
 
 
 def _computed_outputs(network: Network, inputs: Sequence[str]) -> tuple[str, ...]:
@@ -91,19 +92,3 @@ def _check_inputs(network: Network, inputs: Sequence[str], chosen: set[int], rea
             )
         if name not in reached:
             raise UsageError(f"--inputs: no output depends on '{name}'; leave it out.")
-
-
-def _walk_back(network: Network, stop: set[str], outputs: Sequence[str]) -> tuple[set[int], set[str]]:
-    """The nodes that the outputs need, and the tensors that the walk ended at."""
-    reached: set[str] = set()
-    chosen: set[int] = set()
-    pending = list(outputs)
-    while pending:
-        name = pending.pop()
-        maker = network.producer.get(name)
-        if name in stop or maker is None:
-            reached.add(name)
-        elif maker not in chosen:
-            chosen.add(maker)
-            pending += network.reads[maker]
-    return chosen, reached

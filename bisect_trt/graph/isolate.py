@@ -8,11 +8,12 @@ from math import prod
 from typing import Any
 
 import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.graph.cut import assemble
 from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.surgeon import splice
 from bisect_trt.tensors.info import TensorInfo
 
 FROZEN_ELEMENTS = 64
@@ -68,19 +69,16 @@ def isolate(
     renamed = _fresh_names(network, [name for name in read if name in computed])
     ends = {renamed.get(name, name): name for name in read if name in computed or name in network.inputs}
     inputs = tuple(end for end, name in ends.items() if name not in frozen)
-    constants = _makers_of_weights(network, chosen)
-    weights: dict[str, onnx.TensorProto | None] = {
-        name: None
-        for index in [*constants, *chosen]
-        for name in network.reads[index]
-        if name in network.initializers or name in network.sparse_initializers
-    }
-    weights |= {end: numpy_helper.from_array(frozen[name], end) for end, name in ends.items() if name in frozen}
+    skeleton = network.skeleton.copy()
+    piece = gs.Graph([skeleton.nodes[index] for index in (*_makers_of_weights(network, chosen), *chosen)])
+    apart = {name: gs.Variable(end) for name, end in renamed.items()}
+    for index in chosen:
+        node = skeleton.nodes[index]
+        node.inputs = [apart.get(tensor.name, tensor) for tensor in node.inputs]
+    tensors = piece.tensors()
+    piece.inputs, piece.outputs = ([tensors[name] for name in names] for names in (inputs, outputs))
     known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
-    model = assemble(network, [*constants, *chosen], inputs, outputs, weights, known)
-    del model.graph.node[:]
-    model.graph.node.extend(network.nodes[index] for index in constants)
-    model.graph.node.extend(_rename(network.nodes[index], renamed) for index in chosen)
+    model = splice(network, piece, known, lambda end: numpy_helper.from_array(frozen[ends[end]], end))
     fed = {end: ends[end] for end in inputs if end not in network.inputs}
     return Isolated(model, fed, tuple(outputs), left_out)
 
@@ -93,7 +91,7 @@ def _leave_out(
     left_out: dict[str, str],
 ) -> bool:
     """Note why a node cannot be fed by itself, if so."""
-    computed = [name for name in network.reads[index] if not _is_weight(network, name)]
+    computed = [name for name in network.reads[index] if not network.is_weight(name)]
     unknown = next((name for name in computed if name not in infos), None)
     if unknown is not None:
         why = f"the reference has no value of '{unknown}', which its node reads"
@@ -103,13 +101,6 @@ def _leave_out(
         return False
     left_out.update(dict.fromkeys(network.made(index), why))
     return True
-
-
-def _is_weight(network: Network, name: str) -> bool:
-    if name in network.inputs:
-        return False
-    maker = network.producer.get(name)
-    return maker is None or network.constant[maker]
 
 
 def _makers_of_weights(network: Network, nodes: Iterable[int]) -> list[int]:
@@ -145,29 +136,6 @@ def _inner_names(node: onnx.NodeProto) -> Iterable[str]:
         for inner in body.node:
             yield from inner.output
             yield from _inner_names(inner)
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy of a node that reads other tensors, in its bodies too."""
-    new = onnx.NodeProto()
-    new.CopyFrom(node)
-    new.input[:] = [names.get(name, name) for name in node.input]
-    for body in bodies(new):
-        _rename_captured(body, names)
-    return new
-
-
-def _rename_captured(body: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename what a body takes from outside; what it names so itself is its own."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
-    own |= {name for inner in body.node for name in inner.output}
-    outer = {name: new for name, new in names.items() if name not in own}
-    renamed = [_rename(inner, outer) for inner in body.node]
-    del body.node[:]
-    body.node.extend(renamed)
-    for value in body.output:
-        value.name = outer.get(value.name, value.name)
 
 
 def _size(info: TensorInfo) -> int:

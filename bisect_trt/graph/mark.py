@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from bisect_trt.graph.cut import PRODUCER
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.surgeon import PRODUCER
 from bisect_trt.graph.values import value_info
 from bisect_trt.tensors.info import TensorInfo
 

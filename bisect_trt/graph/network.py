@@ -1,17 +1,15 @@
 """A model as the search sees it: nodes by number, who makes and who reads each tensor. Read once, never changed.
 
-Nodes are kept as the protobuf messages of the original and copied whole into candidates. graphsurgeon would rebuild each
-from Python values, and cannot rebuild all: it raises on an empty list attribute and on a string attribute that is not
-text (TensorRT plugins serialise their state into one), and drops doc strings. A tool that looks for what breaks in a
-model must not change it on the way; the tests hold the cuts against graphsurgeon's where it can make them.
+Nodes are kept as the protobuf messages of the original; ``surgeon.py`` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import onnx
+import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.order import depth_first_order
@@ -141,10 +139,55 @@ class Network:
         """The tensors that a node makes."""
         return self._made[index]
 
+    def in_file_order(self, nodes: Iterable[int]) -> list[int]:
+        """These nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
+        ordered = sorted(nodes)
+        if not self._is_sorted:
+            place = {index: at for at, index in enumerate(ordered)}
+            if any(place.get(parent, -1) > at for at, index in enumerate(ordered) for parent in self.parents(index)):
+                return sorted(ordered, key=self.rank.__getitem__)
+        return ordered
+
+    @cached_property
+    def _is_sorted(self) -> bool:
+        return all(parent < index for index in range(len(self.nodes)) for parent in self.parents(index))
+
+    @cached_property
+    def skeleton(self) -> gs.Graph:
+        """The graph in onnx-graphsurgeon, of what it takes to select from it: nodes named by their numbers, and tensors.
+
+        Nodes have no attributes; what their bodies take from outside is among their inputs. Tensors have no types and no
+        data. Treat it as read-only; its ``copy()`` can be changed.
+        """
+        model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
+        graph = model.graph
+        for index, node in enumerate(self.nodes):
+            graph.node.add(name=str(index), op_type=node.op_type, input=self.reads[index], output=self.made(index))
+        for name in (*self.initializers, *self.sparse_initializers):
+            graph.initializer.add(name=name, data_type=onnx.TensorProto.UINT8, dims=[0])
+        for field, names in ((graph.input, self.inputs), (graph.output, self.outputs)):
+            for name in names:
+                field.add(name=name)
+        return gs.import_onnx(model)
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a tensor is an initializer, or made by a node that depends on no input."""
+        maker = self.producer.get(name)
+        return name not in self._fed if maker is None else self.constant[maker]
+
+    @cached_property
+    def _fed(self) -> frozenset[str]:
+        return frozenset(self.inputs)
+
     @cached_property
     def computed(self) -> list[str]:
         """Every tensor made by a node that is not constant, in topological order."""
         return [name for index in self.order if not self.constant[index] for name in self.made(index)]
+
+    @cached_property
+    def stated(self) -> list[tuple[str, onnx.ValueInfoProto]]:
+        """What the model says of its inner tensors, by name, in the file's order."""
+        return [(value.name, value) for value in self.proto.graph.value_info]
 
     @cached_property
     def declared(self) -> dict[str, onnx.ValueInfoProto]:
@@ -162,7 +205,7 @@ class Network:
         if self.proto.ByteSize() > _INFER_LIMIT_BYTES:
             return {}
         proto = self.proto
-        if any(parent > index for index in range(len(self.nodes)) for parent in self.parents(index)):
+        if not self._is_sorted:
             proto = onnx.ModelProto()
             proto.CopyFrom(self.proto)
             del proto.graph.node[:]  # inference wants them sorted

@@ -55,7 +55,7 @@ def plan_slices(network: Network, nodes: Sequence[int], infos: Mapping[str, Tens
         if network.constant[index]:
             continue
         made, read = network.made(index), network.reads[index]
-        fresh = {name for name in read if _is_weight(network, name)} - weights
+        fresh = {name for name in read if network.is_weight(name)} - weights
         cost = sum(_bytes(infos.get(name)) for name in made) + sum(_weight(network, infos, name) for name in fresh)
         if stretches[-1] and size + cost > limit and not unread:
             stretches.append([])
@@ -91,7 +91,7 @@ def _slice(network: Network, stretch: Iterable[int], constants: Iterable[int]) -
     nodes = tuple(sorted(inside, key=network.rank.__getitem__))
     made = {name for index in nodes for name in network.made(index)}
     read = dict.fromkeys(name for index in nodes for name in network.reads[index])
-    inputs = tuple(name for name in read if name not in made and not _is_weight(network, name))
+    inputs = tuple(name for name in read if name not in made and not network.is_weight(name))
     kept = (index for index in nodes if not network.constant[index] or index in constants)
     return Slice(nodes, inputs, tuple(name for index in kept for name in network.made(index)))
 
@@ -109,11 +109,6 @@ def slice_model(network: Network, part: Slice, infos: Mapping[str, TensorInfo]) 
         raise AssertionError(f"the maker of {name} was left out")
 
     return mark_outputs(Network(cut(network, part.nodes, infos, stored=never).proto), part.tensors, {})
-
-
-def _is_weight(network: Network, name: str) -> bool:
-    maker = network.producer.get(name)
-    return name not in network.inputs and (maker is None or network.constant[maker])
 
 
 def _weight(network: Network, infos: Mapping[str, TensorInfo], name: str) -> int:

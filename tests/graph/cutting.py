@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from cut_oracle import cut_by_hand, normalised
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -98,9 +99,11 @@ class Cutter:
         return cut(self.network, nodes, self.infos, self.stored), nodes
 
     def check(self, units: Iterable[int], *, bare: bool = True) -> Cut:
-        """Hold the cut of some units against the definition of a cut; returns it."""
+        """Hold the cut of some units against the definition of a cut, and one made without graphsurgeon; returns it."""
         piece, nodes = self.cut(units, bare=bare)
         check_definition(self.network.proto, piece, nodes)
+        by_hand = cut_by_hand(self.network, nodes, self.infos, self.stored)
+        assert normalised(piece.proto) == normalised(by_hand.proto)
         onnx.checker.check_model(piece.proto)
         feeds = {name: self.values[name] for name in piece.inputs}
         assert_same(run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})

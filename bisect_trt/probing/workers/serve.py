@@ -18,9 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import onnx
+
 from bisect_trt.errors import BisectError
 from bisect_trt.targets.base import Runtime, Session, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
@@ -58,7 +60,7 @@ class Worker:
             return serve[request["op"]](request)
         except (BuildError, RunError) as error:
             kind = "build" if isinstance(error, BuildError) else "run"
-            reply = {"error": kind, "message": error.message, "signature": f"{kind}: {error.signature}"}
+            reply = {"error": kind, "message": error.message, "signature": f"{kind}: {error.sign(_names(request))}"}
             return {**reply, "poisoned": error.poisoned}
         except BisectError as error:
             return {"error": "user", "message": str(error), "status": int(error.status)}
@@ -146,6 +148,14 @@ class Worker:
         plain = [each.to_json() for each in comparisons]
         layers = session.layers() if request.get("layers") else []
         return {"comparisons": plain, "skipped": dict(session.skipped), "layers": layers, "latency_ms": latency}
+
+
+def _names(request: Request) -> list[str]:
+    """The names in the model of a request; none where it cannot be read."""
+    try:
+        return list(names_of(onnx.load(request["model"], load_external_data=False).graph))
+    except Exception:  # that it cannot be read is what the failure is about, then
+        return []
 
 
 def _feed(request: Request, inputs: str, golden: str | None) -> dict[str, Any]:

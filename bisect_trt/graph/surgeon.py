@@ -1,0 +1,162 @@
+"""Pieces of a model: selected with onnx-graphsurgeon, spliced together of the original's own messages.
+
+graphsurgeon rebuilds each node from Python values, and cannot rebuild all: it raises on an empty list attribute and on a
+string attribute that is not text (TensorRT plugins serialise their state into one), drops doc strings, and knows no
+optional types. A tool that looks for what breaks in a model must not change it on the way. So what is imported is a
+skeleton (``Network.skeleton``): nodes without attributes, tensors without types and data, what the bodies of a node take
+from outside among its inputs. graphsurgeon selects on that, and the messages of what it selected are spliced in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.values import value_info
+from bisect_trt.tensors.info import TensorInfo
+
+PRODUCER = "bisect-trt"
+IR_WITHOUT_INITIALIZER_INPUTS = 4
+"""Before IR version 4 every initializer had to be listed among the graph's inputs."""
+
+StoredValue = Callable[[str], onnx.TensorProto]
+"""Gives the value of a tensor that a piece reads, that it neither makes nor is fed, and that is no initializer."""
+
+
+def number(node: gs.Node) -> int:
+    """Which of the original's nodes a node of a skeleton stands for."""
+    return int(node.name)
+
+
+def select(network: Network, nodes: Iterable[int]) -> gs.Graph:
+    """The piece of exactly these nodes, in the file's order wherever that is valid.
+
+    Its inputs are the non-constant tensors that they read and do not make; its outputs what they make and a node outside
+    reads, or the graph returns. A chosen node that nothing reads keeps its outputs, so that no runtime drops it.
+
+    Args:
+        network: The original.
+        nodes: Node numbers.
+
+    Returns:
+        A graph of the skeleton's own nodes: it is for reading.
+    """
+    ordered = network.in_file_order(nodes)
+    skeleton = network.skeleton.nodes
+    piece = gs.Graph([skeleton[index] for index in ordered])
+    piece.inputs = [tensor for tensor in _unmade(piece) if not network.is_weight(tensor.name)]
+    inside, returned = {id(node) for node in piece.nodes}, set(network.outputs)
+    outputs: list[gs.Tensor] = []
+    for index, node in zip(ordered, piece.nodes, strict=True):
+        readers = [[id(reader) in inside for reader in tensor.outputs] for tensor in node.outputs]
+        # A weight that others read too is not a result: they bring its maker along, or store it.
+        shown = [
+            tensor
+            for tensor, within in zip(node.outputs, readers, strict=True)
+            if tensor.name in returned or not (network.constant[index] or all(within))
+        ]
+        outputs += shown if shown or any(map(any, readers)) else node.outputs
+    piece.outputs = outputs
+    return piece
+
+
+def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> gs.Graph:
+    """The piece that computes some tensors from others.
+
+    Args:
+        network: The original.
+        inputs: Where to stop walking back. Graph inputs and weights end it too.
+        outputs: What to compute, in this order.
+
+    Returns:
+        A copy of the part of the skeleton that is needed. Its inputs are those given, in their order, and then the
+        graph's, of both those that are needed.
+    """
+    piece = network.skeleton.copy()
+    tensors = piece.tensors()
+    piece.inputs = [tensors[name] for name in dict.fromkeys((*inputs, *network.inputs)) if name in tensors]
+    piece.outputs = [tensors[name] for name in outputs]
+    piece.cleanup(remove_unused_graph_inputs=True)
+    nodes = {number(node): node for node in piece.nodes}
+    piece.nodes = [nodes[index] for index in network.in_file_order(nodes)]
+    return piece
+
+
+def splice(network: Network, piece: gs.Graph, infos: Mapping[str, TensorInfo], stored: StoredValue) -> onnx.ModelProto:
+    """The model of a piece, of the original's messages; a tensor that has another name in the piece is renamed in them.
+
+    Args:
+        network: The original.
+        piece: A graph of nodes of its skeleton, or of a copy of that, with the piece's inputs and outputs.
+        infos: Type and shape of each tensor that is an input or an output, where known.
+        stored: Gives the values of weights that are not the original's initializers.
+    """
+    source = network.proto
+    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
+    model.opset_import.extend(source.opset_import)
+    model.functions.extend(source.functions)
+    graph = model.graph
+    graph.name = source.graph.name or "graph"
+    skeleton = network.skeleton.nodes
+    for node in piece.nodes:
+        index = number(node)
+        graph.node.append(network.nodes[index] if node is skeleton[index] else _renamed(network, index, node))
+    inputs, outputs = ([tensor.name for tensor in ends] for ends in (piece.inputs, piece.outputs))
+    fed, boundary = set(inputs), {*inputs, *outputs}
+    # Shape inference costs a moment, and says what a run cannot: the types of sequences, and of what did not run.
+    types = network.declared if boundary <= infos.keys() else {**network.declared, **network.inferred}
+    graph.input.extend(value_info(name, infos, types) for name in inputs)
+    graph.output.extend(value_info(name, infos, types) for name in outputs)
+    for name in [tensor.name for tensor in _unmade(piece) if tensor.name not in fed]:
+        if name in network.sparse_initializers:
+            graph.sparse_initializer.append(network.sparse_initializers[name])
+        else:
+            graph.initializer.append(network.initializers.get(name) or stored(name))
+    if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
+        graph.input.extend(
+            network.declared.get(tensor.name)
+            or onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            for tensor in graph.initializer
+        )
+    inner = {tensor.name for node in piece.nodes for tensor in node.outputs} - boundary
+    graph.value_info.extend(value for name, value in network.stated if name in inner)
+    return model
+
+
+def _unmade(piece: gs.Graph) -> list[gs.Tensor]:
+    """The tensors that nodes of a piece read and none makes, in the order in which they are read."""
+    made = {tensor.name for node in piece.nodes for tensor in node.outputs}
+    read = {tensor.name: tensor for node in piece.nodes for tensor in node.inputs}
+    return [tensor for name, tensor in read.items() if name not in made]
+
+
+def _renamed(network: Network, index: int, node: gs.Node) -> onnx.NodeProto:
+    names = dict(zip(network.reads[index], (tensor.name for tensor in node.inputs), strict=True))
+    renamed = {old: new for old, new in names.items() if old != new}
+    return rename_reads(network.nodes[index], renamed) if renamed else network.nodes[index]
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy of a node that reads other tensors, in its bodies too."""
+    new = onnx.NodeProto()
+    new.CopyFrom(node)
+    new.input[:] = [names.get(name, name) for name in node.input]
+    for body in bodies(new):
+        _rename_captured(body, names)
+    return new
+
+
+def _rename_captured(body: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename what a body takes from outside; what it names so itself is its own."""
+    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    own |= {name for inner in body.node for name in inner.output}
+    outer = {name: new for name, new in names.items() if name not in own}
+    renamed = [rename_reads(inner, outer) for inner in body.node]
+    del body.node[:]
+    body.node.extend(renamed)
+    for value in body.output:
+        value.name = outer.get(value.name, value.name)
