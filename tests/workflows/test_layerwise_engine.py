@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,10 @@ def test_layerwise_says_what_ran_the_origin(cli: CommandLine, here: Path, monkey
     model = overflowing(here / "model.onnx")
     real = WorkerPool.ask
 
-    def ask(pool: WorkerPool, request: dict[str, Any], *rest: Any) -> dict[str, Any]:  # noqa: ANN401
-        reply = real(pool, request, *rest)
+    def ask(pool: WorkerPool, request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        reply = real(pool, request, *rest, **more)
         region = layer("{ForeignNode[a2...small]}", ["a2_out", "big_out", "small_out"], ["float16"])
-        return {**reply, "layers": [region]} if request.get("layers") else reply
+        return replace(reply, layers=(region,)) if getattr(request, "layers", False) else reply
 
     monkeypatch.setattr(WorkerPool, "ask", ask)
     ran = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bisect_trt.options.choices import Minimise
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.tolerance import Precision
@@ -13,7 +14,7 @@ from bisect_trt.workflows.precision.delivery import fastest, save_best, write_an
 from bisect_trt.workflows.precision.lowerable import known_types, lowerable_units, refuse_lowered
 from bisect_trt.workflows.precision.lowering import CastLowering, Lowering
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
-from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
+from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
