@@ -26,8 +26,7 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.quiet import QuietConsole
+from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
