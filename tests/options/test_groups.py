@@ -92,7 +92,9 @@ def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many type
 def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
     value = data.draw(values_of(entry))
     name = next(name for name, groups in COMMANDS.items() if group in groups)
-    needed = {other.name: Path("p") for own in COMMANDS[name] for other in entries(own) if other.required}
+    needed: dict[str, Any] = {
+        other.name: Path("p") for own in COMMANDS[name] for other in entries(own) if other.required
+    }
     typed = [each for other in entries(COMMANDS[name][0]) if other.required for each in words(other, Path("p"))]
     if not entry.required:
         # Arguments stand by their place, so those before it are given too.
@@ -137,7 +139,8 @@ def test_what_is_not_given_is_not_shared() -> None:
     """A group's lists and dictionaries are its own."""
     for group in GROUPS:
         plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
-        first, second = from_words(group, plain), from_words(group, plain)
+        first: object = from_words(group, plain)
+        second: object = from_words(group, plain)
         for entry in entries(group):
             value = getattr(first, entry.name)
             assert not isinstance(value, list | dict) or value is not getattr(second, entry.name)
