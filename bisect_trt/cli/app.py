@@ -21,8 +21,7 @@ from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.general import General
 from bisect_trt.options.given import Given
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.logfile import LogFile
+from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.data_loader import run_data_loader
 from bisect_trt.tensors.dtypes import is_extension, is_string
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.saved import load_runs
+from bisect_trt.tensors.user_script import run_data_loader
 
 Sample = dict[str, NDArray[Any]]
 
@@ -32,7 +32,7 @@ class DataOptions:
             [0, 1] where that is missing.
         load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
             hold the same input, else a sample each or more.
-        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.data_loader.run_data_loader`.
+        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.user_script.run_data_loader`.
         iterations: How many samples of random values to make, or to take of the script at most.
     """
 

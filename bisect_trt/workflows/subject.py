@@ -21,12 +21,12 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
-from bisect_trt.probing.reference import Reference
 from bisect_trt.probing.workers.devices import visible_gpus
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace

@@ -16,8 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
 
 from bisect_trt.graph.network import Network
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.reference import Reference
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.targets.onnxrt.values import CAN_FEED

@@ -17,8 +17,8 @@ from support import TARGET, overflowing, read_json
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import plan_slices
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.reference import Reference
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore

@@ -11,7 +11,7 @@ from support import script
 
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.engine import FIXED_ENGINE, EngineCheck
+from bisect_trt.probing.engine_check import FIXED_ENGINE, EngineCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Build, Compare, Compared, Done, Failed
 from bisect_trt.probing.shelf import EngineShelf

@@ -15,7 +15,7 @@ from support import chain, overflowing, read_json
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.workflows.layerwise.engine import describe_engine_layer, engine_json, engine_layers
+from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json, engine_layers
 
 
 def layer(name: str, tensors: list[str], precisions: list[str] | None = None) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Sequence
 
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
-from bisect_trt.probing.reference import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions

@@ -9,15 +9,14 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.tolerance import Precision
 from bisect_trt.workflows.investigation import saving_best
-from bisect_trt.workflows.precision.answer import save_best, write_answer
-from bisect_trt.workflows.precision.latency import fastest
-from bisect_trt.workflows.precision.layers import LayerLowering
+from bisect_trt.workflows.precision.by_layer import LayerLowering
+from bisect_trt.workflows.precision.delivery import fastest, save_best, write_answer
+from bisect_trt.workflows.precision.lowerable import known_types, lowerable_units, refuse_lowered
 from bisect_trt.workflows.precision.lowering import CastLowering, Lowering
-from bisect_trt.workflows.precision.report import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
 from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.precision.units import known_types, lowerable_units, refuse_lowered
+from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -73,7 +72,7 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     task.result.extra |= {"keep_fp32": [], "latency_ms": None}
-    with saving_best(lambda: save_best(task)):
+    with saving_best(lambda: _leave_best(task)):
         return task.until_done(lambda: _find(task, search))
 
 
@@ -91,6 +90,12 @@ def _find(task: Task, search: SearchSettings) -> Result:
     for step in minimum.steps:
         console.say(f"  {step}")
     return deliver(task, Answer(minimum, suspects))
+
+
+def _leave_best(task: Task) -> None:
+    best = save_best(task)
+    if best is not None:
+        task.result.culprits = task.subject.describe_searched(best)
 
 
 def measure_lowered(task: Task, search: SearchSettings) -> None:
