@@ -162,11 +162,13 @@ def _worst(
 ) -> tuple[ComparisonKind, int]:
     """How the tensor fails, should it fail, and the flat index of the element that shows it best."""
     if not finite:
-        if (new_nan := np.isnan(target) & ~np.isnan(reference)).any():
-            return ComparisonKind.NAN, int(new_nan.argmax())
-        # NaN is beyond any tolerance; Inf is not beyond an infinite one.
-        if (new_inf := np.isinf(target) & np.isfinite(reference) & mismatch).any():
-            return ComparisonKind.INF, int(new_inf.argmax())
+        # What only one side has is the worst, on whichever side: first what the target made, then what it lost.
+        for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
+            made, lost = has(target) & ~has(reference), has(reference) & ~has(target)
+            # NaN is beyond any tolerance; Inf is not beyond an infinite one.
+            for alone in (made & mismatch, lost & mismatch):
+                if alone.any():
+                    return kind, int(alone.argmax())
     if not mismatch.any():
         return ComparisonKind.MISMATCH, int(absolute.argmax())
     # Only among the mismatching, for an error that the relative tolerance forgives explains nothing; and NaN, left over

@@ -19,9 +19,9 @@ class ComparisonKind(str, Enum):
     MATCH = "match"
     MISMATCH = "mismatch"
     NAN = "nan"
-    """The target has NaN where the reference has none."""
+    """One side has NaN where the other has none."""
     INF = "inf"
-    """The target has no such NaN, but Inf where the reference is finite."""
+    """There is no such NaN, but one side has Inf where the other has none."""
     SHAPE = "shape"
     DTYPE = "dtype"
     """One holds strings and the other numbers; numbers of different types are compared by value."""
@@ -30,7 +30,7 @@ class ComparisonKind(str, Enum):
 
 @dataclass(frozen=True)
 class WorstElement:
-    """The element that differs most: new NaN before new Inf before the largest absolute error.
+    """The element that differs most: NaN of one side alone before such Inf before the largest absolute error.
 
     Attributes:
         index: Its position, one entry a dimension.
@@ -146,7 +146,7 @@ class TensorComparison:
 
     @property
     def severity(self) -> float:
-        """How many times its worst element is past the tolerance; infinite for new NaN or Inf and for another shape.
+        """How many times its worst element is past the tolerance; infinite for NaN or Inf of one side alone, another shape.
 
         A statistic over all elements says nothing of the worst, so what fails by one is infinitely severe too.
         """

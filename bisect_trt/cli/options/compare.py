@@ -21,7 +21,7 @@ class Compare:
 
     atol: Annotated[
         list[str],
-        typer.Option(metavar="[OUT:]TOL", help="Absolute tolerance; default 1e-5, with --fp16 1% of each RMS."),
+        typer.Option(metavar="[OUT:]TOL", help="Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16 1% of it."),
     ] = field(default_factory=list)
     rtol: Annotated[
         list[str], typer.Option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.")
