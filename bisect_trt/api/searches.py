@@ -141,5 +141,5 @@ def precision(
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
-    checks = call.checks(runtime, used=runtime is not None and runtime.runtime == "trt")
+    checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
     return call.finish(lambda session: session.precision(settings, checks, call.search.settings()), checks.fixed_path)

@@ -69,7 +69,7 @@ def convert_command(
             )
         target.trt = not target.onnxrt
         runtime = target.required()
-        if runtime.runtime != "trt":
+        if runtime.target.engines is None:
             raise UsageError(
                 f"ONNX Runtime has no engines to write to {output}; name TensorRT (--trt), or a .onnx file."
             )

@@ -10,6 +10,7 @@ import typer
 
 from bisect_trt.cli.options import Compare, Plots, Target, seconds
 from bisect_trt.cli.options.target import LoweringChoice
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.compare.compare import CompareSettings
@@ -42,7 +43,7 @@ class MoreTargets:
         """
         if self.fp_to_fp16:
             target = replace(target, fp16=True, lowering=LoweringChoice.CAST if target.trt else target.lowering)
-        rest = [TargetSettings(providers=tuple(word.split(","))) for word in self.also_providers]
+        rest = [TargetSettings(own=OnnxRuntimeSettings(tuple(word.split(",")))) for word in self.also_providers]
         rest += [reference_settings()] if self.onnxrt_reference else []
         named = target.onnxrt or target.trt
         if self.onnx and not named:

@@ -12,7 +12,8 @@ from bisect_trt.probing.shelf import ENGINE, EngineShelf
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.base import Engines
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
@@ -73,9 +74,7 @@ class BuiltinCheck:
     def _target(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
         if files.engine is not None:
-            # What else there is to say of a target says how an engine is built.
-            trt = TrtSettings(load_engine=str(files.engine.absolute()), plugins=self.target.trt.plugins)
-            return replace(self.target, trt=trt, keep=(), held=False)
+            return _engines(self.target).load(self.target, files.engine)
         return replace(self.target, keep=files.keep or self.target.keep, held=files.held or self.target.held)
 
     def _built(self, files: CandidateFiles) -> TargetSettings:
@@ -83,12 +82,18 @@ class BuiltinCheck:
         target = self._target(files)
         if self.shelf is None or files.engine is not None:
             return target
-        return replace(target, trt=replace(target.trt, save_engine=str((files.folder / ENGINE).absolute())))
+        return _engines(target).save(target, files.folder / ENGINE)
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
         words = ["bisect-trt", "run", str(files.model), *self._target(files).flags(), *self.tolerance.words()]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
+
+
+def _engines(target: TargetSettings) -> Engines:
+    engines = target.target.engines
+    assert engines is not None  # or there would be no engine
+    return engines
 
 
 def outcome_of_death(end: ProcessEnd) -> Outcome:

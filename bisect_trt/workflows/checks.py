@@ -106,7 +106,7 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
         listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
     if isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
-        if check.target.runtime != "trt":  # TensorRT may run what ONNX Runtime cannot: plugins
+        if not check.target.target.capabilities.runs_more:
             require_reference(subject)
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():

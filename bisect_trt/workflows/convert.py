@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -100,7 +99,8 @@ def convert_to_engine(examination: Examination, settings: EngineSettings) -> Res
     for path, sample in zip(samples, subject.samples, strict=True):
         save_npz(path, sample)
     if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
-        target = _calibrated(target, samples, settings.calibration_cache)
+        assert target.target.engines is not None  # or there would be none to build
+        target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
     inputs, model = samples[0], subject.workspace.scratch("convert.onnx")
     model.write_bytes(subject.network.proto.SerializeToString())
     request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
@@ -117,10 +117,3 @@ def convert_to_engine(examination: Examination, settings: EngineSettings) -> Res
     result.status, result.minimality = "found", "1-minimal"
     examination.console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
     return result
-
-
-def _calibrated(target: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-    """The target with what it finds ranges with."""
-    files = tuple(str(path.absolute()) for path in samples)
-    known = None if cache is None else str(cache.absolute())
-    return replace(target, trt=replace(target.trt, calibration_data=files, calibration_cache=known))

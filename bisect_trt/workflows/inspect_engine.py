@@ -9,7 +9,8 @@ from typing import Any
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.reporting.tree import Branch
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 
 
 def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
-    target = TargetSettings("trt", trt=TrtSettings(load_engine=str(path.absolute())))
+    target = TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))
     with WorkerPool(folder) as workers:
         try:
             reply = workers.ask({"op": "describe", "target": target.to_json()})

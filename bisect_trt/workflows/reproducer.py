@@ -24,6 +24,7 @@ from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
 from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -246,4 +247,4 @@ def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:
     # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
     from bisect_trt.targets.onnxrt.runtime import provider_names  # noqa: PLC0415
 
-    return onnxrt_script(provider_names(target.providers))
+    return onnxrt_script(provider_names(target.of(OnnxRuntimeSettings).providers))

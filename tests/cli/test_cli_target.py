@@ -14,7 +14,9 @@ from support import Ran, chain, read_json
 
 from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
 from bisect_trt.cli.options import Compare, Target
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 
 CommandLine = Callable[..., Ran]
 FILE = str(Path(__file__).resolve())
@@ -78,7 +80,7 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
         save_timing_cache=maybe(paths),
         save_engine=maybe(paths),
     )
-    return TargetSettings("trt", **precisions, trt=trt)
+    return TargetSettings("trt", **precisions, own=trt)
 
 
 @given(trt_targets())
@@ -88,7 +90,7 @@ def test_flags_are_a_command_line_that_asks_for_the_same(settings: TargetSetting
 
 @given(st.booleans(), st.booleans(), st.lists(words, max_size=3).map(tuple))
 def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -> None:
-    settings = TargetSettings(fp16=fp16, bf16=bf16, providers=providers)
+    settings = TargetSettings(fp16=fp16, bf16=bf16, own=OnnxRuntimeSettings(providers))
     assert parse(settings.flags()) == settings
 
 
@@ -118,7 +120,7 @@ def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
 def test_what_options_become(words: list[str], expected: TargetSettings | TrtSettings) -> None:
     settings = parse(words)
     assert settings is not None
-    assert settings == expected if isinstance(expected, TargetSettings) else settings.trt == expected
+    assert settings == expected if isinstance(expected, TargetSettings) else settings.of(TrtSettings) == expected
 
 
 TRT = ["--trt"]

@@ -23,7 +23,8 @@ from bisect_trt.probing.prober import DoesNotReproduce
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bisect_trt"
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+PAGES = [page for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for page in sorted(ROOT.glob(pattern))]
+PAGES.remove(ROOT / "CHANGELOG.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 NOT_RUN = {
@@ -264,8 +265,11 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
 
 
-def test_architecture_names_nothing_that_does_not_exist() -> None:
-    spans = set(re.findall(r"`([^`\s]+)`", prose(ROOT / "docs" / "architecture.md")))
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"], ids=lambda page: page.stem
+)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    spans = set(re.findall(r"`([^`\s]+)`", prose(page)))
     paths = {span for span in spans if span.endswith((".py", ".txt")) or re.fullmatch(r"[\w./]+/", span)}
     assert {path for path in paths if not ((PACKAGE / path).exists() or (ROOT / path).exists())} == set()
 

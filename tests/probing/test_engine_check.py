@@ -17,7 +17,8 @@ from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import ProcessEnd
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
@@ -87,15 +88,15 @@ def test_an_engine_that_was_built_before_is_not_built_again(files: CandidateFile
 def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(files: CandidateFiles) -> None:
     trt = TrtSettings(tactic_sources=("cublas",), plugins=("plugin.so",))
     pool = Builder(files.folder)
-    looks = BuiltinCheck(pool, replace(TARGET, trt=trt), ToleranceOptions(), shelf=EngineShelf())
+    looks = BuiltinCheck(pool, replace(TARGET, own=trt), ToleranceOptions(), shelf=EngineShelf())
     assert looks.run(files).ending is Ending.PASSED
     engine = files.folder / "model.engine"
     assert engine.read_text() == "a b"
     assert looks.run(replace(files, engine=engine)).ending is Ending.PASSED
     assert engine.read_text() == "a b"
     built, loaded = (TargetSettings.from_json(request["target"]) for request in pool.requests)
-    assert built == replace(TARGET, keep=("a", "b"), trt=replace(trt, save_engine=str(engine.absolute())))
-    assert loaded == replace(TARGET, trt=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
+    assert built == replace(TARGET, keep=("a", "b"), own=replace(trt, save_engine=str(engine.absolute())))
+    assert loaded == replace(TARGET, own=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
     by_hand = (files.folder / "command.txt").read_text()
     assert f"--load-engine {engine.absolute()}" in by_hand
     assert "--tactic-sources" not in by_hand

@@ -22,7 +22,8 @@ from bisect_trt.probing.workers import pool as pool_module
 from bisect_trt.probing.workers.devices import default_workers, visible_gpus
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
@@ -301,7 +302,7 @@ def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], comma
 
 def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
     request = make_pool().request("fine")
-    settings = TargetSettings("trt", trt=TrtSettings(hardware_compatibility_level="missing"))
+    settings = TargetSettings("trt", own=TrtSettings(hardware_compatibility_level="missing"))
     pool = make_pool()
     with pytest.raises(UnavailableError, match="there is no NVIDIA GPU here"):
         pool.pool.ask({**request, "target": settings.to_json()})

@@ -11,7 +11,9 @@ import typer
 
 from bisect_trt.cli.options.values import parse_size
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.settings import Shapes, TargetSettings, TrtSettings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import Shapes, TrtSettings
 from bisect_trt.tensors.inputs import parse_shapes
 
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
@@ -128,12 +130,12 @@ class Target:
             self._check_engines(options, engines=engines)
             self._check_types()
             return TargetSettings(
-                runtime="trt", **self._precisions(), held=self.hold_precision, trt=self._trt_settings()
+                runtime="trt", **self._precisions(), held=self.hold_precision, own=self._trt_settings()
             )
         for option in options:
             if option not in ("--fp16", "--bf16", "--keep-fp32", "--providers", "--fresh-process"):
                 raise UsageError(f"{option} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
-        return TargetSettings(runtime="onnxrt", **self._precisions(), providers=tuple(self.providers))
+        return TargetSettings("onnxrt", **self._precisions(), own=OnnxRuntimeSettings(tuple(self.providers)))
 
     def required(self, *, engines: bool = False) -> TargetSettings:
         """As plain data; see :meth:`settings`.

@@ -20,6 +20,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
 from bisect_trt.targets.trt.messages import reason, signature
+from bisect_trt.targets.trt.settings import TrtSettings
 
 Feed = Mapping[str, NDArray[Any]]
 
@@ -117,7 +118,7 @@ def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
     Raises:
         UsageError: A shape has another number of dimensions than its input.
     """
-    lows, highs = dict(settings.trt.min_shapes), dict(settings.trt.max_shapes)
+    lows, highs = dict(settings.of(TrtSettings).min_shapes), dict(settings.of(TrtSettings).max_shapes)
     for value in model.graph.input:
         if value.name not in lows or value.name not in highs:
             continue

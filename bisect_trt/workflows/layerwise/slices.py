@@ -17,10 +17,10 @@ from bisect_trt.workflows.subject import Subject
 def layer_slices(subject: Subject, target: TargetSettings) -> list[Slice]:
     """The slices in which a target is to run a model with every tensor marked; one if all fits.
 
-    Only ONNX Runtime: an engine for each slice would take longer to build than it saves.
+    Not with TensorRT: an engine for each slice would take longer to build than it saves.
     """
     network, reference = subject.network, subject.reference
-    limit = subject.swap_limit if target.runtime == "onnxrt" else 1 << 62
+    limit = subject.swap_limit if target.target.capabilities.sliced else 1 << 62
     known = [index for index in network.order if index not in reference.lost]
     return plan_slices(network, known, reference.infos, limit)
 

@@ -51,7 +51,7 @@ def add_measures(task: Task, keep: Subset) -> None:
     """Put how long it runs, and where its engine is, into a result that has the answer."""
     subject, settings, result = task.subject, task.settings, task.result
     result.extra |= {"latency_ms": None, "ran_fp32": None}
-    if settings.target is None or settings.target.runtime != "trt":
+    if settings.target is None or not settings.target.target.capabilities.timed:
         return  # nothing was measured, and to look it up each candidate is made again
     result.extra["latency_ms"] = latencies(task.prober, task.lowering, keep)
     network, outcome = subject.network, task.prober.ledger.outcome(task.lowering.candidate(keep).key)

@@ -39,7 +39,7 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
         resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
         atol[name], rtol[name] = resolved.atol, resolved.rtol
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
-    timed = target.runtime == "trt"
+    timed = target.target.capabilities.timed
     return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
 
 

@@ -53,10 +53,7 @@ class PrecisionSettings:
     @property
     def emulated(self) -> bool:
         """Whether candidates run where low-precision nodes would be computed in fp32: ONNX Runtime's CPU provider."""
-        target = self.target
-        if target is None or target.runtime != "onnxrt":
-            return False
-        return all(name.lower().removesuffix("executionprovider") == "cpu" for name in target.providers)
+        return self.target is not None and self.target.target.emulates_low(self.target)
 
     def check_output(self) -> None:
         """Make sure that the answer can be written.

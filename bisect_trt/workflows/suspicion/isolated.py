@@ -13,7 +13,7 @@ from bisect_trt.graph.lower.roundtrip import EXACT_OPS
 from bisect_trt.graph.network import bodies
 from bisect_trt.graph.values import from_info, value_info
 from bisect_trt.probing.workers.pool import WorkerDied
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.reference import reference_settings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.tensors.store import ActivationStore
@@ -145,7 +145,7 @@ def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
     path.write_bytes(model.SerializeToString())
     known = subject.reference.select(list(fed.values()))
     save_npz(inputs, {given: known[name] for given, name in fed.items()})
-    target = TargetSettings(fp16=facts.precision == "fp16", bf16=facts.precision == "bf16", optimize=False)
+    target = replace(reference_settings(), fp16=facts.precision == "fp16", bf16=facts.precision == "bf16")
     request: dict[str, Any] = {"op": "collect", "model": str(path), "inputs": str(inputs), "to": str(made)}
     try:
         reply = subject.workers.ask({**request, "target": target.to_json()})
