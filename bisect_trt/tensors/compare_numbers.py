@@ -23,6 +23,7 @@ from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, Wors
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.metrics import details
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
+from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.tolerance import ErrorStat, ResolvedTolerance
 
 _EPSILON = 2.0**-52
@@ -39,6 +40,7 @@ def compare_numbers(
     nonfinite_equal: bool,
     infinities_equal: bool,
     want_details: bool,
+    step: Step | None = None,
 ) -> TensorComparison:
     """Compare two tensors of numbers.
 
@@ -50,6 +52,7 @@ def compare_numbers(
         nonfinite_equal: Whether the same NaN in the same place counts as no error.
         infinities_equal: Whether the same Inf does.
         want_details: Whether to work out the further numbers too.
+        step: Of a quantized tensor, where being one step off may be a tie.
     """
     # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
     shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
@@ -72,6 +75,10 @@ def compare_numbers(
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
+    if step is not None and stat is ErrorStat.ELEMWISE:
+        ties = step.ties(absolute, mismatch, shape)
+        mismatch &= ~ties
+        statistics["ties"] = int(np.count_nonzero(ties))
     statistics["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat_index = _worst(theirs, ours, absolute, mismatch, finite)
     statistics["worst"] = WorstElement(
