@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,35 +18,42 @@ Values = Callable[[str], "NDArray[Any] | None"]
 ONE = np.ones(1, np.float64)
 _ROUND = ("QuantizeLinear", "DynamicQuantizeLinear", "QGemm", "QAttention", "QEmbedLayerNormalization")
 """What makes integers by rounding, and all that begins with ``QLinear``."""
-_EXACT_INTEGERS = ("ConvInteger", "MatMulInteger")
-_MOVE = frozenset(
-    "Identity Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Gather GatherElements GatherND Expand Tile Pad Concat "
-    "MaxPool GlobalMaxPool ReduceMax ReduceMin Relu Clip Max Min DepthToSpace SpaceToDepth Dropout Where Compress "
-    "ReverseSequence".split()
+_TELL = (b"QuantizeLinear", b"QLinear", b"QGemm", b"QAttention", b"QEmbedLayerNormalization")
+_MOVE = re.compile(
+    "Identity|Reshape|Transpose|Flatten|Squeeze|Unsqueeze|Slice|Split|Gather|GatherElements|GatherND|Expand|Tile|Pad|Concat|"
+    "MaxPool|GlobalMaxPool|ReduceMax|ReduceMin|Relu|Clip|Max|Min|DepthToSpace|SpaceToDepth|Dropout|Where|Compress|"
+    "ReverseSequence"
 )
 """What makes no new values, but for constants, so that a step stays what it is."""
-_UNTOLD = frozenset("Shape Size NonZero ArgMax ArgMin TopK Equal Greater Less And Or Not Xor".split())
+_UNTOLD = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
 """What says nothing of how far off its input is: an index off by one is no tie."""
 
 
-def is_quantized(content: bytes) -> bool:
-    """Whether a model, as a file's bytes, may have a quantized tensor at all."""
-    return b"QuantizeLinear" in content or b"QLinear" in content or b"QGemm" in content or b"QAttention" in content
+def quantization_steps(model: Path, values: Values) -> dict[str, Step]:
+    """The steps of all tensors of a model that are rounded to a grid, and of those computed from them.
 
-
-def quantization_steps(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
-    """The steps of all tensors that are rounded to a grid, and of those computed from them.
-
-    What a graph is fed is taken as it is: a piece of a model that begins after a rounding has no ties.
+    What a model is fed is taken as it is: a piece of one that begins after a rounding has no ties.
 
     Args:
-        graph: The model's main graph.
+        model: The ONNX file; one that cannot be read has none.
         values: The value of a tensor that is no constant, where it is known: a scale that is computed.
     """
+    try:
+        content = model.read_bytes()
+        if not any(word in content for word in _TELL):  # most have none, and need not be taken apart
+            return {}
+        graph = onnx.load(str(model), load_external_data=False).graph
+    except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
+        return {}
+    return steps_of(graph, values)
+
+
+def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
+    """The same of a main graph."""
     stored: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            stored |= {node.output[0]: attribute.t for attribute in node.attribute if attribute.name == "value"}
+            stored.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
 
     def value(name: str) -> NDArray[Any] | None:
         known = stored.get(name)
@@ -65,20 +74,23 @@ def _made(node: onnx.NodeProto, steps: Mapping[str, Step], value: Values) -> dic
     if node.op_type in _ROUND or node.op_type.startswith("QLinear"):
         # Scale and zero point of what is quantized as it runs come of the same values, rounded as usual.
         return {outputs[0]: Step(ONE, after=bool(read))}
-    if not read or node.op_type in _UNTOLD:
+    if not read or _UNTOLD.fullmatch(node.op_type):
         return {}
-    if node.op_type == "DequantizeLinear":
-        scale = value(node.input[1])
-        first = steps.get(node.input[0])
-        if first is None or first.size is None or scale is None:
-            return dict.fromkeys(outputs, Step(None, after=True))
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
-        sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
-        return {outputs[0]: Step(sizes, after=first.after, axis=axis)}
-    if node.op_type in _EXACT_INTEGERS:
-        return dict.fromkeys(outputs, Step(None, after=True))
-    size = read[0].size
-    alike = size is not None and size.size == 1 and all(step.size is not None and np.array_equal(step.size, size) for step in read)
-    if node.op_type in _MOVE and alike:
-        return dict.fromkeys(outputs, Step(size, after=any(step.after for step in read)))
-    return dict.fromkeys(outputs, Step(None, after=True))
+    first, size, after = steps.get(node.input[0]), read[0].size, any(step.after for step in read)
+    made = Step(None, after=True)
+    if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
+        if (scale := value(node.input[1])) is not None:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+            made = Step(np.abs(scale.astype(np.float64)).reshape(-1) * first.size, after=after, axis=axis)
+    elif (
+        size is not None
+        and size.size == 1
+        and _MOVE.fullmatch(node.op_type)
+        and all(_same(step, size) for step in read)
+    ):
+        made = Step(size, after=after)
+    return dict.fromkeys(outputs, made)
+
+
+def _same(step: Step, size: NDArray[np.float64]) -> bool:
+    return step.size is not None and np.array_equal(step.size, size)

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.tensors.compare_indices import compare_indices
 from bisect_trt.tensors.compare_numbers import compare_numbers
 from bisect_trt.tensors.compare_script import compare_by_script
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.dtypes import is_string
-from bisect_trt.tensors.method import Algorithm, Method
+from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.postprocess import match_shape, postprocess
 from bisect_trt.tensors.stats import count_nonfinite, finite_rms
 from bisect_trt.tensors.step import RIPPLE, Step
-from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, ErrorStat, Precision, ResolvedTolerance, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, Precision, ResolvedTolerance, Tolerance, ToleranceOptions
 
 __all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_output", "compare_tensor"]
 
@@ -55,7 +56,9 @@ def compare_all(
         return compare_by_script(options.method.script, reference, target)
     comparisons = []
     for name, values in reference.items():
-        comparisons.append(compare_output(name, values, target.get(name), options, details=details, step=(steps or {}).get(name)))
+        comparisons.append(
+            compare_output(name, values, target.get(name), options, details=details, step=(steps or {}).get(name))
+        )
         if fail_fast and not comparisons[-1].passed:
             break
     return comparisons
