@@ -20,9 +20,10 @@ from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.strategy import Mode
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.reduce import find_minimum
-from bisect_trt.workflows.settings import ModelSettings, ReduceSettings
+from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
 SEEDS = range(2)
@@ -56,7 +57,7 @@ def search(subject: Subject, names: list[str], folder: Path) -> Minimum:
     try:
         prober.probe_original(subject.original)
         investigation = Investigation(subject, Console(-1), Result("reduce"), prober)
-        return find_minimum(investigation, ReduceSettings(folder / "unused.onnx"))
+        return find_minimum(investigation, Mode.AUTO)
     finally:
         ledger.close()
 
