@@ -8,8 +8,10 @@ LOWEST := .venv-lowest
 PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/python3.10; do \
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 PYTEST_WORKERS ?= 2
+# Tests that run no model: for the inner loop.
+QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo test lint format docs bench test-lowest clean
+.PHONY: demo check test lint format docs bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -30,6 +32,9 @@ demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reprodu
 	cd demo && ../$(BIN)/bisect-trt diagnose model.onnx --onnxrt --fp16 -o reproducer --json result.json
 	@echo; echo "The reproducer, on its own (exit status 1 is what it promises):"
 	@$(BIN)/python demo/reproducer/reproduce.py; status=$$?; echo "exit status $$status"; test $$status -eq 1
+
+check: lint  ## Under a minute, for the inner loop: lint, types, and the tests that run no model.
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not browser' $(QUICK)
 
 test: $(STAMP)  ## Every test that needs no GPU.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q

@@ -29,7 +29,9 @@ from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workspace import Workspace
+from bisect_trt.search.question import over_units
 from bisect_trt.search.strategy import minimise
+from bisect_trt.search.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -120,7 +122,7 @@ def simulate(folder: Path, seed: int, units: int, rate: float, repeat: int, work
     except DoesNotReproduce:
         return None
     else:
-        minimum = prober.search(algorithm, build)
+        minimum = prober.search(over_units(Verdict.FAIL, algorithm), build)
         return Search(minimum.units == {required}, len(ledger.records), check.runs)
     finally:
         ledger.close()

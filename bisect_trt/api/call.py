@@ -10,26 +10,31 @@ from pathlib import Path
 
 import onnx
 
+from bisect_trt.api.keywords import Keywords
 from bisect_trt.api.types import Check, Inputs, Model
-from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Check as CheckOptions
-from bisect_trt.cli.options import Compare, Data, Search, Target
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.options.check import Check as CheckOptions
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.search import Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.quiet import QuietConsole
+from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.result import Result
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
+from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
+PLACE = Path("model.onnx")
+"""In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
@@ -56,7 +61,7 @@ class Call:
         check: Check | None = None,
         folder: str | Path | None = None,
         verbose: bool | int = False,
-        annotation: str | Path | None = None,
+        annotation: Path | None = None,
         shape_inference: bool = False,
     ) -> None:
         """Sort the options into groups, and put what was given as values into the run's folder.
@@ -86,8 +91,8 @@ class Call:
         if not callable(check) and check is not None:
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
-        path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
-        self._annotation = None if annotation is None else Path(annotation)
+        path = PLACE if isinstance(model, onnx.ModelProto) else Path(model)
+        self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
         self.folder = Workspace.new_folder(command, path) if folder is None else Path(folder)
@@ -99,7 +104,7 @@ class Call:
         self._result = Result(command)
         if isinstance(model, onnx.ModelProto):
             path = _written(model, self.folder / path)
-        settings = replace(self._data.settings(path), shape_inference=shape_inference)
+        settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
         self._model = self._with_inputs(settings, inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
@@ -139,7 +144,7 @@ class Call:
         if self._function is not None:
             for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
-        return replace(self._check.settings(target, self.compare), function=self._function)
+        return replace(check_settings(self._check, target, self.compare), function=self._function)
 
     def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
@@ -176,7 +181,12 @@ class Call:
     def _bind(self) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
         settings = self._model
-        named = [*self._data.files(), *settings.data.load_inputs, *self.compare.files(), *self._check.files()]
+        named = [
+            *data_files(self._data),
+            *settings.data.load_inputs,
+            *compare_files(self.compare),
+            *check_files(self._check),
+        ]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
         if self._function is not None:
             binding.files.update(bind_function(self._function))

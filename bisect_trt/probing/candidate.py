@@ -23,11 +23,18 @@ class Identity:
         key: Names it by its content: the same for the same model.
         title: What it is, in a few words.
         units: The units it is made of.
+        marks: Tensors that are outputs too.
     """
 
     key: str
     title: str
     units: Subset
+    marks: Subset = frozenset()
+
+    @property
+    def size(self) -> int:
+        """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
+        return len(self.units) + len(self.marks)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Candidate:
         sample: The number of the input sample whose values go with it, from 1; of a search, on all of them.
         engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
+        marks: Tensors that are outputs too, by number, for a search over those.
     """
 
     proto: onnx.ModelProto
@@ -60,6 +68,7 @@ class Candidate:
     sample: int = 1
     engine: Path | None = None
     again: bool = False
+    marks: Subset = frozenset()
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -79,7 +88,7 @@ class Candidate:
             digest.update(b"engine")
         if self.again:
             digest.update(b"again")
-        return Identity(digest.hexdigest(), self.title, self.units)
+        return Identity(digest.hexdigest(), self.title, self.units, self.marks)
 
     @property
     def key(self) -> str:

@@ -155,7 +155,9 @@ class Ledger:
             self.original, self.severity = outcome.signature, outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
             outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
-        if verdict is Verdict.FAIL and (self.best is None or len(candidate.units) <= len(self.best.units)):
+        if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
+            outcome = replace(outcome, reason=f"breaks where the original does, but not on the same: {outcome.reason}")
+        if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
         if verdict is Verdict.PASS:
             self.passed.append(candidate)
@@ -176,7 +178,7 @@ class Ledger:
             number=len(self.records) + 1,
             key=candidate.key,
             title=candidate.title,
-            size=len(candidate.units),
+            size=candidate.size,
             verdict=verdict,
             signature=outcome.signature,
             reason=outcome.reason,

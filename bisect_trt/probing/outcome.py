@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.targets.signatures import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 
 
@@ -93,6 +94,12 @@ class Outcome:
         if self.ending is not Ending.MISMATCHED or self.severity is None or original is None:
             return False
         return self.severity < required_severity(original)
+
+    def is_akin(self, original: str | None) -> bool:
+        """Whether the runtime broke in the same function as on the original, with this signature, but on other operands."""
+        if self.ending is not Ending.BROKEN or original is None or original == self.signature:
+            return False
+        return error_class(original) == error_class(self.signature)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from threading import Timer
 from typing import TypeVar
 
@@ -17,7 +18,8 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Speculation
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.search.oracle import Ask, Subset
+from bisect_trt.search.oracle import Subset
+from bisect_trt.search.question import Again, Oracle, Original, Question, Search, Units
 from bisect_trt.search.verdict import Verdict
 
 Result = TypeVar("Result")
@@ -35,7 +37,6 @@ class Prober:
     Attributes:
         ledger: What is known.
         runner: Who runs the check.
-        last_outcome: What the check said of the candidate that was last asked about.
         wasted: Parallel probes that were ended or never asked for.
     """
 
@@ -43,7 +44,6 @@ class Prober:
         """``workers`` is how many probes may run at a time, if the check can."""
         self.runner = runner
         self.ledger = ledger
-        self.last_outcome: Outcome
         self.wasted = 0
         self._workers = workers if runner.check.parallel else 1
 
@@ -69,7 +69,7 @@ class Prober:
             self.ledger.end(candidate.identity, outcome)
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
-        return _must_fail(self._decide(candidate.identity, outcome))
+        return _must_fail(self.ledger.decide(candidate.identity, outcome))
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
         """Probe one candidate, or remember what was said of it.
@@ -88,7 +88,7 @@ class Prober:
             with self._prompting():
                 outcome = self._run(candidate, identity)
             self.ledger.end(identity, outcome)
-        return self._decide(identity, outcome)
+        return self.ledger.decide(identity, outcome)
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Leaves the terminal to the user's answers, if the user is the check."""
@@ -113,48 +113,54 @@ class Prober:
             self.ledger.check_budget()
         return outcome
 
-    def _decide(self, identity: Identity, outcome: Outcome) -> Record:
-        self.last_outcome = outcome
-        return self.ledger.decide(identity, outcome)
-
-    def search(self, algorithm: Callable[[Ask], Result], build: Callable[[Subset], Candidate]) -> Result:
+    def search(
+        self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
+    ) -> Result:
         """Run a search.
 
         Args:
-            algorithm: A plain function of an oracle. It may be called several times and must ask the same each time.
+            search: What is asked.
             build: Makes the candidate for a set of units.
+            original: What the search means by the original, if it asks about that.
 
         Raises:
             BudgetSpent: No more probes may be made.
         """
+
+        def candidate_for(question: Question) -> Candidate:
+            if isinstance(question, Again):
+                return replace(candidate_for(question.question), title=question.title, again=True)
+            if isinstance(question, Units):
+                return build(question.units)
+            assert original is not None, "the search asks about an original that it was not given"
+            return original
+
         if self._workers > 1:
-            speculation = Speculation(self.runner, self.ledger, build, self._workers)
+            speculation = Speculation(self.runner, self.ledger, candidate_for, self._workers)
             try:
                 with speculation:
-                    return speculation.run(algorithm)
+                    return speculation.run(search)
             finally:
                 self.wasted += speculation.wasted
-        memory: dict[Subset, Verdict] = {}
-        lookout = Lookout(self.ledger.watcher, algorithm)
+        memory: dict[Question, Verdict] = {}
+        lookout = Lookout(self.ledger.watcher, search)
 
-        def ask(units: Subset) -> Verdict:
-            if units in memory:
+        def oracle(question: Question) -> Verdict:
+            if question in memory:
                 self.ledger.cached += 1
             else:
-                candidate = build(units)
-                memory[units] = self.probe(candidate).verdict
-                lookout.heard(units, memory[units], candidate.title)
-            return memory[units]
+                candidate = candidate_for(question)
+                memory[question] = self.probe(candidate).verdict
+                lookout.heard(question, memory[question], candidate.title)
+            return memory[question]
 
         lookout.look()
         try:
-            return algorithm(ask)
+            return search.algorithm(oracle)
         finally:
             lookout.end()
 
-    def search_from(
-        self, original: Candidate, algorithm: Callable[[Ask], Result], build: Callable[[Subset], Candidate]
-    ) -> Result:
+    def search_from(self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]) -> Result:
         """Probe the original, then search; with several workers the search runs ahead of that first answer too.
 
         Raises:
@@ -162,18 +168,14 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
 
-        def story(ask: Ask) -> tuple[Result] | None:
-            return (algorithm(ask),) if ask(_ORIGINAL) is Verdict.FAIL else None
+        def story(oracle: Oracle) -> tuple[Result] | None:
+            return (search.algorithm(oracle),) if oracle(Original()) is Verdict.FAIL else None
 
-        result = self.search(story, lambda units: original if units == _ORIGINAL else build(units))
+        result = self.search(Search(search.goal, story), build, original)
         if result is None:
             _must_fail(self.ledger.records[0])
         assert result is not None
         return result[0]
-
-
-_ORIGINAL: Subset = frozenset({-1})
-"""Stands for the original model among the questions of a search."""
 
 
 def _must_fail(record: Record) -> Record:

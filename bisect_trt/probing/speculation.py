@@ -22,7 +22,7 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.search.oracle import Ask, Subset
+from bisect_trt.search.question import Question, Search
 from bisect_trt.search.verdict import Verdict
 
 Result = TypeVar("Result")
@@ -37,57 +37,57 @@ _PRIOR = 8
 class Asked(Exception):  # noqa: N818 - how a run ahead ends
     """The search has asked something whose answer is not known."""
 
-    def __init__(self, units: Subset) -> None:
-        """``units`` is what it asked."""
+    def __init__(self, question: Question) -> None:
+        """``question`` is what it asked."""
         super().__init__()
-        self.units = units
+        self.question = question
 
 
 def next_question(
-    algorithm: Callable[[Ask], Result], known: Mapping[Subset, Verdict], heard: list[Subset] | None = None
-) -> Subset | tuple[Result]:
+    search: Search[Result], known: Mapping[Question, Verdict], heard: list[Question] | None = None
+) -> Question | tuple[Result]:
     """What a search asks after what is known, or its result in a tuple.
 
     Args:
-        algorithm: The search.
+        search: The search.
         known: The verdicts so far.
         heard: Gets every question up to there, also those that were asked before.
     """
 
-    def ask(units: Subset) -> Verdict:
-        if units not in known:
-            raise Asked(units)
+    def oracle(question: Question) -> Verdict:
+        if question not in known:
+            raise Asked(question)
         if heard is not None:
-            heard.append(units)
-        return known[units]
+            heard.append(question)
+        return known[question]
 
     try:
-        return (algorithm(ask),)
-    except Asked as question:
-        return question.units
+        return (search.algorithm(oracle),)
+    except Asked as asked:
+        return asked.question
 
 
 def likely_questions(
-    algorithm: Callable[[Ask], Result], known: Mapping[Subset, Verdict], number: int, failing: float
-) -> list[Subset]:
+    search: Search[Result], known: Mapping[Question, Verdict], number: int, failing: float
+) -> list[Question]:
     """The questions that a search is most likely to ask from here on, the certain one first.
 
     Walks the tree of guessed verdicts from its root, the most probable branch first.
 
     Args:
-        algorithm: The search.
+        search: The search.
         known: The verdicts so far.
         number: How many different questions to find at most.
         failing: The chance that a verdict is a failure.
     """
     order = count()
-    branches: list[tuple[float, int, dict[Subset, Verdict]]] = [(-1.0, next(order), {})]
-    questions: dict[Subset, None] = {}
+    branches: list[tuple[float, int, dict[Question, Verdict]]] = [(-1.0, next(order), {})]
+    questions: dict[Question, None] = {}
     for _ in range(_GUESSES * number):  # near the end few questions are left, but many ways to them
         if not branches or len(questions) == number:
             break
         weight, _, guessed = heapq.heappop(branches)
-        question = next_question(algorithm, {**known, **guessed})
+        question = next_question(search, {**known, **guessed})
         if isinstance(question, tuple):
             continue
         questions[question] = None
@@ -110,17 +110,17 @@ class Speculation:
         wasted: Probes that were ended because their answers were not needed any more.
     """
 
-    def __init__(self, runner: Runner, ledger: Ledger, build: Callable[[Subset], Candidate], workers: int) -> None:
-        """``workers`` probes run at a time."""
+    def __init__(self, runner: Runner, ledger: Ledger, build: Callable[[Question], Candidate], workers: int) -> None:
+        """``build`` makes the candidate that a question is about; ``workers`` probes run at a time."""
         self.wasted = 0
         self._runner = runner
         self._ledger = ledger
         self._build = build
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="probe")
-        self._identities: dict[Subset, Identity] = {}
-        self._running: dict[Subset, _Running] = {}
-        self._taken: dict[Subset, Verdict] = {}
+        self._identities: dict[Question, Identity] = {}
+        self._running: dict[Question, _Running] = {}
+        self._taken: dict[Question, Verdict] = {}
         self._recent: deque[bool] = deque(maxlen=_REMEMBERED)
 
     def __enter__(self) -> Speculation:
@@ -132,79 +132,79 @@ class Speculation:
         self._end(list(self._running))
         self._pool.shutdown()
 
-    def run(self, algorithm: Callable[[Ask], Result]) -> Result:
-        """The result of the search.
+    def run(self, search: Search[Result]) -> Result:
+        """The result of a search.
 
         Raises:
             BudgetSpent: No more probes may be made.
         """
-        heard: list[Subset] = []
-        lookout = Lookout(self._ledger.watcher, algorithm)
+        heard: list[Question] = []
+        lookout = Lookout(self._ledger.watcher, search)
         lookout.look()
         try:
             while True:
                 heard.clear()
-                question = next_question(algorithm, self._taken, heard)
+                question = next_question(search, self._taken, heard)
                 if isinstance(question, tuple):
                     return question[0]
                 if self._take(question):
                     lookout.heard(question, self._taken[question], self._identity(question).title)
                 else:
-                    self._fill(algorithm, question)
+                    self._fill(search, question)
                     self._collect()
         finally:
             lookout.end()
             self._ledger.cached += len(heard) - len(set(heard))
 
-    def _identity(self, units: Subset) -> Identity:
-        if units not in self._identities:
-            self._identities[units] = self._build(units).identity
-        return self._identities[units]
+    def _identity(self, question: Question) -> Identity:
+        if question not in self._identities:
+            self._identities[question] = self._build(question).identity
+        return self._identities[question]
 
-    def _take(self, units: Subset) -> bool:
+    def _take(self, question: Question) -> bool:
         """Take the true answer to the true question in, if it is there."""
-        identity = self._identity(units)
+        identity = self._identity(question)
         outcome = self._ledger.outcome(identity.key)
         if outcome is None:
             return False
         verdict = self._ledger.decide(identity, outcome).verdict
-        self._taken[units] = verdict
+        self._taken[question] = verdict
         self._recent.append(verdict is Verdict.FAIL)
         return True
 
-    def _known(self) -> dict[Subset, Verdict]:
+    def _known(self) -> dict[Question, Verdict]:
         """All verdicts that are in, those of guesses that happened to be probed too."""
         known = dict(self._taken)
-        for units, identity in self._identities.items():
-            outcome = None if units in known else self._ledger.outcome(identity.key)
+        for question, identity in self._identities.items():
+            outcome = None if question in known else self._ledger.outcome(identity.key)
             if outcome is not None:
-                known[units] = outcome.judge(self._ledger.original, self._ledger.severity)
+                known[question] = outcome.judge(self._ledger.original, self._ledger.severity)
         return known
 
-    def _fill(self, algorithm: Callable[[Ask], Result], certain: Subset) -> None:
+    def _fill(self, search: Search[Result], certain: Question) -> None:
         """Have the likeliest questions probed; end what cannot be asked any more."""
         failing = (sum(self._recent) + _PRIOR / 2) / (len(self._recent) + _PRIOR)
         while True:
-            likely = likely_questions(algorithm, self._known(), 4 * self._workers, failing)
-            self._end([units for units in self._running if units != certain and units not in likely])
+            likely = likely_questions(search, self._known(), 4 * self._workers, failing)
+            self._end([each for each in self._running if each != certain and each not in likely])
             if certain not in self._running and len(self._running) == self._workers:
                 self._end([max(self._running, key=likely.index)])  # the least likely makes room
-            if all(self._start(units) for units in [certain, *likely]):
+            if all(self._start(question) for question in [certain, *likely]):
                 return
 
-    def _start(self, units: Subset) -> bool:
+    def _start(self, question: Question) -> bool:
         """Have a question probed if there is room; ``False`` if its answer turns out to be known, so guess anew."""
-        if units in self._running or len(self._running) == self._workers:
+        if question in self._running or len(self._running) == self._workers:
             return True
-        candidate = self._build(units)
-        identity = self._identities.setdefault(units, candidate.identity)
+        candidate = self._build(question)
+        identity = self._identities.setdefault(question, candidate.identity)
         if self._ledger.outcome(identity.key) is not None:
-            return False  # another set of units makes the same model, or an earlier session of the run probed it
+            return False  # another question is about the same model, or an earlier session of the run probed it
         if any(running.identity.key == identity.key for running in self._running.values()):
-            return True  # another set of units makes the same model
+            return True  # another question is about the same model
         self._ledger.start(identity)
         cancel = Cancel()
-        self._running[units] = _Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
+        self._running[question] = _Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
         return True
 
     def _collect(self) -> None:
@@ -216,15 +216,15 @@ class Speculation:
         futures = [running.future for running in self._running.values()]
         if not wait(futures, self._ledger.seconds_left(), FIRST_COMPLETED).done:
             self._ledger.check_budget()
-        for units, running in list(self._running.items()):
+        for question, running in list(self._running.items()):
             if running.future.done():
-                del self._running[units]
+                del self._running[question]
                 running.cancel.close()
                 self._ledger.end(running.identity, running.future.result())
 
-    def _end(self, moot: list[Subset]) -> None:
+    def _end(self, moot: list[Question]) -> None:
         """End probes whose answers nobody needs, their whole process groups with them."""
-        ended = [self._running.pop(units) for units in moot]
+        ended = [self._running.pop(question) for question in moot]
         for running in ended:
             running.cancel.set()
         wait([running.future for running in ended])

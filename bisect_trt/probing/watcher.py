@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from bisect_trt.search.forecast import Forecast, forecast
-from bisect_trt.search.oracle import Ask, Subset
+from bisect_trt.search.question import Question, Search, Units
 from bisect_trt.search.verdict import Verdict
 
 MOST_AHEAD = 200
@@ -66,12 +65,12 @@ class Watcher:
 class Lookout:
     """Looks ahead of one search for a watcher, if it wants that."""
 
-    def __init__(self, watcher: Watcher, algorithm: Callable[[Ask], object]) -> None:
-        """``algorithm`` is the search."""
+    def __init__(self, watcher: Watcher, search: Search[object]) -> None:
+        """``watcher`` is told what lies ahead of ``search``."""
         self._watcher = watcher
-        self._algorithm = algorithm
-        self._known: dict[Subset, Verdict] = {}
-        self._titles: dict[Subset, str] = {}
+        self._search = search
+        self._known: dict[Question, Verdict] = {}
+        self._titles: dict[Question, str] = {}
         self._last: Ahead | None = None
         self._began = time.monotonic()
         self._spent = 0.0
@@ -85,14 +84,14 @@ class Lookout:
             # Too dear for now: one less than before is a good guess.
             self._last = replace(self._last, left=max(self._last.left - 1, 1))
         else:
-            self._last = self._in_words(forecast(self._algorithm, self._known, MOST_AHEAD))
+            self._last = self._in_words(forecast(self._search, self._known, MOST_AHEAD))
             self._spent += time.monotonic() - began
         self._watcher.estimated(self._last)
 
-    def heard(self, units: Subset, verdict: Verdict, title: str) -> None:
+    def heard(self, question: Question, verdict: Verdict, title: str) -> None:
         """The search was given an answer."""
-        self._known[units] = verdict
-        self._titles[units] = title
+        self._known[question] = verdict
+        self._titles[question] = title
         self.look()
 
     def end(self) -> None:
@@ -100,5 +99,5 @@ class Lookout:
         self._watcher.estimated(None)
 
     def _in_words(self, seen: Forecast) -> Ahead:
-        best = None if seen.best is None else self._titles[seen.best]
+        best = None if seen.best is None else self._titles[Units(seen.best)]
         return Ahead(seen.left, seen.capped, best, seen.among)

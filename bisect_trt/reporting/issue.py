@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
-from bisect_trt.tensors.tolerance import ErrorStat
 
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
 _JSON_LIMIT_BYTES = 256 << 20
@@ -103,7 +105,8 @@ class Issue:
 
     def polygraphy(self) -> list[str]:
         """The ``polygraphy run`` that compares the target's outputs with the golden ones."""
-        target, trt = self.target, self.target.trt
+        target = self.target
+        trt = target.of(TrtSettings) if target.runtime == "trt" else TrtSettings()
         words = ["polygraphy", "run", self.target_model]
         if target.runtime == "trt":
             words += ["--trt", *(f"--{name}" for name in self._asked())]
@@ -112,7 +115,8 @@ class Issue:
             words += _given("--builder-optimization-level", trt.builder_optimization_level)
             words += ["--plugins", *trt.plugins] if trt.plugins else []
         else:
-            words += ["--onnxrt", *(["--providers", *target.providers] if target.providers else [])]
+            providers = target.of(OnnxRuntimeSettings).providers
+            words += ["--onnxrt", *(["--providers", *providers] if providers else [])]
         words += ["--load-inputs", INPUTS]
         if self.refusal is not None:
             return words
@@ -130,7 +134,8 @@ class Issue:
 
         Source of the options: TensorRT's developer guide, "trtexec".
         """
-        target, trt = self.target, self.target.trt
+        target = self.target
+        trt = target.of(TrtSettings) if target.runtime == "trt" else TrtSettings()
         words = ["trtexec", f"--onnx={self.target_model}"]
         words += [f"--{name}" for name in self._asked() if name != "tf32"]
         words += [] if target.tf32 else ["--noTF32"]

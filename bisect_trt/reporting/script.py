@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import TensorComparison
 
 
@@ -44,11 +45,11 @@ def trt_script(settings: TargetSettings, *, lowered: bool) -> TargetScript:
     names = (name for name in settings.low_precisions if not (lowered and name in ("fp16", "bf16")))
     values: dict[str, object] = {
         "FLAGS": [name.upper() for name in names],
-        "STRONGLY_TYPED": lowered or settings.trt.strongly_typed,
+        "STRONGLY_TYPED": lowered or settings.of(TrtSettings).strongly_typed,
         "HELD": settings.held,
-        "POOL_LIMITS": [[pool.upper(), size] for pool, size in settings.trt.pool_limits],
-        "LEVEL": settings.trt.builder_optimization_level,
-        "PLUGINS": list(settings.trt.plugins),
+        "POOL_LIMITS": [[pool.upper(), size] for pool, size in settings.of(TrtSettings).pool_limits],
+        "LEVEL": settings.of(TrtSettings).builder_optimization_level,
+        "PLUGINS": list(settings.of(TrtSettings).plugins),
     }
     imports = "import ctypes\nimport glob\n\nimport tensorrt as trt"
     return TargetScript("run_trt.py.txt", "tensorrt, numpy and an NVIDIA GPU", imports, values)

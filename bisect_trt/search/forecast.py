@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bisect_trt.search.limit import Enough
-from bisect_trt.search.oracle import Ask, Subset
+from bisect_trt.search.oracle import Subset
+from bisect_trt.search.question import Again, Question, Search, Units
 from bisect_trt.search.verdict import Verdict
 
 
@@ -32,40 +33,39 @@ class Forecast:
     among: int
 
 
-def forecast(algorithm: Callable[[Ask], object], known: Mapping[Subset, Verdict], most: int) -> Forecast:
+def forecast(search: Search[object], known: Mapping[Question, Verdict], most: int) -> Forecast:
     """Run a search to its end on the likeliest answers.
 
     Args:
-        algorithm: The search. It may be called several times and must ask the same each time.
+        search: The search.
         known: The verdicts so far, in the order in which they were given.
         most: How many questions to count at most.
     """
-    ahead = _questions(algorithm, known, lambda _: Verdict.PASS, 2)
-    goal = _goal(known, ahead)
-    found = [units for units, verdict in known.items() if verdict is goal and min(units, default=0) >= 0]
-    best = min(found, key=len, default=None)
-    within = best if best is not None else frozenset().union(*ahead[:1])
-    missed = [within - units for units, verdict in known.items() if verdict is not goal]
+    goal = search.goal
+    heard = {question.units: verdict for question, verdict in known.items() if isinstance(question, Units)}
+    best = min((units for units, verdict in heard.items() if verdict is goal), key=len, default=None)
+    within = best if best is not None else _first_asked(search, known)
+    missed = [within - units for units, verdict in heard.items() if verdict is not goal]
     if goal is Verdict.PASS:
         missed.append(within)  # with nothing kept it does not pass, or there would be no search
     culprits, among = _fewest_culprits(missed, len(within))
     other = Verdict.FAIL if goal is Verdict.PASS else Verdict.PASS
 
-    def guess(units: Subset) -> Verdict:
-        return goal if culprits <= units or min(units, default=0) < 0 else other
+    def guess(question: Question) -> Verdict:
+        if isinstance(question, Again):
+            return known.get(question.question) or guess(question.question)
+        return other if isinstance(question, Units) and not culprits <= question.units else goal
 
-    asked = _questions(algorithm, known, guess, most + 1)
+    asked = _questions(search, known, guess, most + 1)
     return Forecast(min(len(asked), most), len(asked) > most, best, among)
 
 
-def _goal(known: Mapping[Subset, Verdict], ahead: list[Subset]) -> Verdict:
-    """The verdict of the sets that are looked for, which supersets of them have too.
-
-    A search for what has to be kept asks first whether everything passes, and from then on about parts of that.
-    """
-    asked = [*known, *ahead]
-    keeps = len(asked) > 1 and all(units < asked[0] for units in asked[1:])
-    return Verdict.PASS if keeps and known.get(asked[0], Verdict.PASS) is Verdict.PASS else Verdict.FAIL
+def _first_asked(search: Search[object], known: Mapping[Question, Verdict]) -> Subset:
+    """The first set of units that a search asks about from here on; empty if it asks about none."""
+    for question in _questions(search, known, lambda _: search.goal, 2):
+        if isinstance(question, Units):
+            return question.units
+    return frozenset()
 
 
 def _fewest_culprits(missed: list[Subset], units: int) -> tuple[Subset, int]:
@@ -88,22 +88,19 @@ def _fewest_culprits(missed: list[Subset], units: int) -> tuple[Subset, int]:
 
 
 def _questions(
-    algorithm: Callable[[Ask], object],
-    known: Mapping[Subset, Verdict],
-    guess: Callable[[Subset], Verdict],
-    most: int,
-) -> list[Subset]:
+    search: Search[object], known: Mapping[Question, Verdict], guess: Callable[[Question], Verdict], most: int
+) -> list[Question]:
     """The new questions that a search asks if all of them are answered by a guess, ``most`` of them at most."""
-    guessed: dict[Subset, Verdict] = {}
+    guessed: dict[Question, Verdict] = {}
 
-    def ask(units: Subset) -> Verdict:
-        verdict = known.get(units) or guessed.get(units)
+    def oracle(question: Question) -> Verdict:
+        verdict = known.get(question) or guessed.get(question)
         if verdict is None:
-            verdict = guessed[units] = guess(units)
+            verdict = guessed[question] = guess(question)
             if len(guessed) == most:
                 raise Enough
         return verdict
 
     with suppress(Enough):
-        algorithm(ask)
+        search.algorithm(oracle)
     return list(guessed)

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from onnx import TensorProto, helper
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
 Found = Iterator[tuple[str, str]]
@@ -42,7 +43,7 @@ def about_cuda_provider() -> Found:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.onnx"
         path.write_bytes(model.SerializeToString())
-        OnnxRuntime(TargetSettings(providers=("cuda",))).load(path)
+        OnnxRuntime(TargetSettings(own=OnnxRuntimeSettings(("cuda",)))).load(path)
     yield from ()
 
 

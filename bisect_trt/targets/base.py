@@ -1,18 +1,28 @@
-"""What runs a model, behind one small protocol."""
+"""What a target is: the plug-in that knows all about one runtime, and the protocols of what it makes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from numpy.typing import NDArray
-from onnx import ModelProto
+if TYPE_CHECKING:  # nothing of them is needed to parse a command line
+    from numpy.typing import NDArray
+    from onnx import ModelProto
 
-from bisect_trt.targets.settings import Lowering, TargetSettings
-from bisect_trt.tensors.info import TensorInfo
+    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.tensors.info import TensorInfo
 
-Arrays = dict[str, NDArray[Any]]
+    Arrays = dict[str, NDArray[Any]]
+else:
+    Arrays = dict
+
+Value = Any
+"""What a setting is set to: a plain value or a tuple, whatever its field says."""
+Lowering = Literal["cast", "layer"]
+"""How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
 
 class Session(Protocol):
@@ -89,6 +99,107 @@ class Runtime(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class OwnSettings:
+    """What only one target has: a frozen dataclass of plain values and tuples, each with a default."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target is like, where workflows go about it one way or the other.
+
+    Attributes:
+        costly: Whether a probe is minutes rather than milliseconds.
+        timed: Whether how long a model runs on it is worth measuring.
+        chooses_precision: Whether it may run in fp32 what it may run in a low precision, unless it is held to that.
+        lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
+        runs_more: Whether it may run operators that the reference cannot, such as plugins.
+        sliced: Whether a model that is too large for memory may be run on it slice by slice.
+    """
+
+    costly: bool = False
+    timed: bool = False
+    chooses_precision: bool = False
+    lowers_layers: bool = False
+    runs_more: bool = False
+    sliced: bool = False
+
+
+class Engines(Protocol):
+    """Of a target that compiles models into files: how it is set up to read and write those."""
+
+    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine instead of the model."""
+
+    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Leave the engine of what is run."""
+
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it is there."""
+
+
+class Target(ABC):
+    """A runtime as a plug-in; there is one object of each, which the registry makes.
+
+    Attributes:
+        name: What it is called in options (``--NAME``), settings and Python; the entry point's name too.
+        title: What messages call it.
+        own: The settings that only it has.
+        capabilities: What it is like.
+        engines: What there is to say of its engines, if it makes such.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    own: ClassVar[type[OwnSettings]] = OwnSettings
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    engines: ClassVar[Engines | None] = None
+
+    @abstractmethod
+    def make_runtime(self, settings: TargetSettings) -> Runtime:
+        """What runs models; called in a worker process. The runtime's package is imported here and not before.
+
+        Raises:
+            UnavailableError: It is not there, or has no such provider, or no GPU.
+            UsageError: It has no such option.
+        """
+
+    def describe(self, settings: TargetSettings) -> str:
+        """In words."""
+        return f"{self.title} ({', '.join(settings.low_precisions) or 'fp32'})"
+
+    def flags(self, settings: TargetSettings) -> list[str]:
+        """The options that ask for it, in the words of a command line."""
+        words = [f"--{self.name}", *(f"--{name}" for name in settings.low_precisions)]
+        words += ["--hold-precision"] if settings.held else []
+        words += ["--keep-fp32", *settings.keep] if settings.keep else []
+        return words + [word for name, value in self.changed(settings) for word in self.flag(name, value)]
+
+    def flag(self, name: str, value: Value) -> list[str]:
+        """One of its own settings as its option, in the words of a command line."""
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            return [option]
+        return [option, *map(str, value)] if isinstance(value, tuple) else [option, str(value)]
+
+    def changed(self, settings: TargetSettings) -> list[tuple[str, Value]]:
+        """Its own settings that differ from their defaults, by name."""
+        own, defaults = settings.of(self.own), self.own()
+        names = [entry.name for entry in fields(own)]
+        return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
+
+    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:  # noqa: B027
+        """Make sure that what it was told of the inputs fits the values that they are fed, by their shapes.
+
+        Raises:
+            UsageError: It does not.
+        """
+
+    def emulates_low(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""
+        return False
+
+
 def make_runtime(settings: TargetSettings) -> Runtime:
     """The runtime that is asked for; its package is imported only then.
 
@@ -96,14 +207,4 @@ def make_runtime(settings: TargetSettings) -> Runtime:
         UnavailableError: It is not there, or has no such provider, or no GPU.
         UsageError: It has no such option.
     """
-    if settings.runtime == "trt":
-        from bisect_trt.targets.trt.build import TensorRtRuntime  # noqa: PLC0415 - see above
-
-        return TensorRtRuntime(settings)
-    if settings.runtime == "onnx":
-        from bisect_trt.targets.evaluator.runtime import Evaluator  # noqa: PLC0415 - see above
-
-        return Evaluator(settings)
-    from bisect_trt.targets.onnxrt.runtime import OnnxRuntime  # noqa: PLC0415 - see above
-
-    return OnnxRuntime(settings)
+    return settings.target.make_runtime(settings)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import LOW_TYPES
-from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.settings import TargetSettings
 
 
 class Interpreter:

@@ -10,11 +10,13 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.question import over_units
+from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
-from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.layerwise.telling import tell, to_json
 from bisect_trt.workflows.minimal_case import HELD, extract_origin
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
@@ -130,7 +132,8 @@ def reduce_all(investigation: Investigation, layers: Layerwise | None, case: Cas
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
     suspect = subject.network.rank[layers.origins[0]] if layers is not None else None
-    minimum = investigation.prober.search(lambda ask: investigation.minimise(ask, suspect=suspect), subject.cut)
+    search = over_units(Verdict.FAIL, lambda ask: investigation.minimise(ask, suspect=suspect))
+    minimum = investigation.prober.search(search, subject.cut)
     for step in minimum.steps:
         console.say(f"  {step}")
     return Case(minimum)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bisect_trt.graph.surgeon import given_back
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
+from bisect_trt.search.question import over_units
+from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
+from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
 
 
@@ -36,7 +39,7 @@ def reduce_one_end(investigation: Investigation, mode: Mode, *, start_held: bool
         # From here on each length was asked about that a bisection of these comes to first.
         return moved, minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
 
-    moved, ends = investigation.prober.search_from(subject.original, algorithm, build)
+    moved, ends = investigation.prober.search_from(subject.original, over_units(Verdict.FAIL, algorithm), build)
     left = build(ends.units)
     minimum = replace(ends, units=left.units, why=ends.why or moved.why)
     return _fewest_outputs(investigation, Case(minimum, outputs=left.outputs)) if start_held else Case(minimum)
@@ -64,6 +67,7 @@ def _fewest_outputs(investigation: Investigation, case: Case) -> Case:
         kept = keep(chosen)
         return subject.cut(kept.minimum.units, outputs=kept.outputs)
 
-    fewest = investigation.prober.search(lambda ask: minimise(range(len(names)), ask), build)
+    search = over_units(Verdict.FAIL, lambda ask: minimise(range(len(names)), ask))
+    fewest = investigation.prober.search(search, build)
     kept = keep(fewest.units)
     return replace(kept, minimum=replace(kept.minimum, proven=case.minimum.proven and fewest.proven))

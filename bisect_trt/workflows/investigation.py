@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bisect_trt.graph.save import save_model
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
@@ -18,7 +19,7 @@ from bisect_trt.probing.prompt import Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Minimum
-from bisect_trt.search.strategy import Mode, minimise
+from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject

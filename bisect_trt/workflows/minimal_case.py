@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Subset
+from bisect_trt.search.question import over_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Case, Investigation
@@ -18,7 +19,7 @@ HELD = "It fails held to the low precision (--hold-precision), which it has in t
 
 def may_choose_precision(target: TargetSettings | None) -> bool:
     """Whether the target may run a piece in fp32 that it runs in the low precision as part of the whole."""
-    return target is not None and target.runtime == "trt" and (target.fp16 or target.bf16)
+    return target is not None and target.target.capabilities.chooses_precision and (target.fp16 or target.bf16)
 
 
 def extract_origin(
@@ -60,10 +61,8 @@ def extract_origin(
 def minimise_case(investigation: Investigation, failing: Subset, *, held: bool = False) -> Case:
     """Leave out what a small failing set does not need."""
     subject = investigation.subject
-    minimum = investigation.prober.search(
-        lambda ask: make_minimal(failing, ask, subject.units.bare), lambda units: subject.cut(units, held=held)
-    )
-    return Case(minimum, held)
+    search = over_units(Verdict.FAIL, lambda ask: make_minimal(failing, ask, subject.units.bare))
+    return Case(investigation.prober.search(search, lambda units: subject.cut(units, held=held)), held)
 
 
 def _first_failing(investigation: Investigation, units: Subset, *, held: bool = False) -> Subset | None:

@@ -9,11 +9,12 @@ import onnx
 
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.strategy import Mode
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.ends import reduce_one_end
@@ -77,7 +78,7 @@ def _looks(investigation: Investigation, settings: ReduceSettings) -> bool:
     """Whether one look at all tensors is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
     check = investigation.prober.runner.check
     whole = settings.mode is Mode.AUTO and settings.reduce_inputs and settings.reduce_outputs
-    return whole and isinstance(check, BuiltinCheck) and check.target.runtime == "trt"
+    return whole and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
 
 
 def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
@@ -114,28 +115,16 @@ def find_minimum(
     """
     subject = investigation.subject
 
-    def algorithm(ask: Ask) -> Minimum:
-        return investigation.minimise(ask, mode, suspect)
-
-    def confirmed(ask: Ask) -> Minimum:
-        minimum = algorithm(ask)
-        ask(minimum.units | _AGAIN)
+    def story(oracle: Oracle) -> Minimum:
+        minimum = investigation.minimise(about_units(oracle), mode, suspect)
+        if confirm:
+            oracle(Again(Units(minimum.units), _READ_BACK))
         return minimum
 
-    def build(asked: Subset) -> Candidate:
-        candidate = subject.cut(asked - _AGAIN)
-        return once_more(candidate) if asked & _AGAIN else candidate
-
-    return investigation.prober.search_from(subject.original, confirmed if confirm else algorithm, build)
+    return investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
 
 
-_AGAIN: Subset = frozenset({-2})
-"""In a question: the same units as asked before, once more."""
-
-
-def once_more(answer: Candidate) -> Candidate:
-    """The answer as a candidate that is probed although its verdict is known."""
-    return replace(answer, title="the result, read back", again=True)
+_READ_BACK = "the result, read back"
 
 
 def deliver(investigation: Investigation, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
@@ -144,7 +133,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
     console, result = investigation.console, investigation.result
     save_model(answer.proto, subject.workspace.candidates, settings.output)
     console.step("Written and read back: does it still fail?")
-    again = once_more(replace(answer, proto=onnx.load(str(settings.output))))
+    again = replace(answer, proto=onnx.load(str(settings.output)), title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")
     record = prober.probe(again)

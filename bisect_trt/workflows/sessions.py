@@ -159,7 +159,7 @@ def by_whom(
     target = settings.target
     if target is None:
         return settings, checks
-    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
+    by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
     if checks.argv and not by_layer:  # the command says good or bad of models
         tell_unused(replace(target, fp16=False, bf16=False), console)  # the search lowers them to what these say
         return replace(settings, target=None), replace(checks, target=None)

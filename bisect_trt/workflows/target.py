@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.console import Console
-from bisect_trt.targets.settings import Lowering, TargetSettings
-from bisect_trt.tensors.named import quoted
+from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.subject import Subject
 
 
@@ -17,7 +17,7 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
         UsageError: It has no such option, or its profile does not fit the model.
     """
-    _check_profile(subject, target)
+    target.target.check_inputs(target, {name: value.shape for name, value in subject.samples[0].items()})
     lowers_by(subject, target)
 
 
@@ -28,31 +28,10 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
         UsageError: It has no such option.
     """
-    try:
-        reply = subject.about(target)
-    except WorkerDied as death:
-        reply = {"message": death.end.describe()}
-    if "message" in reply:
-        raise UnavailableError(
-            f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
-        )
-    kind: Lowering = reply["lowers_by"]
-    return kind
-
-
-def _check_profile(subject: Subject, target: TargetSettings) -> None:
-    lows, highs = dict(target.trt.min_shapes), dict(target.trt.max_shapes)
-    inputs = subject.samples[0]
-    for name, low in lows.items():
-        if name not in inputs:
-            raise UsageError(f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(inputs)}.")
-        shape, high = inputs[name].shape, highs[name]
-        fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
-        if len(low) == len(shape) and not fits:
-            raise UsageError(
-                f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
-                f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
-            )
+    reply = subject.about(target)
+    if isinstance(reply, Failed):
+        raise UnavailableError(f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more.")
+    return reply.lowers_by
 
 
 def require_reference(subject: Subject) -> None:

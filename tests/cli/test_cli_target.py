@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
-from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
-from bisect_trt.cli.options import Compare, Target
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.parser import parse as parse_words
+from bisect_trt.cli.parser import several
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.given import Given
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.workflows.from_options import tolerance_options
 
 CommandLine = Callable[..., Ran]
 FILE = str(Path(__file__).resolve())
@@ -24,14 +30,11 @@ FILE = str(Path(__file__).resolve())
 def parse(words: Sequence[str]) -> TargetSettings | None:
     """What a command line asks for, read by the parser that every command has."""
     found: list[TargetSettings | None] = []
-
-    def probe_command(target: Target) -> None:
-        found.append(target.settings(engines=True))
-
-    app = typer.Typer()
-    flat = grouped(probe_command)
-    app.command()(flat)
-    app(rewrite(["probe", *words], {"probe": multiple_flags(flat)})[1:], standalone_mode=False)
+    with pytest.raises(SystemExit):
+        parse_words(
+            rewrite(["run", *words], several("run")),
+            lambda _, values: found.append(Given(values)[Target].settings(engines=True)),
+        )
     return found[0]
 
 
@@ -78,7 +81,7 @@ def trt_targets(draw: st.DrawFn) -> TargetSettings:
         save_timing_cache=maybe(paths),
         save_engine=maybe(paths),
     )
-    return TargetSettings("trt", **precisions, trt=trt)
+    return TargetSettings("trt", **precisions, own=trt)
 
 
 @given(trt_targets())
@@ -88,7 +91,7 @@ def test_flags_are_a_command_line_that_asks_for_the_same(settings: TargetSetting
 
 @given(st.booleans(), st.booleans(), st.lists(words, max_size=3).map(tuple))
 def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -> None:
-    settings = TargetSettings(fp16=fp16, bf16=bf16, providers=providers)
+    settings = TargetSettings(fp16=fp16, bf16=bf16, own=OnnxRuntimeSettings(providers))
     assert parse(settings.flags()) == settings
 
 
@@ -118,7 +121,7 @@ def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
 def test_what_options_become(words: list[str], expected: TargetSettings | TrtSettings) -> None:
     settings = parse(words)
     assert settings is not None
-    assert settings == expected if isinstance(expected, TargetSettings) else settings.trt == expected
+    assert settings == expected if isinstance(expected, TargetSettings) else settings.of(TrtSettings) == expected
 
 
 TRT = ["--trt"]
@@ -228,4 +231,4 @@ def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
 )
 def test_tolerances_are_those_of_what_rounds_most(low: str, precision: str) -> None:
     target = TargetSettings.from_json({**TargetSettings("trt").to_json(), **dict.fromkeys(low.split(), True)})
-    assert Compare().settings(target).precision.value == precision
+    assert tolerance_options(Compare(), target).precision.value == precision

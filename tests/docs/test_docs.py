@@ -11,19 +11,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from bisect_trt import errors
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.parser import make_command, several
+from bisect_trt.options.given import Given
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.targets.options import Target
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bisect_trt"
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+PAGES = [page for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for page in sorted(ROOT.glob(pattern))]
+PAGES.remove(ROOT / "CHANGELOG.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 NOT_RUN = {
@@ -210,32 +214,15 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
-    from typer.main import get_command
-
-    from bisect_trt.cli.app import COMMANDS, app, flags
-    from bisect_trt.cli.arguments import rewrite
-    from bisect_trt.cli.options.target import Constraints, LoweringChoice, Target
-
-    for name in COMMANDS:
-        import_module(f"bisect_trt.cli.{name}")
-    name, *words = rewrite(shlex.split(text)[1:], flags)
-    parser = get_command(app).commands[name]  # type: ignore[attr-defined]  # a group
-    values = parser.make_context(name, words).params
+    name, *words = shlex.split(text)[1:]
+    values = make_command(name).make_context(name, rewrite(words, several(name))).params
     assert values["trt"] or values["check"], page
     if values["trt"]:
         monkeypatch.chdir(tmp_path)
-        given = {entry.name: values[entry.name] for entry in fields(Target)}
-        # Some versions of Typer leave paths as text until the command is called.
-        for option in ("load_timing_cache", "save_timing_cache", "load_engine", "save_engine"):
-            given[option] = None if given[option] is None else Path(given[option])
-        given["plugins"] = [Path(path) for path in given["plugins"] or ()]
-        for path in (given["load_timing_cache"], given["load_engine"], *given["plugins"]):
+        for path in (values["load_timing_cache"], values["load_engine"], *values["plugins"]):
             if path is not None:
                 path.touch()
-        given["precision_constraints"] = Constraints(given["precision_constraints"])
-        given["lowering"] = given["lowering"] and LoweringChoice(given["lowering"])
-        several = {k: list(v) or getattr(Target(), k) for k, v in given.items() if isinstance(v, list | tuple)}
-        assert Target(**{**given, **several}).settings(engines=name == "run") is not None
+        assert Given(values)[Target].settings(engines=name == "run") is not None
 
 
 def test_some_commands_need_a_gpu() -> None:
@@ -264,8 +251,11 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
 
 
-def test_architecture_names_nothing_that_does_not_exist() -> None:
-    spans = set(re.findall(r"`([^`\s]+)`", prose(ROOT / "docs" / "architecture.md")))
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"], ids=lambda page: page.stem
+)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    spans = set(re.findall(r"`([^`\s]+)`", prose(page)))
     paths = {span for span in spans if span.endswith((".py", ".txt")) or re.fullmatch(r"[\w./]+/", span)}
     assert {path for path in paths if not ((PACKAGE / path).exists() or (ROOT / path).exists())} == set()
 

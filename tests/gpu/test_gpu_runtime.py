@@ -16,11 +16,12 @@ from support import overflowing
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import layer_nodes, layers_of
 from bisect_trt.targets.trt.network import load_proto, parse
+from bisect_trt.targets.trt.settings import TrtSettings
 
 FP32 = TargetSettings(runtime="trt")
 FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32
@@ -154,13 +155,13 @@ def test_every_layer_has_its_node(tmp_path: Path) -> None:
 def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
     path, engine, cache = overflowing(tmp_path / "m.onnx"), tmp_path / "m.engine", tmp_path / "cache"
     x = np.ones((2, 3), np.float32)
-    wanted = run(path, replace(FP32, trt=TrtSettings(save_engine=str(engine), save_timing_cache=str(cache))), x=x)
+    wanted = run(path, replace(FP32, own=TrtSettings(save_engine=str(engine), save_timing_cache=str(cache))), x=x)
     assert engine.stat().st_size > 0
     assert cache.stat().st_size > 0
-    again = run(path, replace(FP32, trt=TrtSettings(load_engine=str(engine))), x=x)
+    again = run(path, replace(FP32, own=TrtSettings(load_engine=str(engine))), x=x)
     for name, value in wanted.items():
         np.testing.assert_array_equal(again[name], value)
-    run(path, replace(FP32, trt=TrtSettings(load_timing_cache=str(cache))), x=x)
+    run(path, replace(FP32, own=TrtSettings(load_timing_cache=str(cache))), x=x)
 
 
 def test_an_engine_that_is_none_is_said_so(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_an_engine_that_is_none_is_said_so(tmp_path: Path) -> None:
     engine.write_bytes(b"not an engine" * 100)
     path = overflowing(tmp_path / "m.onnx")
     with pytest.raises(UnavailableError, match="cannot load the engine"):
-        run(path, replace(FP32, trt=TrtSettings(load_engine=str(engine))), x=np.ones((2, 3), np.float32))
+        run(path, replace(FP32, own=TrtSettings(load_engine=str(engine))), x=np.ones((2, 3), np.float32))
 
 
 def test_an_optimisation_profile(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_an_optimisation_profile(tmp_path: Path) -> None:
         [("y", TensorProto.FLOAT, ["n", 3])],
     )
     profile = TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),))
-    session = TensorRtRuntime(replace(FP32, trt=profile)).load(path, {})
+    session = TensorRtRuntime(replace(FP32, own=profile)).load(path, {})
     for size in (1, 5, 8):
         x = np.full((size, 3), -1.0, np.float32)
         assert session.run({"x": x})["y"].shape == (size, 3)
@@ -189,7 +190,7 @@ def test_what_this_version_does_not_have_is_said() -> None:
     if tensorrt().version >= (9, 0, 0):
         pytest.skip("only versions before 9 lack strong typing")
     with pytest.raises(UsageError, match="--strongly-typed needs TensorRT 9"):
-        make_runtime(replace(FP32, trt=TrtSettings(strongly_typed=True)))
+        make_runtime(replace(FP32, own=TrtSettings(strongly_typed=True)))
     with pytest.raises(UsageError, match="--bf16"):
         make_runtime(replace(FP32, bf16=True))
 
@@ -204,6 +205,6 @@ def test_what_this_version_does_not_have_is_said() -> None:
 ])  # fmt: skip
 def test_options_that_build(tmp_path: Path, option: TrtSettings) -> None:
     path = overflowing(tmp_path / "m.onnx", 1, 1)
-    out = run(path, replace(FP16, tf32=True, trt=option), x=np.zeros((2, 3), np.float32))
+    out = run(path, replace(FP16, tf32=True, own=option), x=np.zeros((2, 3), np.float32))
     assert set(out) == {"b0_out"}
     np.testing.assert_allclose(out["b0_out"], 1.3, rtol=1e-2)

@@ -53,8 +53,9 @@ class StandInRuntime:
 
     def __init__(self, settings: Any) -> None:
         from bisect_trt.errors import UnavailableError
+        from bisect_trt.targets.trt.settings import TrtSettings
 
-        level = settings.trt.hardware_compatibility_level
+        level = settings.of(TrtSettings).hardware_compatibility_level
         if level == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if level == "missing":
@@ -104,11 +105,11 @@ class StandInRuntime:
 
         from bisect_trt.targets.messages import BuildError
         from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
-        from bisect_trt.targets.settings import TrtSettings
+        from bisect_trt.targets.trt.settings import TrtSettings
 
-        if self._settings.trt.hardware_compatibility_level == "small":
+        if self._settings.of(TrtSettings).hardware_compatibility_level == "small":
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
-        return OnnxRuntime(replace(self._settings, runtime="onnxrt", trt=TrtSettings())).load(model, feed)
+        return OnnxRuntime(replace(self._settings, runtime="onnxrt", own=None)).load(model, feed)
 
 
 class StandInSession:

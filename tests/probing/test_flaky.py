@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.probing.runner import MOST_PASSES, Flakiness, expected_verdicts
 from bisect_trt.search.oracle import Subset
+from bisect_trt.search.question import over_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
@@ -118,7 +119,8 @@ def test_a_flaky_failure_is_found() -> None:
             with scratch() as folder, FakeRun(Path(folder), check) as run:
                 if repeat == 1:
                     # The original is left out, because that may well pass.
-                    minimum = run.prober.search(lambda ask: minimise(range(371), ask), build)
+                    search = over_units(Verdict.FAIL, lambda ask: minimise(range(371), ask))
+                    minimum = run.prober.search(search, build)
                     believing += minimum.units == {culprit}
                 else:
                     minimum = run.reduce(371, lambda ask: minimise(range(371), ask), repeat)

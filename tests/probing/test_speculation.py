@@ -35,6 +35,7 @@ from bisect_trt.probing.speculation import likely_questions
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.question import Units, over_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
@@ -84,7 +85,7 @@ def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, 
 @given(st.integers(2, 200), st.integers(1, 32), st.floats(0.05, 0.95))
 def test_the_certain_question_comes_first(count: int, number: int, failing: float) -> None:
     algorithm = halving(count)
-    questions = likely_questions(algorithm, {}, number, failing)
+    questions = likely_questions(over_units(Verdict.FAIL, algorithm), {}, number, failing)
     assert len(set(questions)) == len(questions) <= number
     asked: list[Subset] = []
 
@@ -93,14 +94,14 @@ def test_the_certain_question_comes_first(count: int, number: int, failing: floa
         return Verdict.PASS
 
     algorithm(ask)
-    assert questions[0] == asked[0]
+    assert questions[0] == Units(asked[0])
 
 
 @given(st.integers(1, 4), st.integers(64, 300), st.data())
 def test_so_many_answers_are_learnt_at_a_time(depth: int, count: int, data: st.DataObject) -> None:
     """2^d - 1 workers foresee the next d questions, whatever the answers."""
     culprit = data.draw(st.integers(0, count - 1))
-    foreseen = likely_questions(halving(count), {}, 2**depth - 1, 0.5)
+    foreseen = likely_questions(over_units(Verdict.FAIL, halving(count)), {}, 2**depth - 1, 0.5)
     asked: list[Subset] = []
 
     def ask(units: Subset) -> Verdict:
@@ -108,7 +109,7 @@ def test_so_many_answers_are_learnt_at_a_time(depth: int, count: int, data: st.D
         return Verdict.FAIL if culprit in units else Verdict.PASS
 
     halving(count)(ask)
-    assert set(asked[:depth]) <= set(foreseen)
+    assert set(map(Units, asked[:depth])) <= set(foreseen)
 
 
 @given(st.integers(2, 8), st.integers(33, 200))
@@ -121,7 +122,7 @@ def test_looking_ahead_takes_no_longer_near_the_end(count: int, number: int) -> 
         asked += 1
         return minimise(range(count), ask)
 
-    likely_questions(algorithm, {}, number, 0.5)
+    likely_questions(over_units(Verdict.FAIL, algorithm), {}, number, 0.5)
     assert asked <= 8 * number
 
 
@@ -166,7 +167,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
         return Minimum(whole, proven=True)
 
     began = time.monotonic()
-    assert prober.search(algorithm, build).units == {0, 1}
+    assert prober.search(over_units(Verdict.FAIL, algorithm), build).units == {0, 1}
     ledger.close()
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 6
@@ -193,7 +194,7 @@ def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -
         return Minimum(frozenset(), proven=True)
 
     with pytest.raises(Killed):
-        prober.search(algorithm, build)
+        prober.search(over_units(Verdict.FAIL, algorithm), build)
     ledger.close()
     started = [int(pid) for pid in pids.read_text().split()]
     assert 2 <= len(started) <= 2 * workers

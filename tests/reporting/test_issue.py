@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.reporting.issue import Issue, issue_files
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
-from bisect_trt.tensors.tolerance import ErrorStat
 
 WORST = WorstElement((0, 1), float("inf"), 70000.0, float("inf"))
 SEEN = TensorComparison(
     "a:b", False, ComparisonKind.INF, ErrorStat.QUANTILE, 1e-3, 1e-2, worst=WORST, quantile=0.9, quantile_abs=2.0
 )
 TRT = TrtSettings(pool_limits=(("workspace", 1 << 30),), builder_optimization_level=3, plugins=("p.so",))
-TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, trt=TRT)
+TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, own=TRT)
 
 
 def issue(target: TargetSettings = TARGET, model: str = "model.onnx", refusal: str | None = None) -> Issue:
@@ -71,7 +73,7 @@ def options() -> str:
 
 
 @pytest.mark.parametrize(
-    "target", [TARGET, TargetSettings("onnxrt", providers=("cpu",)), TargetSettings("trt", tf32=True)]
+    "target", [TARGET, TargetSettings("onnxrt", own=OnnxRuntimeSettings(("cpu",))), TargetSettings("trt", tf32=True)]
 )
 def test_polygraphy_has_the_options(target: TargetSettings, options: str) -> None:
     words = issue(target, "model_fp16.onnx").polygraphy()

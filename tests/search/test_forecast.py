@@ -8,23 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bisect_trt.options.choices import Mode
 from bisect_trt.search.forecast import Forecast, forecast
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.strategy import Mode, minimise, shrink_end, shrink_start
+from bisect_trt.search.question import Oracle, Original, Question, Search, Units, about_units, over_units
+from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 
 MOST = 1000
-Search = Callable[[Ask], object]
 
 
-def reduction(count: int, mode: Mode = Mode.AUTO) -> Search:
-    return lambda ask: minimise(range(count), ask, mode)
+def reduction(count: int, mode: Mode = Mode.AUTO) -> Search[object]:
+    return over_units(Verdict.FAIL, lambda ask: minimise(range(count), ask, mode))
 
 
-def keeping(count: int) -> Search:
+def keeping(count: int) -> Search[object]:
     """As `precision` searches: it asks about all and none before."""
 
     def story(ask: Ask) -> object:
@@ -32,7 +33,7 @@ def keeping(count: int) -> Search:
         ask(frozenset())
         return find_keep(range(count), ask)
 
-    return story
+    return over_units(Verdict.PASS, story)
 
 
 def fails(culprits: Subset) -> Ask:
@@ -43,18 +44,18 @@ def passes(culprits: Subset) -> Ask:
     return lambda units: Verdict.PASS if culprits <= units else Verdict.FAIL
 
 
-def foretold(search: Search, oracle: Ask) -> list[Forecast]:
+def foretold(search: Search[object], verdict: Ask) -> list[Forecast]:
     """What was foretold before the first question and after each."""
-    known: dict[Subset, Verdict] = {}
+    known: dict[Question, Verdict] = {}
     told = [forecast(search, known, MOST)]
 
-    def ask(units: Subset) -> Verdict:
-        if units not in known:
-            known[units] = oracle(units)
+    def oracle(question: Question) -> Verdict:
+        if question not in known:
+            known[question] = verdict(question.units) if isinstance(question, Units) else Verdict.FAIL
             told.append(forecast(search, known, MOST))
-        return known[units]
+        return known[question]
 
-    search(ask)
+    search.algorithm(oracle)
     return told
 
 
@@ -83,7 +84,7 @@ def test_one_culprit_is_foretold_well(count: int, data: st.DataObject) -> None:
         def story(ask: Ask, shrink: Callable[..., Minimum] = shrink) -> Minimum:
             return shrink(range(count), ask)
 
-        told = foretold(story, fails(culprit))
+        told = foretold(over_units(Verdict.FAIL, story), fails(culprit))
         assert max(map(abs, errors(told))) <= 2
     assert max(map(abs, errors(foretold(keeping(count), passes(culprit))))) <= 6
 
@@ -115,11 +116,9 @@ def test_it_stops_counting() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_what_stands_for_the_original_is_no_set_of_units(mode: Mode) -> None:
-    original = frozenset({-1})
+    def story(oracle: Oracle) -> object:
+        return minimise(range(64), about_units(oracle), mode) if oracle(Original()) is Verdict.FAIL else None
 
-    def story(ask: Ask) -> object:
-        return minimise(range(64), ask, mode) if ask(original) is Verdict.FAIL else None
-
-    told = foretold(story, lambda units: fails(frozenset({20}))(units) if units != original else Verdict.FAIL)
-    assert all(seen.best != original for seen in told)
+    told = foretold(Search(Verdict.FAIL, story), fails(frozenset({20})))
+    assert told[1].best is None
     assert max(map(abs, errors(told))) <= (40 if mode is Mode.DDMIN else 3)

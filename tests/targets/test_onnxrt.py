@@ -17,10 +17,12 @@ from support import save
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError, mask_message
+from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt.runtime import OnnxRuntimeSession, provider_names, target_model
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.signatures import mask_message
 
 FP16 = TargetSettings(fp16=True)
 TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
@@ -70,8 +72,11 @@ def rewrite(path: Path, ir: int) -> None:
     settings=st.builds(
         TargetSettings,
         fp16=st.booleans(),
-        optimize=st.booleans(),
-        providers=st.lists(st.sampled_from(("cpu", "cuda", "CUDAExecutionProvider"))).map(tuple),
+        own=st.builds(
+            OnnxRuntimeSettings,
+            optimize=st.booleans(),
+            providers=st.lists(st.sampled_from(("cpu", "cuda", "CUDAExecutionProvider"))).map(tuple),
+        ),
     )
 )
 def test_settings_survive_json(settings: TargetSettings) -> None:
@@ -80,13 +85,15 @@ def test_settings_survive_json(settings: TargetSettings) -> None:
 
 def test_the_reference_is_the_model_as_written() -> None:
     settings = reference_settings()
-    assert (settings.fp16, settings.optimize, settings.providers) == (False, False, ())
+    own = settings.of(OnnxRuntimeSettings)
+    assert (settings.fp16, own.optimize, own.providers) == (False, False, ())
 
 
 @pytest.mark.parametrize("optimize", [False, True])
 def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> None:
     model = square_root_of_square(tmp_path / "m.onnx")
-    full, half = (load(model, TargetSettings(fp16=fp16, optimize=optimize)).run({"x": X}) for fp16 in (False, True))
+    own = OnnxRuntimeSettings(optimize=optimize)
+    full, half = (load(model, TargetSettings(fp16=fp16, own=own)).run({"x": X}) for fp16 in (False, True))
     assert list(full) == list(half) == ["y"]
     assert np.array_equal(full["y"], X)
     assert overflowed(half["y"])
@@ -294,11 +301,13 @@ def test_providers_by_long_and_short_names(names: list[str]) -> None:
 
 def test_an_unknown_provider_is_named_with_those_there_are() -> None:
     with pytest.raises(UnavailableError, match=r"'abacus'.*cpu"):
-        make_runtime(TargetSettings(providers=("abacus",)))
+        make_runtime(TargetSettings(own=OnnxRuntimeSettings(("abacus",))))
 
 
 def test_a_provider_named_twice_is_still_the_cpu(tmp_path: Path) -> None:
-    session = load(square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, providers=("cpu", "CPU")))
+    session = load(
+        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, own=OnnxRuntimeSettings(("cpu", "CPU")))
+    )
     assert overflowed(session.run({"x": X})["y"])
 
 
@@ -308,7 +317,7 @@ CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 @pytest.mark.skipif(not CUDA_HERE, reason="this build of ONNX Runtime has no CUDA provider")
 def test_a_gpu_gets_real_fp16_nodes(tmp_path: Path) -> None:
     lowered = target_model(
-        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, providers=("cuda", "cpu"))
+        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, own=OnnxRuntimeSettings(("cuda", "cpu")))
     )
     assert lowered is not None
     assert [node.op_type for node in lowered.graph.node] == ["Cast", "Pow", "Sqrt", "Cast"]
@@ -324,9 +333,10 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
         "from bisect_trt.targets.base import make_runtime\n"
+        "from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings\n"
         "from bisect_trt.targets.settings import TargetSettings\n"
         "try:\n"
-        "    make_runtime(TargetSettings(providers=(sys.argv[2],))).load(pathlib.Path(sys.argv[1]))\n"
+        "    make_runtime(TargetSettings(own=OnnxRuntimeSettings((sys.argv[2],)))).load(pathlib.Path(sys.argv[1]))\n"
         "except UnavailableError as error:\n"
         "    print(f'unavailable: {error}')\n"
     )

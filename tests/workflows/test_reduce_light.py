@@ -10,6 +10,7 @@ import pytest
 from light import Light, tag_light
 
 from benchmarks.cases import LIGHT_MODELS
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
 from bisect_trt.probing.outcome import Ending, Outcome
@@ -20,7 +21,6 @@ from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.strategy import Mode
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.reduce import find_minimum
 from bisect_trt.workflows.settings import ModelSettings

@@ -18,6 +18,7 @@ from bisect_trt.graph.values import element_dtype
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.interpreter import Interpreter, low_type
 from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.onnxrt.values import element_type, is_numpy, is_raw, run_with_values
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
@@ -63,7 +64,7 @@ def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # each of ONNX's formats raises its own
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
-    lower = lower_roundtrip if provider_names(settings.providers) == [CPU] else lower_fp16
+    lower = lower_roundtrip if provider_names(settings.of(OnnxRuntimeSettings).providers) == [CPU] else lower_fp16
     return lower(model, settings.keep, _types_onnx_cannot_infer(model, path), low)
 
 
@@ -97,7 +98,8 @@ class OnnxRuntime(Interpreter):
             UnavailableError: It has no such provider here.
         """
         self._settings = settings
-        self._providers = provider_names(settings.providers)
+        self._own = settings.of(OnnxRuntimeSettings)
+        self._providers = provider_names(self._own.providers)
         # Inf and NaN are what a search is about; onnxruntime need not warn of each.
         onnxruntime.set_default_logger_severity(_FATAL_ONLY)
 
@@ -114,9 +116,9 @@ class OnnxRuntime(Interpreter):
         """
         lowered = self.lowered(model)
         if lowered is None:
-            session = _open(str(model), self._providers, optimize=self._settings.optimize)
+            session = _open(str(model), self._providers, optimize=self._own.optimize)
         else:
-            session = _open_in_memory(lowered, model, self._providers, optimize=self._settings.optimize)
+            session = _open_in_memory(lowered, model, self._providers, optimize=self._own.optimize)
         return OnnxRuntimeSession(session)
 
 

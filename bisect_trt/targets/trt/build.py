@@ -12,8 +12,9 @@ from onnx import ModelProto
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
-from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.messages import BuildError, RunError, names_of
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.calibrate import calibrate
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
@@ -28,11 +29,11 @@ from bisect_trt.targets.trt.network import (
     free_dimensions,
     load_proto,
     name_nodes,
-    names_of,
     output_types,
     parse,
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed
+from bisect_trt.targets.trt.settings import TrtSettings
 
 
 class TensorRtRuntime:
@@ -46,10 +47,11 @@ class TensorRtRuntime:
             UsageError: An option that this TensorRT does not have, or a file that is not there.
         """
         self._settings = settings
+        self._own = settings.of(TrtSettings)
         self._tensorrt = tensorrt()
         check_settings(settings, self._tensorrt)
         make_config(settings, self._tensorrt)  # so that its mistakes are found before any model is parsed
-        for library in settings.trt.plugins:
+        for library in settings.of(TrtSettings).plugins:
             _load_plugins(library)
 
     def lowered(self, model: Path) -> ModelProto | None:
@@ -85,8 +87,8 @@ class TensorRtRuntime:
             UnavailableError: The prebuilt engine is not for this TensorRT.
         """
         proto = load_proto(model)
-        if self._settings.trt.load_engine is not None:
-            path = Path(self._settings.trt.load_engine)
+        if self._own.load_engine is not None:
+            path = Path(self._own.load_engine)
             return TensorRtSession(self._tensorrt, _load_prebuilt(path, self._tensorrt), output_types(proto))
         parsed, plan = self._build(proto, model, feed)
         engine = _deserialise(plan, self._tensorrt)
@@ -98,7 +100,7 @@ class TensorRtRuntime:
         Raises:
             BuildError: TensorRT refuses the model.
         """
-        if self._tensorrt.version < FIRST_VERSION or self._settings.trt.load_engine is not None:
+        if self._tensorrt.version < FIRST_VERSION or self._own.load_engine is not None:
             return None
         proto = load_proto(model)
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
@@ -111,9 +113,7 @@ class TensorRtRuntime:
         Raises:
             UnavailableError: The engine is not for this TensorRT.
         """
-        return describe_engine(
-            _load_prebuilt(Path(str(self._settings.trt.load_engine)), self._tensorrt), self._tensorrt
-        )
+        return describe_engine(_load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt), self._tensorrt)
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.
@@ -148,24 +148,24 @@ class TensorRtRuntime:
             message = reason(errors, "the builder gives no engine and does not say why")
             if is_out_of_memory(errors):
                 message = f"out of memory: {message}"
-            masked = signature(message, names_of(parsed.model))
+            masked = signature(message, names_of(parsed.model.graph))
             raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
         self._keep_timing_cache(config)
         content = bytes(memoryview(plan))
-        if settings.trt.save_engine is not None:
-            _write(Path(settings.trt.save_engine), content)
+        if self._own.save_engine is not None:
+            _write(Path(self._own.save_engine), content)
         return parsed, content
 
     def _use_timing_cache(self, config: Any) -> None:
         """Let this build use what earlier builds of this process measured."""
         trt = self._tensorrt
         if trt.timing_cache is None:
-            path = self._settings.trt.load_timing_cache
+            path = self._own.load_timing_cache
             trt.timing_cache = config.create_timing_cache(b"" if path is None else _read(Path(path)))
         config.set_timing_cache(trt.timing_cache, ignore_mismatch=False)
 
     def _keep_timing_cache(self, config: Any) -> None:
-        path = self._settings.trt.save_timing_cache
+        path = self._own.save_timing_cache
         if path is not None:
             _write(Path(path), bytes(memoryview(config.get_timing_cache().serialize())))
 
@@ -195,7 +195,7 @@ def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: Tenso
 
 
 def _profile_shapes(settings: TargetSettings) -> Sequence[Sequence[tuple[str, tuple[int, ...]]]]:
-    trt = settings.trt
+    trt = settings.of(TrtSettings)
     return trt.min_shapes, trt.opt_shapes or trt.max_shapes, trt.max_shapes
 
 

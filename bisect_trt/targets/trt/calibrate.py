@@ -9,6 +9,7 @@ import numpy as np
 
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
 
@@ -17,7 +18,7 @@ def calibrate(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None
 
     Entropy calibration as TensorRT recommends it for convolutional networks (``IInt8EntropyCalibrator2``).
     """
-    data, cache = settings.trt.calibration_data, settings.trt.calibration_cache
+    data, cache = settings.of(TrtSettings).calibration_data, settings.of(TrtSettings).calibration_cache
     if settings.int8 and (data or cache is not None):
         config.int8_calibrator = _make_calibrator(
             [Path(path) for path in data], None if cache is None else Path(cache), tensorrt

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
+from bisect_trt.targets.trt.settings import TrtSettings
 
 _STRONG_ONLY = (11, 0, 0)
 """Since this version every network is strongly typed."""
@@ -17,14 +18,18 @@ def lowers_by_cast(settings: TargetSettings, version: tuple[int, int, int]) -> b
     """Whether half precision is written into the ONNX graph, rather than chosen by TensorRT layer by layer."""
     if not (settings.fp16 or settings.bf16):
         return False
-    return settings.trt.lowering == "cast" or settings.trt.strongly_typed or version >= _STRONG_ONLY
+    return (
+        settings.of(TrtSettings).lowering == "cast"
+        or settings.of(TrtSettings).strongly_typed
+        or version >= _STRONG_ONLY
+    )
 
 
 def is_strongly_typed(settings: TargetSettings, version: tuple[int, int, int]) -> bool:
     """Whether the types in the graph are the types that run."""
     if version >= _STRONG_ONLY:
         return True
-    return settings.trt.strongly_typed or (lowers_by_cast(settings, version) and version >= _FIRST_STRONG)
+    return settings.of(TrtSettings).strongly_typed or (lowers_by_cast(settings, version) and version >= _FIRST_STRONG)
 
 
 def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
@@ -34,14 +39,14 @@ def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
         UsageError: An option that it does not have.
     """
     version, have = tensorrt.version, f"this is TensorRT {tensorrt.trt.__version__}"
-    if settings.trt.lowering == "layer" and version >= _STRONG_ONLY:
+    if settings.of(TrtSettings).lowering == "layer" and version >= _STRONG_ONLY:
         raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {have}; use --lowering cast.")
-    if settings.trt.strongly_typed and version < _FIRST_STRONG:
+    if settings.of(TrtSettings).strongly_typed and version < _FIRST_STRONG:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
-    if settings.trt.precision_constraints != "none" and version >= _STRONG_ONLY:
+    if settings.of(TrtSettings).precision_constraints != "none" and version >= _STRONG_ONLY:
         raise UsageError(f"--precision-constraints needs TensorRT 8.6 to 10, and {have}; its types are the graph's.")
     strong = is_strongly_typed(settings, version)
-    if settings.trt.precision_constraints != "none" and strong:
+    if settings.of(TrtSettings).precision_constraints != "none" and strong:
         raise UsageError(
             "--precision-constraints is about types that TensorRT chooses, and in a strongly typed network the graph's "
             "types run; drop it."
@@ -82,8 +87,8 @@ def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
         if name == "tf32" or not strong:
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
     _set_constraints(config, settings, tensorrt)
-    _set_limits(config, settings.trt, tensorrt)
-    if settings.trt.version_compatible:
+    _set_limits(config, settings.of(TrtSettings), tensorrt)
+    if settings.of(TrtSettings).version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     return config
 
@@ -91,7 +96,7 @@ def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
 def _set_constraints(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None:
     if is_strongly_typed(settings, tensorrt.version):
         return
-    wanted = settings.trt.precision_constraints
+    wanted = settings.of(TrtSettings).precision_constraints
     if wanted == "none" and (settings.keep or lowers_by_cast(settings, tensorrt.version)):
         wanted = "obey"  # what stays in fp32 would be no more than a wish
     if wanted == "none" and settings.held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from bisect_trt.targets.messages import mask_message
+from bisect_trt.targets.signatures import mask_names, mask_values
 
 _PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?")
 """``[optimizer.cpp::computeCosts::3869]``: where in its source; its error's number may stand before it. Since 10 it is the method
@@ -23,10 +23,6 @@ OUT_OF_MEMORY = "out of memory"
 
 _IN_BRACES = re.compile(r"\{[^{}]*\}")
 _UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
-_NAMED = r"{}(?<![\w/.]){}(?:_\d+)?(?: \[\w+\])?(?![\w/])"
-"""A node's later layers have a number or a word of their own after its name."""
-_A_WORD = r"(?:(?<=node )|(?<=layer )|(?<=tensor )|(?<=name: )|(?<=['\"])|^(?=\w+:))"
-"""Where a word is a name: a tensor may be called ``axis``, and messages speak of an axis too."""
 _FUSED = re.compile(r"PWN\(#(?:, #)*\)|#(?: \+ #)+|#(?:\|\|#)+|#(?:, #)+")
 """Several layers that became one, their names masked."""
 
@@ -64,10 +60,7 @@ def signature(message: str, names: Iterable[str]) -> str:
     """
     if is_out_of_memory([message]):
         return OUT_OF_MEMORY
-    text = _UNNAMED.sub("#", _IN_BRACES.sub("#", message))
-    for name in sorted(set(names), key=len, reverse=True):
-        if name and name in text:
-            text = re.sub(_NAMED.format(_A_WORD if name.isalpha() else "", re.escape(name)), "#", text)
+    text = mask_names(_UNNAMED.sub("#", _IN_BRACES.sub("#", message)), names)
     while (shorter := _FUSED.sub("#", text)) != text:
         text = shorter
-    return mask_message(text)
+    return mask_values(text)

@@ -15,11 +15,12 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
 from bisect_trt.targets.trt.messages import reason, signature
+from bisect_trt.targets.trt.settings import TrtSettings
 
 Feed = Mapping[str, NDArray[Any]]
 
@@ -74,7 +75,7 @@ def _parse(model: ModelProto, path: Path, settings: TargetSettings, tensorrt: Te
     tensorrt.log.take()
     if not parser.parse(model.SerializeToString(), str(path)):
         message = _why(model, parser, tensorrt)
-        raise BuildError(message, signature=signature(message, names_of(model)))
+        raise BuildError(message, signature=signature(message, names_of(model.graph)))
     return Parsed(network, model, _parser=parser)
 
 
@@ -103,12 +104,6 @@ def name_nodes(model: ModelProto) -> None:
         taken.add(node.name)
 
 
-def names_of(model: ModelProto) -> Iterator[str]:
-    """Every name of a node or tensor in the main graph."""
-    for node in model.graph.node:
-        yield from (node.name, *node.input, *node.output)
-
-
 def freeze(model: ModelProto, values: Feed) -> None:
     """Turn inputs into initializers."""
     kept = [value for value in model.graph.input if value.name not in values]
@@ -123,7 +118,7 @@ def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
     Raises:
         UsageError: A shape has another number of dimensions than its input.
     """
-    lows, highs = dict(settings.trt.min_shapes), dict(settings.trt.max_shapes)
+    lows, highs = dict(settings.of(TrtSettings).min_shapes), dict(settings.of(TrtSettings).max_shapes)
     for value in model.graph.input:
         if value.name not in lows or value.name not in highs:
             continue

@@ -12,6 +12,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.question import over_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.layerwise.look import Look
@@ -91,9 +92,9 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
             return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
     try:
-        minimum = prober.search(story, lambda marks: marked_candidate(look, names, marks))
+        minimum = prober.search(over_units(Verdict.PASS, story), lambda marks: marked_candidate(look, names, marks))
     except BudgetSpent as spent:
-        passed = [marks for identity in prober.ledger.passed if (marks := _marks(identity.units))]
+        passed = [identity.marks for identity in prober.ledger.passed if identity.marks]
         if not passed:
             raise
         minimum = Minimum(min(passed, key=len), proven=False, why=str(spent))
@@ -112,11 +113,5 @@ def marked_candidate(look: Look, names: Sequence[str], marks: Subset) -> Candida
     network = subject.network
     outputs = tuple(network.outputs)
     model = subject.marked(dict.fromkeys([*outputs, *(names[place] for place in sorted(marks))]))
-    # Each mark counts as a unit more than the original has, so that no marked model is the smallest that fails.
-    units = subject.original.units | {-1 - place for place in marks}
-    return Candidate(model, tuple(network.inputs), outputs, f"{len(marks)} of {len(names)} tensors marked", units)
-
-
-def _marks(units: Subset) -> Subset:
-    """The marks among the units of a candidate that :func:`marked_candidate` made."""
-    return frozenset(-1 - unit for unit in units if unit < 0)
+    title = f"{len(marks)} of {len(names)} tensors marked"
+    return Candidate(model, tuple(network.inputs), outputs, title, subject.original.units, marks=marks)

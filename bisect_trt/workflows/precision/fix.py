@@ -17,19 +17,19 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.precision.answer import write_answer
+from bisect_trt.workflows.precision.delivery import write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
-from bisect_trt.workflows.precision.report import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import lowers_by
 
 MIXED = "mixed.onnx"
-_MOST_QUESTIONS = {"onnxrt": 20, "trt": 1}
+_MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 1
 """What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
 
 
@@ -53,7 +53,7 @@ def find_fix(
     subject, prober, console = investigation.subject, investigation.prober, investigation.console
     target = check.target
     assert target is not None  # or there would be no precision
-    by_layer = target.runtime == "trt" and lowers_by(subject, target) == "layer"
+    by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
     settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     if subject.settings.external_data_dir is not None:
@@ -67,7 +67,8 @@ def find_fix(
             return
         task = Task(subject, console, investigation.result, fixer, make_lowering(subject, settings), settings)
         suspects = find_suspects(task)
-        minimum = write_answer(task, Answer(search_keep(task, suspects, _MOST_QUESTIONS[target.runtime]), suspects))
+        most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
+        minimum = write_answer(task, Answer(search_keep(task, suspects, most), suspects))
     except BudgetSpent as error:
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return

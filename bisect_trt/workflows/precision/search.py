@@ -8,6 +8,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
 from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.question import over_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
@@ -49,7 +50,7 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
         except Enough:
             return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
-    answer = task.prober.search(story, task.lowering.candidate)
+    answer = task.prober.search(over_units(Verdict.PASS, story), task.lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
     raise refusal(task, answer)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Literal
 
 from bisect_trt.graph.save import check_output
+from bisect_trt.options.choices import Minimise
 from bisect_trt.targets.settings import TargetSettings
 
 Low = Literal["fp16", "bf16"]
-
-
-class Minimise(str, Enum):
-    """What an answer has the least of."""
-
-    NODES = "nodes"
-    """Nodes in fp32."""
-    LATENCY = "latency"
-    """Milliseconds, among the sets of nodes that were seen to be enough."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +44,7 @@ class PrecisionSettings:
     @property
     def emulated(self) -> bool:
         """Whether candidates run where low-precision nodes would be computed in fp32: ONNX Runtime's CPU provider."""
-        target = self.target
-        if target is None or target.runtime != "onnxrt":
-            return False
-        return all(name.lower().removesuffix("executionprovider") == "cpu" for name in target.providers)
+        return self.target is not None and self.target.target.emulates_low(self.target)
 
     def check_output(self) -> None:
         """Make sure that the answer can be written.

@@ -24,14 +24,13 @@ from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output, lower_fp16
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers
 from bisect_trt.targets.trt.network import (
     free_dimensions,
     freeze,
     load_proto,
     name_nodes,
-    names_of,
     output_types,
     parse,
 )
@@ -100,7 +99,7 @@ def test_a_shape_of_another_rank_is_the_users_mistake() -> None:
 
 def test_names_and_types(tmp_path: Path) -> None:
     model = load_proto(overflowing(tmp_path / "m.onnx", 1, 1))
-    assert set(names_of(model)) >= {"big", "big_out", "x", "one"}
+    assert set(names_of(model.graph)) >= {"big", "big_out", "x", "one"}
     assert output_types(model) == {"b0_out": TensorProto.FLOAT}
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(BuildError, match="cannot be read as an ONNX model"):

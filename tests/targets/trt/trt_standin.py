@@ -15,8 +15,9 @@ from typing import Any
 
 from trt_api import APIS, RETURNS, VIRTUAL
 
-from bisect_trt.targets.settings import TargetSettings, TrtSettings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import Log, TensorRt, version_of
+from bisect_trt.targets.trt.settings import TrtSettings
 
 
 class StandIn:
@@ -74,4 +75,4 @@ def make_tensorrt(version: str) -> TensorRt:
 def trt_target(*precisions: str, keep: tuple[str, ...] = (), **trt: Any) -> TargetSettings:
     """A TensorRT target: names of precisions, and fields of ``TrtSettings``."""
     allowed: dict[str, Any] = dict.fromkeys(precisions, True)
-    return TargetSettings("trt", **allowed, keep=keep, trt=TrtSettings(**trt))
+    return TargetSettings("trt", **allowed, keep=keep, own=TrtSettings(**trt))

@@ -1,0 +1,56 @@
+"""What only TensorRT has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bisect_trt.targets.base import Lowering, OwnSettings
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Shapes by tensor name, hashable."""
+
+
+@dataclass(frozen=True)
+class TrtSettings(OwnSettings):
+    """What only TensorRT has; see the options of the same names.
+
+    Attributes:
+        precision_constraints: Whether layer precisions are ``none``, ``prefer`` or ``obey``.
+        lowering: How it is lowered; ``None`` for what the version has: ``layer`` before 11, ``cast`` from then on.
+        min_shapes: The optimisation profile's smallest input shapes; those of the data where empty.
+        opt_shapes: Its most usual ones.
+        max_shapes: Its largest ones.
+        pool_limits: Bytes by memory pool, as (``workspace``, 4294967296).
+        tactic_sources: Names of tactic sources; ``None`` for TensorRT's default, empty for none.
+        builder_optimization_level: 0 to 5; ``None`` for TensorRT's default.
+        plugins: Shared libraries to load first.
+        strongly_typed: Whether the types in the ONNX graph are the types that run.
+        version_compatible: Whether the engine shall run on later versions of TensorRT.
+        hardware_compatibility_level: ``none``, ``ampere_plus`` or ``same_compute_capability``; ``None`` for the default.
+        load_timing_cache: A timing cache to start from.
+        save_timing_cache: Where the timing cache goes.
+        load_engine: A prebuilt engine to run instead of the model.
+        save_engine: Where the engine goes.
+        calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
+        calibration_data: Files of sample inputs to find those ranges with.
+    """
+
+    precision_constraints: Literal["none", "prefer", "obey"] = "none"
+    lowering: Lowering | None = None
+    min_shapes: Shapes = ()
+    opt_shapes: Shapes = ()
+    max_shapes: Shapes = ()
+    pool_limits: tuple[tuple[str, int], ...] = ()
+    tactic_sources: tuple[str, ...] | None = None
+    builder_optimization_level: int | None = None
+    plugins: tuple[str, ...] = ()
+    strongly_typed: bool = False
+    version_compatible: bool = False
+    hardware_compatibility_level: str | None = None
+    load_timing_cache: str | None = None
+    save_timing_cache: str | None = None
+    load_engine: str | None = None
+    save_engine: str | None = None
+    calibration_cache: str | None = None
+    calibration_data: tuple[str, ...] = ()

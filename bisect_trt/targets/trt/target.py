@@ -1,0 +1,80 @@
+"""TensorRT as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.base import Capabilities, Runtime, Target, Value
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.named import quoted
+
+
+class TensorRtEngines:
+    """How TensorRT is set up to read and write engines."""
+
+    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """What else there is to say of a target says how an engine is built, but for plugins."""
+        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
+        return replace(settings, own=own, keep=(), held=False)
+
+    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Leave the engine that is built."""
+        return settings.with_own(save_engine=str(engine.absolute()))
+
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+        """Find ranges with these samples."""
+        files, known = tuple(str(path.absolute()) for path in samples), None if cache is None else str(cache.absolute())
+        return settings.with_own(calibration_data=files, calibration_cache=known)
+
+
+class TensorRtTarget(Target):
+    """TensorRT, 8.6 or later."""
+
+    name, title, own = "trt", "TensorRT", TrtSettings
+    capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
+    engines = TensorRtEngines()
+
+    def make_runtime(self, settings: TargetSettings) -> Runtime:
+        """TensorRT, set up."""
+        from bisect_trt.targets.trt.build import TensorRtRuntime  # noqa: PLC0415 - a target that may not be asked for
+
+        return TensorRtRuntime(settings)
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Its precisions, and what differs from TensorRT's defaults."""
+        own = [name.replace("_", " ") for name, _ in self.changed(settings)]
+        said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
+        return f"{self.title} ({', '.join(said) or 'fp32'})"
+
+    def flag(self, name: str, value: Value) -> list[str]:
+        """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""
+        option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
+        if name != "pool_limits" and not name.endswith("_shapes"):
+            return super().flag(name, value if value != () else "none")
+        pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
+        return [option.replace("_", "-"), *pairs]
+
+    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make sure that the inputs' shapes are within the profile.
+
+        Raises:
+            UsageError: They are not.
+        """
+        own = settings.of(TrtSettings)
+        highs = dict(own.max_shapes)
+        for name, low in own.min_shapes:
+            if name not in shapes:
+                raise UsageError(
+                    f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
+                )
+            shape, high = shapes[name], highs[name]
+            fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
+            if len(low) == len(shape) and not fits:
+                raise UsageError(
+                    f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
+                    f"--trt-max-shapes {list(high)}; widen them, or set --input-shapes."
+                )

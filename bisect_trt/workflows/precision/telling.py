@@ -1,0 +1,166 @@
+"""What a search for precision says: suspects, the answer, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bisect_trt.graph.externals import has_external_data
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Minimum
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.workflows.engine_layers import describe_fp32
+from bisect_trt.workflows.precision.settings import PrecisionSettings
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.suspicion import Suspect
+from bisect_trt.workflows.suspicion.finding import LOSES
+
+_SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search ended with.
+
+    Attributes:
+        minimum: The units to keep, and whether that is proven.
+        suspects: What was suspected before.
+    """
+
+    minimum: Minimum
+    suspects: Sequence[Suspect]
+
+
+def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Console) -> None:
+    """Say what is suspected, and why."""
+    network = subject.network
+    if not suspects:
+        console.say("  none")
+    for entry in suspects[:_SHOWN_SUSPECTS]:
+        console.say(f"  {network.describe(network.order[entry.unit])}: {entry.reason}")
+    if len(suspects) > _SHOWN_SUSPECTS:
+        console.say(f"  ... and {len(suspects) - _SHOWN_SUSPECTS} more, less suspicious")
+
+
+def kept_nodes(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
+    """The nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason."""
+    found = {entry.unit: entry for entry in answer.suspects}
+    nodes = subject.describe_searched(answer.minimum.units)
+    needed = "without it the check fails" if answer.minimum.proven else "kept when the check passed"
+    for unit, node in zip(sorted(answer.minimum.units), nodes, strict=True):
+        entry = found.get(unit)
+        node["rule"] = "needed" if entry is None else entry.rule
+        node["reason"] = f"needed: {needed}" if entry is None else entry.reason
+    return nodes
+
+
+def lowered_suspects(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
+    """The nodes that were suspected of more than an oddity and stay lowered all the same, strongest first."""
+    left = [entry for entry in answer.suspects if entry.score >= LOSES and entry.unit not in answer.minimum.units]
+    described = [subject.describe_searched(frozenset({entry.unit}))[0] for entry in left]
+    return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
+
+
+def measured_on(settings: PrecisionSettings) -> str:
+    """What the accuracy was measured on, in words."""
+    if settings.emulated:
+        return (
+            f"ONNX Runtime's CPU provider, which does not compute in {settings.precision}: fp32 nodes with every value "
+            f"rounded to {settings.precision} between them, not the nodes of the written model themselves"
+        )
+    return "the check" if settings.target is None else settings.target.describe()
+
+
+def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
+    """Put an answer into the result.
+
+    Args:
+        task: The search.
+        answer: What was found.
+        outcome: What the check said of it, if that is known: of the written model, or of the best so far.
+    """
+    subject, lowering, settings = task.subject, task.lowering, task.settings
+    nodes = kept_nodes(subject, answer)
+    task.result.extra |= {
+        "keep_fp32": nodes,
+        "suspects_lowered": lowered_suspects(subject, answer),
+        "latency_ms": None,
+        "precision": settings.precision,
+        "lowered": len(lowering.units) - len(nodes),
+        "not_lowered": len(subject.network.nodes) - len(lowering.units),
+        "measured_on": measured_on(settings),
+        "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
+    }
+
+
+def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
+    """Say what to keep, why, and how accurate the rest is."""
+    nodes = result.extra["keep_fp32"]
+    lowered = result.extra["lowered"]
+    console.answer(
+        f"{settings.output}: {_nodes(len(nodes))} in fp32, {lowered} in {settings.precision} ({result.minimality})."
+    )
+    tell_nodes(nodes, console)
+    tell_lowered(result, console)
+    tell_accuracy(result, console)
+    latency = result.extra["latency_ms"] or {}
+    times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
+    if times:
+        console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
+    for line in describe_fp32(result.extra["ran_fp32"]) if result.extra.get("ran_fp32") else ():
+        console.answer(f"  {line}")
+    if "trtexec" in result.extra:
+        console.answer(f"  {result.artifacts['engine']} is its engine; the same by trtexec:")
+        console.answer(f"  {result.extra['trtexec']}")
+    if result.why:
+        console.answer(f"  {result.why}")
+
+
+def tell_accuracy(result: Result, console: Console) -> None:
+    """Say how far each output is off, and on what that was measured."""
+    for output in result.extra["accuracy"][:_SHOWN]:
+        comparison = TensorComparison.from_json(output)
+        console.answer(f"  accuracy: '{comparison.name}': {comparison.describe()}")
+    console.answer(f"  measured on {result.extra['measured_on']}")
+
+
+def tell_nodes(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """List the nodes to keep, with the reason of each."""
+    for node in nodes[:_SHOWN]:
+        console.answer(f"  {node['op']} '{node['name'] or node['outputs'][0]}': {node['reason']}")
+    if len(nodes) > _SHOWN:
+        console.answer(f"  ... and {len(nodes) - _SHOWN} more (--json lists them)")
+
+
+def tell_lowered(result: Result, console: Console) -> None:
+    """Name the strongest suspects that stay lowered: other inputs may need them too."""
+    for node in result.extra["suspects_lowered"][:_SHOWN_LOWERED]:
+        name = f"{node['op']} '{node['name'] or node['outputs'][0]}'"
+        console.answer(f"  also suspicious, left in {result.extra['precision']}: {name} ({node['reason']})")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def checker_problem(original: Path, written: Path) -> str | None:
+    """What ONNX's checker has against the written model, unless it has something against the original too."""
+    problem = _checked(written)
+    return None if problem is None or _checked(original) is not None else problem
+
+
+def _checked(path: Path) -> str | None:
+    """What the checker has against a model; by its path it reads the binary format only, but any size."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+        onnx.checker.check_model(str(path) if has_external_data(model) else model, full_check=True)
+    except Exception as error:  # of the checker, of shape inference, of protobuf
+        return " ".join(str(error).split())[:300]
+    return None
