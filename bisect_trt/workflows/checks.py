@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -160,6 +161,8 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
         require_target(subject, check.target)
         if not check.target.target.capabilities.runs_more:
             require_reference(subject)
+        # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
+        check = replace(check, confirm=search.repeat == 1)
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
