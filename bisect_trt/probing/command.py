@@ -97,7 +97,9 @@ class CommandCheck:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
         (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n")
-        for _ in range(MOST_LOST):
+        for number in range(MOST_LOST):
+            if number or (files.sample or 1) > 1:
+                files.renew()
             end, doubtful = self._end(argv, files, cancel)
             if not doubtful:
                 break
@@ -157,14 +159,16 @@ class CommandCheck:
 
     def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
         met: list[str] = []
-        text = log.read_text(errors="replace") if self.fail_regexes else ""
+        text = _text(log) if self.fail_regexes else ""
         matched = next((pattern for pattern in self.fail_regexes if pattern.search(text)), None)
         if matched is not None:
             met.append(f"output matches '{matched.pattern}'")
         if end.code in self.fail_codes:
             met.append(f"exit status {end.code}")
-        if self.fail_regexes and matched is None and end.left_out and (not self.fail_codes or met):
-            reason = f"--fail-regex may match in the {end.left_out} bytes of output that are not kept"
+        lost = end.left_out or (self.fail_regexes and not log.exists())
+        if self.fail_regexes and matched is None and lost and (not self.fail_codes or end.code in self.fail_codes):
+            what = f"the {end.left_out} bytes of output that are not kept" if end.left_out else "the log, which is gone"
+            reason = f"--fail-regex may match in {what}"
             return Outcome(Ending.OTHER, "too much output", reason, end.seconds, _tail(log))
         if len(met) == bool(self.fail_codes) + bool(self.fail_regexes):
             return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
@@ -186,9 +190,18 @@ def _check_spelling(argv: Sequence[str]) -> None:
                 )
 
 
+def _text(log: Path, last: int | None = None) -> str:
+    """What is in a log, or its last bytes; nothing if the check has taken it away."""
+    try:
+        with log.open("rb") as file:
+            if last is not None:
+                file.seek(max(log.stat().st_size - last, 0))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _tail(log: Path) -> str:
     """The last lines of a log."""
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
-        lines = file.read().decode(errors="replace").rstrip().splitlines()
+    lines = _text(log, _TAIL_BYTES).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])
