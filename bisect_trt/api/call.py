@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +10,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
 
-from bisect_trt.api.keywords import Keywords
+from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.api.types import Check, Inputs, Model
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.check import Check as CheckOptions
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.data import Data
@@ -33,8 +37,6 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
-PLACE = Path("model.onnx")
-"""In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
@@ -91,7 +93,8 @@ class Call:
         if not callable(check) and check is not None:
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
-        path = PLACE if isinstance(model, onnx.ModelProto) else Path(model)
+        proto = as_proto(model)
+        path = PLACE if proto is not None else as_path(model)
         self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
@@ -102,8 +105,8 @@ class Call:
         Workspace(self.folder)
         self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
         self._result = Result(command)
-        if isinstance(model, onnx.ModelProto):
-            path = _written(model, self.folder / path)
+        if proto is not None:
+            path = _written(proto, self.folder / path)
         settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
         self._model = self._with_inputs(settings, inputs)
 
@@ -211,6 +214,39 @@ def _given(group: object) -> list[str]:
     defaults = type(group)()
     names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
     return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
+
+
+def as_proto(model: object) -> onnx.ModelProto | None:
+    """A model in memory; ``None`` for the path of one.
+
+    Raises:
+        UsageError: graphsurgeon cannot export the graph.
+    """
+    if not isinstance(model, gs.Graph):
+        return model if isinstance(model, onnx.ModelProto) else None
+    try:
+        proto: onnx.ModelProto = gs.export_onnx(model)
+    except Exception as error:  # whatever a graph of the user's makes it raise
+        raise UsageError(
+            f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}; mend it, or give an ONNX model."
+        ) from error
+    if getattr(model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
+        oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+        proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
+    return proto
+
+
+def as_path(model: object) -> Path:
+    """The path of a model.
+
+    Raises:
+        UsageError: It is no path.
+    """
+    if not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"model: give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph, not {type(model).__name__}."
+        )
+    return Path(model)
 
 
 def _written(model: onnx.ModelProto, path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from bisect_trt.errors import UsageError
@@ -11,6 +12,8 @@ from bisect_trt.options.given import from_python
 from bisect_trt.options.spec import entries
 
 Group = TypeVar("Group")
+PLACE = Path("model.onnx")
+"""In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
 
 
 class Keywords:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.call import PLACE, Call
-from bisect_trt.api.keywords import Keywords
-from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
+from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.searches import Diagnose, Layerwise
-from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.compare.wanted import compare_settings
-from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.from_options import search_settings, tolerance_options
-from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
-from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.settings import CheckSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
+    from bisect_trt.reporting.result import Result
 
 
 def diagnose(
@@ -57,6 +52,12 @@ def diagnose(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
     call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
@@ -102,6 +103,10 @@ def layerwise(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Layerwise, model=PLACE, isolate=isolate)
     call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own.annotate)
@@ -141,6 +146,9 @@ def compare(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.compare.wanted import compare_settings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
     call = Call("run", model, given, inputs=inputs, verbose=verbose, shape_inference=own.shape_inference)

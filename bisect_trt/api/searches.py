@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.api.call import PLACE, Call, refuse_target
-from bisect_trt.api.keywords import Keywords
-from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Precision, Reduce
-from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.from_options import low_precision, search_settings
-from bisect_trt.workflows.precision.settings import PrecisionSettings
-from bisect_trt.workflows.reduce import check_outputs
-from bisect_trt.workflows.settings import ReduceSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+    from bisect_trt.reporting.result import Result
 
 
 def reduce(
@@ -58,6 +55,11 @@ def reduce(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import ReduceSettings  # noqa: PLC0415 - as above
+
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Reduce, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
@@ -119,6 +121,10 @@ def precision(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import low_precision, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.precision.settings import PrecisionSettings  # noqa: PLC0415 - as above
+
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
     own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
@@ -155,8 +154,7 @@ class _Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        like = get_close_matches(args[0], COMMANDS)
-        if args[0] not in COMMANDS and like and not ctx.resilient_parsing:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing and (like := _like(args[0])):
             ctx.fail(f"No such command '{args[0]}'. Did you mean {', '.join(map(repr, like))}?")
         return super().resolve_command(ctx, args)
 
@@ -165,6 +163,12 @@ class _Program(click.Group):
         rows = [(each.opts[0], each.help or "") for each in self.params if isinstance(each, click.Option)]
         formatter.write(_panel("Options", [*rows, ("-h, --help", "Show this message and exit.")]))
         formatter.write(_panel("Commands", [(name, _summary(groups[0])) for name, groups in COMMANDS.items()]))
+
+
+def _like(word: str) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 - it takes 5 ms, and is for misspelt commands alone
+
+    return get_close_matches(word, COMMANDS)
 
 
 def _summary(group: type) -> str:

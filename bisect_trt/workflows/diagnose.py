@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,10 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
         steps.append("other samples of the failing deployment's inputs")
     else:
         steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
-    return [*steps, "a tighter --atol and --rtol", "the other options of the failing deployment"]
+    steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
+    # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
+    second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
+    return [*steps, f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
 
 
 def is_broken(investigation: Investigation) -> bool:

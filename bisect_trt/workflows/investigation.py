@@ -49,10 +49,12 @@ class Case:
     Attributes:
         minimum: Its units, and whether that is proven.
         held: Whether it fails only with the target held to its low precision; see ``Candidate``.
+        outputs: What it gives back, where that is not all that something outside it reads.
     """
 
     minimum: Minimum
     held: bool = False
+    outputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Investigation(Examination):
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
-        candidate = self.subject.cut(case.minimum.units, held=case.held)
+        candidate = self.subject.cut(case.minimum.units, held=case.held, outputs=case.outputs)
         outcome = self.prober.ledger.outcome(candidate.key)
         if outcome is None or outcome.sample is None:
             return candidate

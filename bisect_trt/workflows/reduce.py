@@ -13,11 +13,11 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Ask, Minimum, Subset
+from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
-from bisect_trt.search.strategy import shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, extract_origin
@@ -59,10 +59,12 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
     shrinks = search.shrink and settings.reduce_inputs and settings.reduce_outputs
-    if case is None:
+    if case is None and not (settings.reduce_inputs and settings.reduce_outputs):
+        case = reduce_one_end(investigation, settings.mode, start_held=settings.reduce_outputs)
+    elif case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not shrinks and not has_external_data(subject.network.proto)
-        case = Case(find_minimum(investigation, settings, suspect, confirm=same))
+        case = Case(find_minimum(investigation, settings.mode, suspect, confirm=same))
     for step in case.minimum.steps:
         console.say(f"  {step}")
     answer = investigation.settle(case)
@@ -101,32 +103,20 @@ def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
 
 
 def find_minimum(
-    investigation: Investigation, settings: ReduceSettings, suspect: int | None = None, *, confirm: bool = False
+    investigation: Investigation, mode: Mode, suspect: int | None = None, *, confirm: bool = False
 ) -> Minimum:
-    """Search as far as the settings let the graph's ends move.
+    """Search for the fewest units that still fail.
 
     Args:
         investigation: The model, and who probes.
-        settings: What may be reduced, and how.
+        mode: How to search.
         suspect: A unit that is probably the first culprit.
         confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
     """
-    subject, units = investigation.subject, investigation.subject.units
-    whole = not (settings.reduce_inputs and settings.reduce_outputs)
-
-    def algorithm(ask: Ask) -> Minimum:
-        if not whole:
-            return investigation.minimise(ask, settings.mode, suspect)
-
-        def ask_whole(chosen: Subset) -> Verdict:
-            return ask(units.with_weights(chosen))
-
-        shrink = shrink_end if settings.reduce_outputs else shrink_start
-        minimum = shrink(units.searched, ask_whole, settings.mode)
-        return replace(minimum, units=units.with_weights(minimum.units))
+    subject = investigation.subject
 
     def story(oracle: Oracle) -> Minimum:
-        minimum = algorithm(about_units(oracle))
+        minimum = investigation.minimise(about_units(oracle), mode, suspect)
         if confirm:
             oracle(Again(Units(minimum.units), _READ_BACK))
         return minimum

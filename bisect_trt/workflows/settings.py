@@ -38,6 +38,22 @@ class ModelSettings:
     external_data_dir: Path | None = None
     shape_inference: bool = False
 
+    def words(self) -> list[str]:
+        """What was said of it, as options of a command line; what has its default is left out."""
+        data = self.data
+        ranges = [(f"{name}:" if name else "") + f"[{low!r},{high!r}]" for name, (low, high) in data.val_range.items()]
+        options: dict[str, Sequence[object]] = {
+            "--input-shapes": [f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.input_shapes.items()],
+            "--val-range": ranges,
+            "--seed": [] if data.seed == DataOptions().seed else [data.seed],
+            "--iterations": [] if data.iterations is None else [data.iterations],
+            "--load-inputs": data.load_inputs,
+            "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
+            "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
+            "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
+        }
+        return [word for option, values in options.items() if values for word in (option, *map(str, values))]
+
     @property
     def weights(self) -> Path:
         """The folder that the files of its weights lie in."""

@@ -95,6 +95,7 @@ class Guard:
         *,
         output: IO[bytes] | int = subprocess.DEVNULL,
         pass_fds: Collection[int] = (),
+        cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process in a group of its own, to be killed with all its group if the driver dies.
 
@@ -103,6 +104,7 @@ class Guard:
             env: Its whole environment.
             output: Where its stdout and stderr go; it has no stdin.
             pass_fds: Files that it gets.
+            cwd: Where it runs; here if not given.
 
         Raises:
             OSError: It cannot be started.
@@ -114,6 +116,7 @@ class Guard:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
+                cwd=cwd,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**env, MARK: mark},

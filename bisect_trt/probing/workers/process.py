@@ -147,6 +147,7 @@ def run_to_end(
     timeout: float | None = None,
     cancel: Cancel | None = None,
     memory_limit: int | None = None,
+    cwd: Path | None = None,
 ) -> ProcessEnd:
     """Run a command in a process group of its own, without a shell, stdout and stderr to ``log``.
 
@@ -159,6 +160,7 @@ def run_to_end(
         timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
         cancel: Ends it too when set.
         memory_limit: Bytes that it and all it starts may hold; it is ended if it holds more.
+        cwd: Where it runs; here if not given.
 
     Raises:
         OSError: It cannot be started, or its log cannot be written.
@@ -169,7 +171,7 @@ def run_to_end(
     os.set_blocking(reading, False)
     try:
         try:
-            process = guard.start(argv, {**os.environ, **environment}, output=writing)
+            process = guard.start(argv, {**os.environ, **environment}, output=writing, cwd=cwd)
         finally:
             os.close(writing)
         why = "interrupted"
