@@ -30,13 +30,8 @@ from bisect_trt.probing.protocol import (
     encode,
 )
 from bisect_trt.probing.workers.guard import guard
-<<<<<<< HEAD
-from bisect_trt.probing.workers.memory import oom_kills
-from bisect_trt.probing.workers.process import Cancel, ProcessEnd, kill_group, module_command
-=======
 from bisect_trt.probing.workers.memory import gate, oom_kills
-from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group
->>>>>>> main
+from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
 
 _LAST_WORDS_SECONDS = 60.0
 GROWTH_LIMIT = 4 << 30
