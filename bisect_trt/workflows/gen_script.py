@@ -10,7 +10,7 @@ from typing import Any
 from bisect_trt.tensors.npz import replacing
 
 _PROGRAM = '''\
-"""Compare {model} on a target with the reference; ends with the exit status of `bisect-trt run`."""
+"""Compare a model on a target with the reference; ends with the exit status of `bisect-trt run`."""
 
 import sys
 
@@ -42,7 +42,7 @@ def write_script(path: Path, model: Path, options: Mapping[str, Any]) -> None:
     target = "trt" if "trt" in options else "onnxrt" if "onnxrt" in options else None
     rest = {name: plain(value) for name, value in options.items() if name not in ("onnxrt", "trt")}
     lines = [repr(str(model)), repr(target), *(f"{name}={value!r}" for name, value in rest.items())]
-    text = _PROGRAM.format(model=model, arguments="\n".join(f"        {line}," for line in lines))
+    text = _PROGRAM.format(arguments="\n".join(f"        {line}," for line in lines))
     with replacing(path) as file:
         file.write(text.encode())
 
