@@ -28,7 +28,7 @@ from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.options import Target
+from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
@@ -205,7 +205,7 @@ def refuse_target(check: object) -> None:
     Raises:
         UsageError: It does, and no program has that name.
     """
-    if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
+    if isinstance(check, str) and check in {plugin.name for plugin in selectable()} and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
 
 

@@ -13,7 +13,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import LOST, Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import Undo
 from bisect_trt.reporting.console import Console
@@ -125,7 +125,11 @@ class Investigation(Examination):
         result.status = "found"
         result.minimality = "1-minimal" if minimum.proven else "unproven"
         result.why = minimum.why
-        if minimum.proven and flakiness.passes_needed > 1:
+        lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
+        if minimum.proven and lost is not None:
+            result.minimality = "unproven"
+            result.why = f"'{lost.title}' could not be probed: {lost.reason}"
+        elif minimum.proven and flakiness.passes_needed > 1:
             result.minimality = "unproven"
             passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
             confidence = flakiness.reached(passed)

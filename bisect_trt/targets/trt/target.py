@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import PRECISIONS, TargetSettings
+from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.named import quoted
@@ -39,6 +40,9 @@ class TensorRtTarget(Target):
     name, title, own = "trt", "TensorRT", TrtSettings
     capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
     engines = TensorRtEngines()
+    options = TrtOptions
+    help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
+    precisions = PRECISIONS
     needs = "tensorrt"
     files = ("plugins", "load_timing_cache", "calibration_cache")
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
