@@ -33,6 +33,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
@@ -167,7 +168,7 @@ class Call:
         began = time.monotonic()
         try:
             work(session)
-        except (DoesNotReproduce, BudgetSpent) as ending:
+        except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
             console.answer(result.why)

@@ -286,6 +286,10 @@ class Target(ABC):
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
         return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
 
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:  # noqa: ARG002 - of those that lower layers
+        """The ways in which users run a model with the low precision in its graph, where the target may lower one itself."""
+        return []
+
     def reproducible(self, settings: TargetSettings) -> dict[str, Value]:
         """What is said of its own settings in a reproducer, by name."""
         own = settings.of(self.own)

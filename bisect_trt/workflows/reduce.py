@@ -22,6 +22,7 @@ from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
+from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
@@ -122,11 +123,12 @@ def find_minimum(
 
     def story(oracle: Oracle) -> Minimum:
         minimum = investigation.minimise(about_units(oracle), mode, suspect)
-        if confirm:
+        if confirm and minimum is not LOST:
             oracle(Again(Units(minimum.units), _READ_BACK))
         return minimum
 
-    return investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    minimum = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    return investigation.found(minimum)
 
 
 _READ_BACK = "the result, read back"

@@ -82,6 +82,11 @@ class TensorRtTarget(Target):
         own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
         return say(tool, own, settings, model)
 
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:
+        """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
+        plain = replace(settings, keep=(), held=False).with_own(precision_constraints="none", save_engine=None)
+        return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True, lowering=None)]
+
     def flag(self, name: str, value: Value) -> list[str]:
         """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""
         option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
