@@ -161,7 +161,7 @@ def leave_reproducer(
         check.timeout,
         check.tolerance.method.validate,
         files,
-        ruled_out(investigation, check, candidate, target),
+        tuple(without_paths(each, subject) for each in ruled_out(investigation, check, candidate, target)),
         blamed=answer.places(subject.network),
     )
     written, minimum = reproducer.write(folder), answer.minimum
