@@ -107,7 +107,7 @@ class WorkerProcess:
             begun = first == BEGUN
             line = self._read_line(limits) if begun else first
         if not line:
-            end = self._bury(limits.passed(self._process.pid) if line is None else None, began)
+            end = self._bury(limits.past if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
         self.served += 1
         answer = decode_answer(line)
