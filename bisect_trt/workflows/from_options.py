@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -180,8 +179,7 @@ def low_precision(target: Target) -> tuple[Low, TargetSettings | None]:
     Raises:
         UsageError: Not exactly one of --fp16 and --bf16 is given, or another option does not fit.
     """
-    named = target.onnxrt or target.trt
-    runtime = target.settings() if named else replace(target, fp16=False, bf16=False).settings()
+    runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
     if target.fp16 == target.bf16:
         raise UsageError("a search for precision is about one of --fp16 and --bf16; say which, and only one.")
     return "fp16" if target.fp16 else "bf16", runtime

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Minimum
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -100,15 +102,26 @@ class Investigation(Examination):
     def minimise(self, ask: Ask, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
         """The algorithm that reduces the whole model; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
-        return minimise(
+        algorithm = partial(
+            minimise,
             units.searched,
-            ask,
-            mode,
+            mode=mode,
             weights=units.with_weights,
             inseparable=units.bare,
             pattern=self.subject.patterns.around,
             suspect=suspect,
         )
+        return unless_lost(algorithm, ask, units.with_weights(units.searched))
+
+    def found(self, minimum: Minimum) -> Minimum:
+        """What :meth:`minimise` ended with.
+
+        Raises:
+            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt.
+        """
+        subject = self.subject
+        everything = subject.units.with_weights(subject.units.searched)
+        return refuse_lost(minimum, subject.original, lambda: subject.cut(everything))
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
