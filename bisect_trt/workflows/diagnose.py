@@ -10,7 +10,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.question import over_units
+from bisect_trt.search.question import Search
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
@@ -132,11 +132,11 @@ def reduce_all(investigation: Investigation, layers: Layerwise | None, case: Cas
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
     suspect = subject.network.rank[layers.origins[0]] if layers is not None else None
-    search = over_units(Verdict.FAIL, lambda ask: investigation.minimise(ask, suspect=suspect))
-    minimum = investigation.prober.search(search, subject.cut)
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
+    minimum = investigation.prober.search(search, subject.cut, subject.original)
     for step in minimum.steps:
         console.say(f"  {step}")
-    return Case(minimum)
+    return Case(investigation.doubted(minimum))
 
 
 def deliver(investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate) -> Left:
@@ -152,7 +152,7 @@ def deliver(investigation: Investigation, settings: DiagnoseSettings, case: Case
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_searched(answer.units)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
-    console.answer(f"{sentence} ({result.minimality}).")
+    console.answer(f"{sentence} ({result.proof}).")
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
@@ -170,7 +170,8 @@ def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None
 def describe_search(investigation: Investigation, minimum: Minimum) -> str:
     """How the answer was found, in words."""
     subject = investigation.subject
-    proof = "1-minimal: without any one of its units the rest does not fail" if minimum.proven else "unproven"
+    any_one = "any one, or any two," if minimum.pairs else "any one"
+    proof = f"1-minimal: without {any_one} of its units the rest does not fail" if minimum.proven else "unproven"
     return (
         f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
         f"of the search, in {len(investigation.prober.ledger.records)} probes. The answer is {proof}."

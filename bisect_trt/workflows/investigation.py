@@ -14,10 +14,12 @@ from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.prompt import Undo
+from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Ask, Minimum
+from bisect_trt.search.confirm import confirm
+from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.question import Oracle, about_units
 from bisect_trt.search.strategy import Mode, minimise
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.settings import SearchSettings
@@ -73,13 +75,14 @@ class Investigation(Examination):
         original, units = candidate or self.subject.original, len(self.subject.units)
         record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
         flakiness = self.prober.runner.flakiness
-        if search.repeat > 1:
+        if search.repeat is not None:
             self.result.extra["flaky"] = {
                 "runs": flakiness.runs,
                 "failures": flakiness.failures,
                 "rate": flakiness.rate,
                 "passes_needed": flakiness.passes_needed,
                 "confidence": flakiness.confidence,
+                "least_rate": round(flakiness.least_rate, 6),
             }
         if flakiness.passes_needed > 1:
             self.console.say(
@@ -94,18 +97,26 @@ class Investigation(Examination):
         assert outcome is not None, "it was probed"
         return outcome
 
-    def minimise(self, ask: Ask, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
+    def minimise(self, oracle: Oracle, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
         """The algorithm that reduces the whole model; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
-        return minimise(
+        minimum = minimise(
             units.searched,
-            ask,
+            about_units(oracle),
             mode,
             weights=units.with_weights,
             inseparable=units.bare,
             pattern=self.subject.patterns.around,
             suspect=suspect,
         )
+        return self.confirmed(oracle, minimum)
+
+    def confirmed(self, oracle: Oracle, minimum: Minimum) -> Minimum:
+        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed."""
+        if isinstance(self.prober.runner.check, PromptCheck):
+            return minimum
+        flakiness = self.prober.runner.flakiness if self.prober.measured else None
+        return confirm(minimum, oracle, self.subject.units.bare, flakiness)
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
@@ -122,6 +133,8 @@ class Investigation(Examination):
         result.status = "found"
         result.minimality = "1-minimal" if minimum.proven else "unproven"
         result.why = minimum.why
+        if minimum.proven and minimum.pairs:
+            result.extra["pairs_tried"] = True
         if minimum.proven and flakiness.passes_needed > 1:
             result.minimality = "unproven"
             passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
@@ -131,6 +144,15 @@ class Investigation(Examination):
                 f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
                 f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
             )
+
+    def doubted(self, minimum: Minimum) -> Minimum:
+        """Not proven, where without a unit the model breaks in the way of the original after all, but for the words."""
+        akin = [identity for identity in self.prober.ledger.akin if identity.units in minimum.refused]
+        if not minimum.proven or not akin:
+            return minimum
+        record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
+        why = f"without {len(akin)} of its units, whether it is the same failure is not known: it {record.reason}"
+        return replace(minimum, proven=False, why=why)
 
     def until_done(self, story: Callable[[], Told]) -> Told:
         """Tell a story to its end, from the start again where the user takes an answer back.

@@ -12,8 +12,8 @@ from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import Again, Oracle, Search, Units
 from bisect_trt.search.strategy import Mode, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
@@ -54,7 +54,7 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
-    if search.repeat > 1 or looks:
+    if search.repeat is not None or looks:
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
     shrinks = search.shrink and settings.reduce_inputs and settings.reduce_outputs
@@ -113,24 +113,25 @@ def find_minimum(
     subject, units = investigation.subject, investigation.subject.units
     whole = not (settings.reduce_inputs and settings.reduce_outputs)
 
-    def algorithm(ask: Ask) -> Minimum:
+    def algorithm(oracle: Oracle) -> Minimum:
         if not whole:
-            return investigation.minimise(ask, settings.mode, suspect)
+            return investigation.minimise(oracle, settings.mode, suspect)
 
         def ask_whole(chosen: Subset) -> Verdict:
-            return ask(units.with_weights(chosen))
+            return oracle(Units(units.with_weights(chosen)))
 
         shrink = shrink_end if settings.reduce_outputs else shrink_start
         minimum = shrink(units.searched, ask_whole, settings.mode)
         return replace(minimum, units=units.with_weights(minimum.units))
 
     def story(oracle: Oracle) -> Minimum:
-        minimum = algorithm(about_units(oracle))
+        minimum = algorithm(oracle)
         if confirm:
-            oracle(Again(Units(minimum.units), _READ_BACK))
+            oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
         return minimum
 
-    return investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    minimum = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    return investigation.doubted(minimum)
 
 
 _READ_BACK = "the result, read back"
@@ -157,7 +158,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
     }
     count = len(result.culprits)
     console.answer(
-        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
+        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
     )
     if answer.held:
         result.extra["held"] = True

@@ -98,14 +98,14 @@ class SearchSettings:
 
     Attributes:
         workers: How many probes at a time; ``None`` for as many as there are GPUs, or else cores.
-        repeat: How often the original is run to measure how often it fails.
+        repeat: How often the original is run to measure how often it fails; ``None`` for not at all: once, unmeasured.
         confidence: How sure the answer shall be if it fails only sometimes.
         shrink: Whether to make the tensors of the minimal case smaller too.
         budget: How much may be spent.
     """
 
     workers: int | None = None
-    repeat: int = 1
+    repeat: int | None = None
     confidence: float = 0.99
     shrink: bool = True
     budget: Budget = field(default_factory=Budget)

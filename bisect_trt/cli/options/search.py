@@ -20,8 +20,8 @@ class Search:
         int | None, typer.Option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
     ] = None
     repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
-    ] = 1
+        int | None, typer.Option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
+    ] = None
     confidence: Annotated[
         float,
         typer.Option(metavar="P", callback=between(0.5, 0.999999), help="How sure to be, if it fails only sometimes."),
