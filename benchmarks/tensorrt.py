@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from bisect_trt.probing.protocol import Compare, Compared, Order, Sample
 from bisect_trt.probing.workers.serve import Worker
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
@@ -126,7 +127,7 @@ def memory() -> dict[str, Any]:
 
 def probes(models: list[onnx.ModelProto], count: int) -> dict[str, Any]:
     """Have one worker compare models, and ask it each time what it holds."""
-    worker, target = Worker(), TargetSettings(runtime="trt", fp16=True).to_json()
+    worker, target = Worker(), TargetSettings(runtime="trt", fp16=True)
     seconds, host, gpu = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -138,27 +139,17 @@ def probes(models: list[onnx.ModelProto], count: int) -> dict[str, Any]:
             shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input}
             save_npz(folder / "in.npz", {k: rng.random(s, np.float32) for k, s in shapes.items()})
             save_npz(folder / "out.npz", {v.name: np.zeros(1, np.float32) for v in proto.graph.output})
-            request: dict[str, Any] = {
-                "op": "compare",
-                "model": str(folder / "m.onnx"),
-                "inputs": str(folder / "in.npz"),
-            }
-            request |= {"golden": str(folder / "out.npz"), "log": str(folder / "log"), "target": target}
+            samples = (Sample(folder / "in.npz", folder / "out.npz"),)
+            request = Compare(target, folder / "m.onnx", samples, ToleranceOptions())
             began = time.monotonic()
-            reply = worker.serve({**request, "tolerance": tolerance()})
+            answer = worker.serve(Order(request, folder / "log", folder))
             seconds.append(round(time.monotonic() - began, 3))
-            if "error" in reply:
-                raise SystemExit(str(reply))
-            held = worker.memory()
-            host.append(held["host"])
-            gpu.append(held["gpu"])
+            if not isinstance(answer.reply, Compared):
+                raise SystemExit(str(answer.reply))
+            host.append(answer.host_bytes)
+            gpu.append(answer.gpu_bytes)
         os.dup2(output, 1)
     return {"seconds": seconds, "host": host, "gpu": gpu}
-
-
-def tolerance() -> dict[str, Any]:
-    """Automatic tolerances, as plain values."""
-    return ToleranceOptions().to_json()
 
 
 def small() -> list[onnx.ModelProto]:

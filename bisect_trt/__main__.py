@@ -38,7 +38,7 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")
         _end(3)
-    raise AssertionError("Typer ends the process")
+    raise AssertionError("the command line ends the process")
 
 
 def _end(status: int) -> NoReturn:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper
 
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
@@ -29,7 +30,7 @@ from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset
 from bisect_trt.search.question import over_units
-from bisect_trt.search.strategy import Mode, minimise
+from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
 Predicate = Callable[[Subset], Verdict]

@@ -9,12 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.given import from_words
+from bisect_trt.options.spec import entries
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.from_options import tolerance_options
+
+Group = TypeVar("Group")
 SHAPE = (2, 3)
 NORM_WIDTH = 64
 TARGET = ["--onnxrt", "--fp16"]
@@ -36,6 +43,17 @@ class Ran:
         assert len(lines) == 1, self.err
         assert lines[0].startswith("error: "), self.err
         return lines[0]
+
+
+def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types
+    """A group of options from words of a command line."""
+    plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
+    return from_words(group, {**plain, **words})
+
+
+def tolerances(**words: Any) -> ToleranceOptions:  # noqa: ANN401 - of many types
+    """Tolerances from words of a command line."""
+    return tolerance_options(read_options(Compare, **words), None, nonfinite_equal=False)
 
 
 def arrays(path: str | Path) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from conftest import CommandLine
 from support import arrays, chain, node_names, overflowing
@@ -53,10 +54,20 @@ def test_the_public_names_and_signatures_are_those_promised() -> None:
         bisect_trt.nothing  # noqa: B018
 
 
-def test_importing_the_package_imports_nothing_else() -> None:
-    code = "import sys, bisect_trt; print([name for name in ('onnx', 'numpy', 'typer', 'rich') if name in sys.modules])"
+@pytest.mark.parametrize("used", ["", *(f"bisect_trt.{name}" for name in PARAMETERS)])
+def test_importing_the_package_imports_nothing_else(used: str) -> None:
+    """Nor does a function, before it is called; and none of them a command line."""
+    code = f"import sys, bisect_trt; {used or 'pass'}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert not {"onnx", "numpy", "click", "typer", "rich", "bisect_trt.cli"} & set(done.stdout.split())
+
+
+def test_no_function_imports_the_command_line(here: Path) -> None:
+    overflowing(here / "model.onnx")
+    calls = [f"bisect_trt.{name}('model.onnx', target='onnxrt')" for name in ("compare", "layerwise")]
+    code = f"import sys, bisect_trt; {'; '.join(calls)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"click", "typer", "bisect_trt.cli"} & set(done.stdout.split())
 
 
 def wrong(path: Path, inputs: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> bool:
@@ -141,6 +152,42 @@ def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCa
     assert Path(f"{folder}.zip").exists()
     assert model.SerializeToString() == before
     assert any("fails alone" in record.message for record in caplog.records)
+
+
+def overflowing_graph(here: Path) -> gs.Graph:
+    """A model as its users edit it; the nodes are made anew, so it has no version of its own."""
+    graph = gs.import_onnx(onnx.load(str(overflowing(here / "model.onnx"))))
+    return gs.Graph(graph.nodes, graph.inputs, graph.outputs, opset=graph.opset)
+
+
+def test_every_function_takes_a_graph_of_graphsurgeon(here: Path) -> None:
+    graph = overflowing_graph(here)
+    before = gs.export_onnx(graph).SerializeToString()
+    assert bisect_trt.layerwise(graph, fp16=True).culprits == [{"name": "big", "op": "Mul", "outputs": ["big_out"]}]
+    assert not bisect_trt.compare(graph, fp16=True).proven
+    assert [each["name"] for each in bisect_trt.reduce(graph, lambda path: "big" in node_names(path)).culprits] == [
+        "big"
+    ]
+    assert bisect_trt.precision(graph, target="onnxrt").keep_fp32
+    assert bisect_trt.diagnose(graph, fp16=True, shrink=False).culprits[0]["name"] == "big"
+    with pytest.raises(AssertionError, match="1 of 1 outputs do not match"):
+        bisect_trt.assert_matches(graph, fp16=True)
+    assert gs.export_onnx(graph).SerializeToString() == before
+
+
+def test_a_graph_that_cannot_be_exported(here: Path) -> None:
+    graph = overflowing_graph(here)
+    graph.outputs[0].dtype = None
+    with pytest.raises(
+        UsageError, match=r"onnx-graphsurgeon cannot export the graph: .*mend it, or give an ONNX model"
+    ):
+        bisect_trt.compare(graph)
+
+
+@pytest.mark.parametrize("model", [None, 3, b"model.onnx", onnx.GraphProto()])
+def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ANN401, ARG001
+    with pytest.raises(UsageError, match=r"^model: give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph, not"):
+        bisect_trt.compare(model)
 
 
 def test_layerwise_and_precision(here: Path) -> None:

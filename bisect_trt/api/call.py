@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -9,23 +10,29 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
 
+from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.api.types import Check, Inputs, Model
-from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Check as CheckOptions
-from bisect_trt.cli.options import Compare, Data, Search, Target
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
+from bisect_trt.options.check import Check as CheckOptions
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.search import Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.quiet import QuietConsole
+from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.result import Result
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
+from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
@@ -56,7 +63,7 @@ class Call:
         check: Check | None = None,
         folder: str | Path | None = None,
         verbose: bool | int = False,
-        annotation: str | Path | None = None,
+        annotation: Path | None = None,
         shape_inference: bool = False,
     ) -> None:
         """Sort the options into groups, and put what was given as values into the run's folder.
@@ -86,8 +93,9 @@ class Call:
         if not callable(check) and check is not None:
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
-        path = Path("model.onnx") if isinstance(model, onnx.ModelProto) else Path(model)
-        self._annotation = None if annotation is None else Path(annotation)
+        proto = as_proto(model)
+        path = PLACE if proto is not None else as_path(model)
+        self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
         self.folder = Workspace.new_folder(command, path) if folder is None else Path(folder)
@@ -97,9 +105,9 @@ class Call:
         Workspace(self.folder)
         self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
         self._result = Result(command)
-        if isinstance(model, onnx.ModelProto):
-            path = _written(model, self.folder / path)
-        settings = replace(self._data.settings(path), shape_inference=shape_inference)
+        if proto is not None:
+            path = _written(proto, self.folder / path)
+        settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
         self._model = self._with_inputs(settings, inputs)
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
@@ -139,7 +147,7 @@ class Call:
         if self._function is not None:
             for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
-        return replace(self._check.settings(target, self.compare), function=self._function)
+        return replace(check_settings(self._check, target, self.compare), function=self._function)
 
     def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
@@ -176,7 +184,12 @@ class Call:
     def _bind(self) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
         settings = self._model
-        named = [*self._data.files(), *settings.data.load_inputs, *self.compare.files(), *self._check.files()]
+        named = [
+            *data_files(self._data),
+            *settings.data.load_inputs,
+            *compare_files(self.compare),
+            *check_files(self._check),
+        ]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
         if self._function is not None:
             binding.files.update(bind_function(self._function))
@@ -201,6 +214,39 @@ def _given(group: object) -> list[str]:
     defaults = type(group)()
     names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
     return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
+
+
+def as_proto(model: object) -> onnx.ModelProto | None:
+    """A model in memory; ``None`` for the path of one.
+
+    Raises:
+        UsageError: graphsurgeon cannot export the graph.
+    """
+    if not isinstance(model, gs.Graph):
+        return model if isinstance(model, onnx.ModelProto) else None
+    try:
+        proto: onnx.ModelProto = gs.export_onnx(model)
+    except Exception as error:  # whatever a graph of the user's makes it raise
+        raise UsageError(
+            f"onnx-graphsurgeon cannot export the graph: {str(error) or repr(error)}; mend it, or give an ONNX model."
+        ) from error
+    if getattr(model, "ir_version", None) is None:  # else it would be the newest, which few runtimes know
+        oldest = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+        proto.ir_version = max(oldest, IR_WITHOUT_INITIALIZER_INPUTS)
+    return proto
+
+
+def as_path(model: object) -> Path:
+    """The path of a model.
+
+    Raises:
+        UsageError: It is no path.
+    """
+    if not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"model: give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph, not {type(model).__name__}."
+        )
+    return Path(model)
 
 
 def _written(model: onnx.ModelProto, path: Path) -> Path:

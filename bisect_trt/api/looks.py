@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.call import Call
-from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
-from bisect_trt.cli.keywords import Keywords
-from bisect_trt.cli.options import Plots
-from bisect_trt.cli.run_options import MoreTargets, RunOptions
-from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
-from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.options.plots import Plots
+from bisect_trt.options.run import MoreTargets, RunOptions
+from bisect_trt.options.searches import Diagnose, Layerwise
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
+    from bisect_trt.reporting.result import Result
 
 
 def diagnose(
@@ -54,16 +52,22 @@ def diagnose(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.take(timeout=None, archive=False, anonymise=False, annotate=None)
-    call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own["annotate"])
+    own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
+    call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
     runtime = call.target.required()
     call.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=call.compare.settings(runtime), timeout=own["timeout"])
-    folder = Path(output) if output is not None else call.folder / "reproducer"
-    archive = folder.with_suffix(f"{folder.suffix}.zip") if own["archive"] else None
-    check_folder(folder, archive, overwrite=overwrite or call.resumed)
-    settings = DiagnoseSettings(checks, call.search.settings(), folder, archive, own["anonymise"])
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    folder = own.output or call.folder / "reproducer"
+    archive = folder.with_suffix(f"{folder.suffix}.zip") if own.archive else None
+    check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
+    settings = DiagnoseSettings(checks, search_settings(call.search), folder, archive, own.anonymise)
     return call.finish(lambda session: session.diagnose(settings))
 
 
@@ -99,11 +103,15 @@ def layerwise(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.take(timeout=None, annotate=None)
-    call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own["annotate"])
+    own = given.group(Layerwise, model=PLACE, isolate=isolate)
+    call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own.annotate)
     runtime = call.target.required()
-    settings = LayerwiseSettings(runtime, call.compare.settings(runtime), own["timeout"], isolate)
+    settings = LayerwiseSettings(runtime, tolerance_options(call.compare, runtime), own.timeout, own.isolate)
     return call.finish(lambda session: session.layerwise(settings))
 
 
@@ -138,8 +146,11 @@ def compare(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.compare.wanted import compare_settings  # noqa: PLC0415 - as above
+
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
     call = Call("run", model, given, inputs=inputs, verbose=verbose, shape_inference=own.shape_inference)
-    settings = own.settings(call.target, more, call.compare, plots)
+    settings = compare_settings(own, call.target, more, call.compare, plots)
     return call.finish(lambda session: session.compare(settings))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.api.call import Call, refuse_target
-from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
-from bisect_trt.cli.keywords import Keywords, choice, several
-from bisect_trt.cli.precision import chosen, refuse_ends
+from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import UsageError
-from bisect_trt.reporting.result import Result
-from bisect_trt.search.strategy import Mode
-from bisect_trt.workflows.precision.settings import Minimise, PrecisionSettings
-from bisect_trt.workflows.reduce import check_outputs
-from bisect_trt.workflows.settings import ReduceSettings
+from bisect_trt.options.searches import Precision, Reduce
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+    from bisect_trt.reporting.result import Result
 
 
 def reduce(
@@ -58,26 +55,31 @@ def reduce(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import ReduceSettings  # noqa: PLC0415 - as above
+
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.take(min_good=None, reduce_inputs=True, reduce_outputs=True, mode="auto", annotate=None)
+    own = given.group(Reduce, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call(
-        "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own["annotate"]
+        "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
     )
     settings = ReduceSettings(
-        Path(output) if output is not None else call.folder / "reduced.onnx",
-        None if own["min_good"] is None else Path(own["min_good"]),
-        own["reduce_inputs"],
-        own["reduce_outputs"],
-        choice("mode", Mode, own["mode"]),
-        overwrite,
+        call.folder / "reduced.onnx" if output is None else own.output,
+        own.min_good,
+        own.reduce_inputs,
+        own.reduce_outputs,
+        own.mode,
+        own.overwrite,
     )
     if not (settings.reduce_inputs or settings.reduce_outputs):
         raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
     if not call.resumed:
         check_outputs(settings)
-    checks = call.checks(call.target.settings())
-    return call.finish(lambda session: session.reduce(settings, checks, call.search.settings()), checks.fixed_path)
+    checks, search = call.checks(call.target.settings()), search_settings(call.search)
+    return call.finish(lambda session: session.reduce(settings, checks, search), checks.fixed_path)
 
 
 def precision(
@@ -119,27 +121,32 @@ def precision(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import low_precision, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.precision.settings import PrecisionSettings  # noqa: PLC0415 - as above
+
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
-    own = given.take(include=(), exclude=(), io_fp16=False, keep_weights=False, minimise="nodes", annotate=None)
+    own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call(
-        "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own["annotate"]
+        "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
     )
-    low, runtime = chosen(call.target)
-    refuse_ends(low, io_fp16=own["io_fp16"])
+    low, runtime = low_precision(call.target)
+    own.refuse_ends(low)
     settings = PrecisionSettings(
-        Path(output) if output is not None else call.folder / "mixed.onnx",
+        call.folder / "mixed.onnx" if output is None else own.output,
         low,
         runtime,
-        several(own["include"]),
-        several(own["exclude"]),
-        own["io_fp16"],
-        own["keep_weights"],
-        overwrite,
-        minimise=choice("minimise", Minimise, own["minimise"]),
+        tuple(own.include),
+        tuple(own.exclude),
+        own.io_fp16,
+        own.keep_weights,
+        own.overwrite,
+        minimise=own.minimise,
     )
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
-    return call.finish(lambda session: session.precision(settings, checks, call.search.settings()), checks.fixed_path)
+    search = search_settings(call.search)
+    return call.finish(lambda session: session.precision(settings, checks, search), checks.fixed_path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.api.looks import compare, diagnose
-from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
 from bisect_trt.errors import BisectError
-from bisect_trt.tensors.comparison import TensorComparison
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
 
 _SHOWN = 5
 
@@ -41,6 +42,8 @@ def assert_matches(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy
+
     shared: dict[str, Any] = {"inputs": inputs, "atol": atol, "rtol": rtol, "fp16": fp16, **options}
     result = compare(model, target, **shared)
     failed = [c for c in map(TensorComparison.from_json, result.comparisons) if not c.passed]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-Model = str | Path | onnx.ModelProto
+Model = str | os.PathLike[str] | onnx.ModelProto | gs.Graph
+"""Its path, or the model itself, which is not changed."""
 Values = Mapping[str, NDArray[Any]]
 Inputs = Values | Sequence[Values] | str | Path
 """One sample, several, or a file as ``--load-inputs`` takes."""

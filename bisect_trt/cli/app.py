@@ -1,4 +1,4 @@
-"""The Typer application and how a command ends."""
+"""How a command is done and how it ends: result, JSON, exit status, no traceback."""
 
 from __future__ import annotations
 
@@ -7,96 +7,56 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import typer
-
 from bisect_trt import __version__
-from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
-from bisect_trt.cli.foreign import refuse_foreign
+from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.interrupt import Interrupts
-from bisect_trt.cli.options import General
-from bisect_trt.cli.runs import invocation
+from bisect_trt.cli.invocation import invocation
 from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.graph.save import check_output
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.logfile import LogFile
+from bisect_trt.options.general import General
+from bisect_trt.options.given import Given
+from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
 
-app = typer.Typer(
-    name="bisect-trt",
-    help="Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-COMMANDS = (
-    "diagnose",
-    "reduce",
-    "precision",
-    "layerwise",
-    "extract",
-    "sanitize",
-    "inspect",
-    "convert",
-    "run",
-    "resume",
-    "log",
-    "report",
-    "doctor",
-)
-"""In the order that --help lists them; each is a module of this package."""
-flags: dict[str, frozenset[str]] = {}
-"""For each command the flags that take several values."""
+Work = Callable[[Given, Console, Result], Result]
+"""Given the options, a console, and an empty result, which it fills in as it goes."""
 
 
-def command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function with groups of options as a command of its name."""
-    name = function.__name__.removesuffix("_command").replace("_", "-")
-    flat = grouped(function)
-    flags[name] = multiple_flags(flat)
-    app.command(name)(flat)
-    return function
+def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
+    """Do what a command line asks for, and end the process.
 
-
-def run_command_line(argv: Sequence[str]) -> NoReturn:
-    """Run a command line: the words after the program's name.
-
-    Only the command that is named is imported and built: all of them take a tenth of a second longer, which a check of
-    a tenth of a second would wait for.
+    Args:
+        name: The command.
+        values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
     """
+    given = Given(values)
+    work = getattr(import_module(f"bisect_trt.cli.{name}"), name)
+    if General in COMMANDS[name]:
+        _finish(work, name, given, given[General])
+    elif "json" in values:
+        _finish(work, name, given, General(json=values["json"]))
     try:
-        refuse_foreign(argv)
+        work(given)
     except BisectError as error:
-        Console().error(str(error))
-        sys.exit(int(error.status))
-    named = next((word for word in argv if not word.startswith("-")), None)
-    for name in [named] if named in COMMANDS else COMMANDS:
-        import_module(f"bisect_trt.cli.{name}")
-    app.registered_commands.sort(key=lambda entry: COMMANDS.index(str(entry.name)))
-    app(rewrite(argv, flags), prog_name="bisect-trt")
-    raise AssertionError("Typer ends the process")
+        fail(error)
+    sys.exit(0)
 
 
 def fail(error: BisectError) -> NoReturn:
     """End with an error's sentence and status."""
     Console().error(str(error))
-    raise typer.Exit(int(error.status))
+    sys.exit(int(error.status))
 
 
-def finish(work: Callable[[Console, Result], Result], name: str, general: General) -> None:
-    """Do the work of a command; write its result however it ends; exit with its status.
-
-    Args:
-        work: Given a console and an empty result, which it fills in as it goes.
-        name: The command.
-        general: Its general options.
-    """
+def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
+    """Do the work of a command; write its result however it ends; exit with its status."""
     console = Console(general.verbosity, live=True)
     result = Result(name)
     try:
@@ -108,13 +68,11 @@ def finish(work: Callable[[Console, Result], Result], name: str, general: Genera
     except BisectError as error:
         fail(error)
     with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
-        status = _work(work, console, result, general)
-    raise typer.Exit(int(status))
+        status = _work(lambda: work(given, console, result), console, result, general)
+    sys.exit(int(status))
 
 
-def _work(
-    work: Callable[[Console, Result], Result], console: Console, result: Result, general: General
-) -> ExitStatus | int:
+def _work(work: Callable[[], Result], console: Console, result: Result, general: General) -> ExitStatus | int:
     """Do the work and leave its result.
 
     Returns:
@@ -122,7 +80,7 @@ def _work(
     """
     began = time.monotonic()
     try:
-        result = work(console, result)
+        result = work()
         status = result.exit_status
     except BisectError as error:
         status = error.status

@@ -1,33 +1,38 @@
-"""The entry point."""
+"""The entry point: reads the words, and only then imports what does the work."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-import typer
-
-from bisect_trt import __version__
-from bisect_trt.cli.app import app, run_command_line
-from bisect_trt.cli.runs import invocation
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"bisect-trt {__version__}")
-        raise typer.Exit
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.commands import COMMANDS
+from bisect_trt.cli.foreign import refuse_foreign
+from bisect_trt.cli.invocation import invocation
+from bisect_trt.cli.parser import parse, several
+from bisect_trt.errors import BisectError
 
 
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT."""
-
-
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line."""
     invocation.argv, invocation.resumed, invocation.folder = tuple(sys.argv[1:]), None, None
     run_command_line(invocation.argv)
+
+
+def run_command_line(argv: Sequence[str]) -> NoReturn:
+    """Run a command line, the words after the program's name, and end the process."""
+    named = next((word for word in argv if word in COMMANDS), None)
+    try:
+        refuse_foreign(argv)
+        parse(argv if named is None else rewrite(argv, several(named)), _perform)
+    except BisectError as error:
+        from bisect_trt.cli.app import fail  # noqa: PLC0415 - it takes NumPy and ONNX, and a command line is read without
+
+        fail(error)
+
+
+def _perform(name: str, values: dict[str, Any]) -> NoReturn:
+    from bisect_trt.cli.app import perform  # noqa: PLC0415 - as above
+
+    perform(name, values)

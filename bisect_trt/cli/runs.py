@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_trt.cli.invocation import invocation
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.workspace import RUNS_FOLDER, Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.workflows.binding import RUN_FILE, Binding
-
-
-@dataclass
-class Invocation:
-    """What was typed.
-
-    Attributes:
-        argv: The words after the program's name.
-        resumed: The folder of the run that goes on, if one does.
-        folder: The run's folder, once it is open.
-    """
-
-    argv: tuple[str, ...] = ()
-    resumed: Path | None = None
-    folder: Path | None = None
-
-
-invocation = Invocation()
 
 
 def newest_run(file: str = RUN_FILE) -> Path:

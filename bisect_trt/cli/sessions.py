@@ -1,60 +1,99 @@
-"""What commands about a target open with: the run's folder, bound to all files that they depend on."""
+"""What commands open with: the run's folder, bound to all files that they depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.cli.options import Check, Compare, Data, Target
 from bisect_trt.cli.runs import open_run
+from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.save import check_output
+from bisect_trt.options.check import Check
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.given import Given
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
 
 
 def open_session(
     model: Path,
-    target: Target,
-    compare: Compare,
-    data: Data,
+    given: Given,
     console: Console,
     result: Result,
-    annotation: Path | None = None,
     files: Iterable[Path] = (),
     fixed_path: Path | None = None,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Session:
     """The session of a command, in a folder of its own; see :func:`~bisect_trt.cli.runs.open_run`.
 
     Args:
         model: The model.
-        target: A group of options, as are ``compare`` and ``data``.
-        compare: What is compared, and how.
-        data: What the model is fed.
+        given: The options, with the group of the data.
         console: Who is told.
         result: What is filled in; it has the command's name.
-        annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
-        files: What else the run depends on.
+        files: What the run depends on beside the data.
         fixed_path: Where every candidate goes, if the check reads a fixed path.
+        input_shapes: Shapes of inputs beside those of the data.
 
     Raises:
         UsageError: A value is malformed, the folder cannot be made, or the run that is to go on was about something else.
     """
-    workspace = open_run(
-        result.command, model, [*data.files(), *compare.files(), *files], fixed_path, weights=data.external_data_dir
+    data = given[Data]
+    data.input_shapes |= input_shapes or {}
+    settings = model_settings(model, data)
+    workspace = open_run(result.command, model, [*data_files(data), *files], fixed_path, weights=data.external_data_dir)
+    return Session(settings, workspace, console, result)
+
+
+def open_target_session(
+    model: Path,
+    given: Given,
+    console: Console,
+    result: Result,
+    files: Iterable[Path] = (),
+    fixed_path: Path | None = None,
+    *,
+    annotation: Path | None = None,
+    shape_inference: bool = False,
+) -> Session:
+    """The session of a command about a target; see :func:`open_session`.
+
+    Args:
+        model: The model.
+        given: The options, with the groups of the target, the comparison and the data.
+        console: Who is told.
+        result: What is filled in; it has the command's name.
+        files: What the run depends on beside the data and the comparison.
+        fixed_path: Where every candidate goes, if the check reads a fixed path.
+        annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+        shape_inference: Whether shapes that inference finds are declared in the model.
+
+    Raises:
+        UsageError: As :func:`open_session`, or the annotated model cannot be written.
+    """
+    if annotation is not None:
+        check_annotated(annotation, model)
+    session = open_session(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
+    return replace(
+        session,
+        model=replace(session.model, shape_inference=shape_inference),
+        fresh_process=given[Target].fresh_process,
+        annotation=annotation,
     )
-    return Session(data.settings(model), workspace, console, result, target.fresh_process, annotation)
 
 
 def open_search(
     model: Path,
-    check: Check,
+    given: Given,
     runtime: TargetSettings | None,
-    target: Target,
-    compare: Compare,
-    data: Data,
     console: Console,
     result: Result,
     annotation: Path | None,
@@ -62,10 +101,11 @@ def open_search(
     """The session of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
 
     Raises:
-        UsageError: As :func:`open_session`, or an option of the check is wrong.
+        UsageError: As :func:`open_target_session`, or an option of the check is wrong.
     """
-    checks = check.settings(runtime, compare)
+    check = given[Check]
+    checks = check_settings(check, runtime, given[Compare])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-    session = open_session(model, target, compare, data, console, result, annotation, check.files(), checks.fixed_path)
-    return session, checks
+    files, fixed = check_files(check), checks.fixed_path
+    return open_target_session(model, given, console, result, files, fixed, annotation=annotation), checks

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probing.models import ask
+from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.probing.shelf import ENGINE, EngineShelf
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
-from bisect_trt.probing.workers.process import Cancel, ProcessEnd
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.base import Engines
 from bisect_trt.targets.settings import TargetSettings
@@ -46,15 +50,18 @@ class BuiltinCheck:
             UsageError: A tolerance names no output.
             UnavailableError: The target's runtime is not installed.
         """
-        request: dict[str, Any] = {"op": "compare", "model": str(files.model), "log": str(files.log)}
-        request |= {"inputs": str(files.inputs), "golden": str(files.golden)}
-        request |= {"target": self._built(files).to_json(), "tolerance": self.tolerance.to_json()}
-        request |= {"timed": self.timed, "layers": self.timed}
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
-        if files.more:
+        request = Compare(
+            self._built(files),
+            files.model,
+            tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
+            self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
-            request |= {"more": [[str(inputs), str(golden)] for inputs, golden in files.more], "every": not given}
-        outcome = self._ask(request, cancel)
+            every=bool(files.more) and not given,
+            layers=self.timed,
+            warm_up=1 if self.timed else None,
+        )
+        outcome = self._ask(request, files.log, cancel)
         if self.shelf is not None and files.engine is None:
             self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
@@ -62,14 +69,13 @@ class BuiltinCheck:
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")
         return outcome
 
-    def _ask(self, request: dict[str, Any], cancel: Cancel | None) -> Outcome:
+    def _ask(self, request: Compare, log: Path, cancel: Cancel | None) -> Outcome:
         began = time.monotonic()
-        try:
-            reply = self.workers.ask(request, self.timeout, cancel)
-        except WorkerDied as death:
-            return outcome_of_death(death.end)
-        outcome = outcome_of_reply(reply, time.monotonic() - began, self.tolerance)
-        return replace(outcome, layers=tuple(reply.get("layers", ())))
+        reply = ask(self.workers, request, self.timeout, cancel, log=log)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, seconds)
+        return replace(outcome_of_comparisons(reply, seconds, self.tolerance), layers=reply.layers)
 
     def _target(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
@@ -96,29 +102,32 @@ def _engines(target: TargetSettings) -> Engines:
     return engines
 
 
-def outcome_of_death(end: ProcessEnd) -> Outcome:
-    """What it means that the worker died over a candidate."""
-    if end.cancelled:
-        return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", end.seconds)
-    if end.timed_out:
-        return Outcome(Ending.BROKEN, "time-out", f"no answer after {end.seconds:.1f} s", end.seconds)
-    name = end.signal_name or f"exit status {end.code}"
-    return Outcome(Ending.BROKEN, f"signal {name}", f"the target crashed ({name})", end.seconds)
+def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
+    """What it means for a candidate that the target does not run it."""
+    if failed.kind in ("cancelled", "lost"):
+        return Outcome(Ending.SKIPPED, failed.signature, failed.message, seconds)
+    reasons = {
+        "build": f"the target refuses the model: {failed.message}",
+        "run": f"the target fails while running: {failed.message}",
+        "crash": f"the target crashed ({failed.signature.removeprefix('signal ')})",
+    }
+    return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message), seconds)
 
 
-def outcome_of_reply(reply: dict[str, Any], seconds: float, tolerance: ToleranceOptions) -> Outcome:
-    """What a worker's answer to ``compare`` means; how severe a failure is counts unless the user gave tolerances."""
-    if "error" in reply:
-        return outcome_of_error(reply, seconds)
-    latency = reply.get("latency_ms")
-    comparisons = _worst_sample([TensorComparison.from_json(entry) for entry in reply["comparisons"]])
+def outcome_of_comparisons(reply: Compared, seconds: float, tolerance: ToleranceOptions) -> Outcome:
+    """What it means how far a candidate's outputs are off; how severe that is counts unless the user gave tolerances."""
+    comparisons = _worst_sample(reply.comparisons)
     sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
     given = bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
     severity = None if given else max((comparison.severity for comparison in comparisons), default=None)
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
-        known: dict[str, Any] = {"comparisons": tuple(comparisons), "latency_ms": latency, "severity": severity}
+        known: dict[str, Any] = {
+            "comparisons": tuple(comparisons),
+            "latency_ms": reply.latency_ms,
+            "severity": severity,
+        }
         return Outcome(Ending.PASSED, "match", said, seconds, **known)
     worst = max(failed, key=lambda comparison: comparison.severity)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
@@ -131,18 +140,12 @@ def outcome_of_reply(reply: dict[str, Any], seconds: float, tolerance: Tolerance
         seconds,
         comparisons=tuple(comparisons),
         sample=sample,
-        latency_ms=latency,
+        latency_ms=reply.latency_ms,
         severity=severity,
     )
 
 
-def outcome_of_error(reply: dict[str, Any], seconds: float) -> Outcome:
-    """What it means that the target does not build or run the model."""
-    doing = "the target refuses the model" if reply["error"] == "build" else "the target fails while running"
-    return Outcome(Ending.BROKEN, reply["signature"], f"{doing}: {reply['message']}", seconds)
-
-
-def _worst_sample(comparisons: list[TensorComparison]) -> list[TensorComparison]:
+def _worst_sample(comparisons: Iterable[TensorComparison]) -> list[TensorComparison]:
     """The comparisons of the input sample that fails most severely; of the last if none does."""
     samples: dict[int | None, list[TensorComparison]] = {}
     for comparison in comparisons:

@@ -10,21 +10,18 @@ from bisect_trt.graph.cut import cut
 from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.units import Units
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.targets.reference import reference_settings
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.probing.models import Models
+from bisect_trt.probing.protocol import Failed
 
 
 class Constants:
     """Computes weights that nodes make, each once, on the reference runtime."""
 
-    def __init__(self, network: Network, units: Units, workspace: Workspace, workers: WorkerPool) -> None:
+    def __init__(self, network: Network, units: Units, models: Models) -> None:
         """Nothing is computed yet."""
         self._network = network
         self._units = units
-        self._workers = workers
-        self._scratch = workspace.scratch
+        self._models = models
         self._values: dict[str, onnx.TensorProto] = {}
 
     def value(self, name: str) -> onnx.TensorProto:
@@ -47,14 +44,7 @@ class Constants:
         maker = network.rank[network.producer[name]]
         nodes = self._units.to_nodes(self._units.with_weights([maker]))
         part = Network(cut(network, nodes, {}, stored=self.value).proto)
-        model, inputs, outputs = (self._scratch(file) for file in ("constant.onnx", "constant.in.npz", "constant.npz"))
-        model.write_bytes(mark_outputs(part, [name], {}).SerializeToString())
-        save_npz(inputs, {})
-        request = {"op": "collect", "model": str(model), "inputs": str(inputs), "to": str(outputs)}
-        try:
-            reply = self._workers.ask({**request, "target": reference_settings().to_json()})
-        except WorkerDied as death:
-            reply = {"message": death.end.describe()}
-        if "message" in reply:
-            raise UnavailableError(f"ONNX Runtime cannot compute the weight '{name}': {reply['message']}.")
-        return numpy_helper.from_array(load_npz(outputs)[name], name)
+        made = self._models.run("constant", mark_outputs(part, [name], {}), {})
+        if isinstance(made, Failed):
+            raise UnavailableError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
+        return numpy_helper.from_array(made[name], name)

@@ -1,21 +1,61 @@
-"""What a person sees while it works."""
+"""What a person sees while it works: on the terminal, in the log file, or as a library's log records."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
 
+from bisect_trt.errors import UsageError
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Watcher
 from bisect_trt.reporting.live import STYLES, LiveView, is_live
-from bisect_trt.reporting.logfile import LogFile
 from bisect_trt.reporting.story import Story
 from bisect_trt.search.verdict import Verdict
 
 _OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
+_LOGGER = logging.getLogger("bisect_trt")
+_LOGGER.addHandler(logging.NullHandler())  # else warnings would be printed where nobody has set logging up
+
+
+class LogFile:
+    """A file that grows; a run that goes on adds to what its earlier sessions said.
+
+    Attributes:
+        path: Where it lies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        self.path = path
+        try:
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise UsageError(f"the log file {path} cannot be written: {error.strerror}; name another.") from error
+
+    def write(self, text: str) -> None:
+        """Add lines, on the disk at once.
+
+        Raises:
+            OSError: There is no room.
+        """
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        for line in text.splitlines():
+            self._file.write(f"{now} {line}\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class Console:
@@ -143,3 +183,29 @@ class Console:
 def is_interactive() -> bool:
     """Whether there is somebody to ask."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+class QuietConsole(Console):
+    """Says everything to the logger ``bisect_trt``: warnings as warnings, the rest as information."""
+
+    def __init__(self) -> None:
+        """It keeps the story for the report all the same."""
+        super().__init__(-1)
+
+    def note(self, text: str) -> None:
+        """A line of any kind but warnings."""
+        if not text.startswith(("warning: ", "error: ")):
+            _LOGGER.info(text)
+
+    def answer(self, text: str) -> None:
+        """The result."""
+        self.story.answer(text)
+        self.note(text)
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+        _LOGGER.warning(text)
+
+    def error(self, text: str) -> None:
+        """Why the run ends."""
+        _LOGGER.error(text)

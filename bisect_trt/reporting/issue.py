@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
-from bisect_trt.tensors.tolerance import ErrorStat
 
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
 _JSON_LIMIT_BYTES = 256 << 20

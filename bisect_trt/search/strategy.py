@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 
+from bisect_trt.options.choices import Mode
 from bisect_trt.search.counters import reduce_by_counters
 from bisect_trt.search.culprits import Pattern, alone, earliest_failing_end, find_culprits, latest_failing_start
 from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Tally
 from bisect_trt.search.prefixes import shortest_failing_prefix, shortest_failing_prefix_by_steps
-
-
-class Mode(str, Enum):
-    """How to search."""
-
-    AUTO = "auto"
-    """Bisection; delta debugging once most candidates break in other ways."""
-    BISECT = "bisect"
-    """Bisection only."""
-    LINEAR = "linear"
-    """One unit at a time."""
-    DDMIN = "ddmin"
-    """Delta debugging only."""
 
 
 def minimise(

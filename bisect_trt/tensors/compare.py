@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.tensors.compare_indices import compare_indices
 from bisect_trt.tensors.compare_numbers import compare_numbers
 from bisect_trt.tensors.compare_script import compare_by_script
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.dtypes import is_string
-from bisect_trt.tensors.method import Algorithm
 from bisect_trt.tensors.postprocess import match_shape, postprocess
 from bisect_trt.tensors.stats import count_nonfinite
-from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, ErrorStat, Precision, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, Precision, Tolerance, ToleranceOptions
 
 __all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_output", "compare_tensor"]
 

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.metrics import details
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
-from bisect_trt.tensors.tolerance import ErrorStat, ResolvedTolerance
+from bisect_trt.tensors.tolerance import ResolvedTolerance
 
 _EPSILON = 2.0**-52
 

@@ -9,8 +9,8 @@ from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.plain import from_plain, to_plain
-from bisect_trt.tensors.tolerance import ErrorStat
 
 
 class ComparisonKind(str, Enum):

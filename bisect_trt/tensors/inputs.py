@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.data_loader import run_data_loader
 from bisect_trt.tensors.dtypes import is_extension, is_string
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.named import parse_named, quoted
+from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.saved import load_runs
+from bisect_trt.tensors.user_script import run_data_loader
 
 Sample = dict[str, NDArray[Any]]
 
@@ -32,7 +32,7 @@ class DataOptions:
             [0, 1] where that is missing.
         load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
             hold the same input, else a sample each or more.
-        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.data_loader.run_data_loader`.
+        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.user_script.run_data_loader`.
         iterations: How many samples of random values to make, or to take of the script at most.
     """
 
@@ -41,24 +41,6 @@ class DataOptions:
     load_inputs: tuple[Path, ...] = ()
     data_loader_script: str | None = None
     iterations: int | None = None
-
-
-def parse_val_ranges(values: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Read ``[LOW,HIGH]`` (for every input) and ``NAME:[LOW,HIGH]``.
-
-    Raises:
-        UsageError: If a range is malformed, not finite, empty, or given twice for one input.
-    """
-    return parse_named("--val-range", values, _parse_range)
-
-
-def parse_shapes(values: Sequence[str], option: str = "--input-shapes") -> dict[str, tuple[int, ...]]:
-    """Read ``NAME:[2,3]``; ``NAME:[]`` is a scalar.
-
-    Raises:
-        UsageError: If a shape is malformed, lacks its name, or is given twice for one input.
-    """
-    return parse_named(option, values, _parse_shape, need_name=True)
 
 
 def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
@@ -207,32 +189,3 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     limits = source.iinfo(dtype) if integer else source.finfo(dtype)
     convert = int if integer else float
     return convert(limits.min), convert(limits.max)
-
-
-def _parse_range(text: str) -> tuple[float, float]:
-    low, high = _parse_list(text, float, "a range [LOW,HIGH] of two finite numbers", length=2)
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise ValueError("a range [LOW,HIGH] of two finite numbers, the lower first")
-    return low, high
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    wanted = "a shape such as [1,3,224,224], of whole numbers from 0 up"
-    sizes = _parse_list(text, int, wanted)
-    if any(size < 0 for size in sizes):
-        raise ValueError(wanted)
-    return tuple(int(size) for size in sizes)
-
-
-def _parse_list(text: str, kind: type[int] | type[float], wanted: str, length: int | None = None) -> list[float]:
-    inner = text.strip()
-    if not (inner.startswith("[") and inner.endswith("]")):
-        raise ValueError(wanted)
-    parts = inner[1:-1].split(",") if inner[1:-1].strip() else []
-    try:
-        numbers = [float(kind(part)) if kind is float else kind(part) for part in parts]
-    except ValueError:
-        raise ValueError(wanted) from None
-    if length is not None and len(numbers) != length:
-        raise ValueError(wanted)
-    return numbers

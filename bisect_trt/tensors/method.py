@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from typing import Any
 
-from bisect_trt.tensors.named import parse_named
-
-
-class Algorithm(str, Enum):
-    """How two tensors are compared (Polygraphy's ``--compare``)."""
-
-    SIMPLE = "simple"
-    """By how far each element is off."""
-    INDICES = "indices"
-    """As lists of indices, such as TopK makes: by how many places each is away from where it should be."""
-
-
-@dataclass(frozen=True)
-class TopK:
-    """Take the indices of the largest values instead of the values.
-
-    Attributes:
-        k: How many; all, where the axis is shorter.
-        axis: Along which axis; negative from the last one.
-    """
-
-    k: int
-    axis: int = -1
+from bisect_trt.options.choices import Algorithm
+from bisect_trt.options.values import TopK
 
 
 @dataclass(frozen=True)
@@ -52,31 +29,6 @@ class Method:
     shape_check: bool = True
     validate: bool = False
     script: str | None = None
-
-    @classmethod
-    def parse(
-        cls,
-        algorithm: Algorithm = Algorithm.SIMPLE,
-        index_tolerance: Sequence[str] = (),
-        postprocess: Sequence[str] = (),
-        *,
-        shape_check: bool = True,
-        validate: bool = False,
-        script: str | None = None,
-    ) -> Method:
-        """Read command-line values.
-
-        Raises:
-            UsageError: A value is malformed, or given twice for one output.
-        """
-        return cls(
-            algorithm,
-            parse_named("--index-tolerance", index_tolerance, _parse_places),
-            parse_named("--postprocess", postprocess, _parse_top_k),
-            shape_check,
-            validate,
-            script,
-        )
 
     @property
     def names(self) -> list[str]:
@@ -116,16 +68,3 @@ class Method:
 def named_words(option: str, values: Mapping[str, object]) -> list[str]:
     """``--option out:value`` for each output, and ``--option value`` for all others."""
     return [word for name, value in values.items() for word in (option, f"{name}:{value}" if name else str(value))]
-
-
-def _parse_places(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise ValueError("a whole number of places from 0 up")
-    return int(text)
-
-
-def _parse_top_k(text: str) -> TopK:
-    match = re.fullmatch(r"top-(\d+)(?:,axis=(-?\d+))?", text, re.ASCII)
-    if match is None or int(match[1]) == 0:
-        raise ValueError("top-K or top-K,axis=N with K from 1 up")
-    return TopK(int(match[1]), int(match[2] or -1))

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.values import TopK
 from bisect_trt.tensors.dtypes import is_extension, is_string
-from bisect_trt.tensors.method import Method, TopK
+from bisect_trt.tensors.method import Method
 
 Array = NDArray[Any]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,24 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.method import Method, named_words
-from bisect_trt.tensors.named import parse_named, quoted
+from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.stats import finite_rms
-
-
-class ErrorStat(str, Enum):
-    """Which number is held against the tolerances (Polygraphy's ``--check-error-stat``)."""
-
-    ELEMWISE = "elemwise"
-    """Fails where an element exceeds both tolerances."""
-    MAX = "max"
-    """Fails where the largest absolute and the largest relative error each exceed their tolerance."""
-    MEAN = "mean"
-    MEDIAN = "median"
-    QUANTILE = "quantile"
-    """As ``max``, but of the errors without the largest few: their quantile, 0.99 unless said otherwise."""
-
 
 DEFAULT_QUANTILE = 0.99
 """Polygraphy's."""
@@ -117,35 +103,6 @@ class ToleranceOptions:
     infinities_equal: bool = False
     method: Method = field(default_factory=Method)
 
-    @classmethod
-    def parse(
-        cls,
-        atol: Sequence[str] = (),
-        rtol: Sequence[str] = (),
-        stat: Sequence[str] = (),
-        quantile: Sequence[str] = (),
-        *,
-        precision: Precision = Precision.FP32,
-        nonfinite_equal: bool = False,
-        infinities_equal: bool = False,
-        method: Method | None = None,
-    ) -> ToleranceOptions:
-        """Read command-line values: ``1e-3`` for all outputs, ``NAME:1e-3`` for one; a name may contain colons.
-
-        Raises:
-            UsageError: If a value is not a number of its range or no statistic, or an output is given twice.
-        """
-        return cls(
-            atol=parse_named("--atol", atol, _parse_tolerance),
-            rtol=parse_named("--rtol", rtol, _parse_tolerance),
-            stat=parse_named("--check-error-stat", stat, _parse_stat),
-            quantile=parse_named("--error-quantile", quantile, _parse_quantile),
-            precision=precision,
-            nonfinite_equal=nonfinite_equal,
-            infinities_equal=infinities_equal,
-            method=method or Method(),
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -199,30 +156,3 @@ class ToleranceOptions:
                 f"A tolerance or error statistic is given for {quoted(unknown)}, which is not compared; "
                 f"the outputs are {quoted(names)}"
             )
-
-
-def _parse_tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value >= 0:
-        raise ValueError("a number from 0 up")
-    return value
-
-
-def _parse_quantile(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise ValueError("a number from 0 to 1")
-    return value
-
-
-def _parse_stat(text: str) -> ErrorStat:
-    try:
-        return ErrorStat(text)
-    except ValueError:
-        raise ValueError(f"one of {', '.join(stat.value for stat in ErrorStat)}") from None

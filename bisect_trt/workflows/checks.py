@@ -1,15 +1,16 @@
-"""Choose the check."""
+"""Choose the check, and who is told of its probes."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.artifacts import ArtifactSorter
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.engine import EngineCheck
+from bisect_trt.probing.engine_check import EngineCheck
 from bisect_trt.probing.function import FunctionCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
@@ -19,11 +20,14 @@ from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.devices import default_workers
 from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.reporting.check_output import CheckOutput
+from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
+from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import require_reference, require_target
+
+_FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 
 
 def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
@@ -81,6 +85,54 @@ def _compile(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
+
+
+class CheckOutput:
+    """Shows all that the check printed, below the line of its probe."""
+
+    def __init__(self, workspace: Workspace, console: Console, *, hide_failing: bool) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            workspace: Where the output of checks lies.
+            console: Who is shown it.
+            hide_failing: Whether what failing candidates print is left out.
+        """
+        self._workspace = workspace
+        self._console = console
+        self._hide_failing = hide_failing
+
+    def probed(self, record: Record) -> None:
+        """Show what the check printed in this probe."""
+        log = self._workspace.files(record.key).log
+        if (record.verdict is Verdict.FAIL and self._hide_failing) or not log.exists():
+            return
+        for line in log.read_text(errors="replace").splitlines():
+            self._console.say(f"    | {line}")
+
+
+class ArtifactSorter:
+    """Moves the named files to ``good/``, ``bad/`` or ``unresolved/`` after each probe, with its number before the name."""
+
+    def __init__(self, files: Sequence[Path], folder: Path) -> None:
+        """``files`` as the check leaves them, ``folder`` to sort them into."""
+        self._files = files
+        self._folder = folder
+
+    def probed(self, record: Record) -> None:
+        """Sort what this probe left.
+
+        Raises:
+            UsageError: A file cannot be moved.
+        """
+        for file in self._files:
+            if file.exists():
+                target = self._folder / _FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.move(file, target)
+                except OSError as error:
+                    raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
 
 
 class Listeners:

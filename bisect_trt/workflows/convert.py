@@ -11,11 +11,9 @@ from bisect_trt.graph.fold import sort_nodes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
 from bisect_trt.graph.save import save_model
-from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.settings import ModelSettings
 
@@ -95,22 +93,16 @@ def convert_to_engine(examination: Examination, settings: EngineSettings) -> Res
         UsageError: The output cannot be written.
     """
     subject, result, target, output = examination.subject, examination.result, settings.target, settings.output
-    samples = [subject.workspace.scratch(f"inputs-{number}.npz") for number, _ in enumerate(subject.samples, 1)]
-    for path, sample in zip(samples, subject.samples, strict=True):
-        save_npz(path, sample)
+    samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
         assert target.target.engines is not None  # or there would be none to build
         target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
-    inputs, model = samples[0], subject.workspace.scratch("convert.onnx")
-    model.write_bytes(subject.network.proto.SerializeToString())
-    request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(output.absolute())}
-    try:
-        reply = subject.workers.ask({**request, "target": target.to_json()}, settings.timeout)
-    except WorkerDied as death:
-        reply = {"message": death.end.describe()}
-    if "message" in reply:
+    failed = subject.models.build(
+        "convert", subject.network.proto, subject.samples[0], output, target, settings.timeout
+    )
+    if failed is not None:
         raise UnavailableError(
-            f"{settings.target.describe()} cannot build {subject.settings.path}: {reply['message']}; `bisect-trt reduce "
+            f"{settings.target.describe()} cannot build {subject.settings.path}: {failed.message}; `bisect-trt reduce "
             "--trt` finds the smallest model with that message."
         )
     result.artifacts["engine"] = str(output)

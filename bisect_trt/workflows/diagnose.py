@@ -16,7 +16,7 @@ from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
-from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.layerwise.telling import tell, to_json
 from bisect_trt.workflows.minimal_case import HELD, extract_origin
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder

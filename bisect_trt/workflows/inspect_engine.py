@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.models import ask
+from bisect_trt.probing.protocol import Describe, Failed
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.reporting.tree import Branch
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -27,15 +29,12 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
         raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
     target = TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))
     with WorkerPool(folder) as workers:
-        try:
-            reply = workers.ask({"op": "describe", "target": target.to_json()})
-        except WorkerDied as death:
-            reply = {"message": death.end.describe()}
-    if "message" in reply:
+        reply = ask(workers, Describe(target))
+    if isinstance(reply, Failed):
         raise UnavailableError(
-            f"TensorRT cannot read the engine {path}: {reply['message']}; build it again with `bisect-trt convert`."
+            f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
         )
-    return dict(reply["engine"])
+    return reply.engine
 
 
 def engine_tree(title: str, plain: Mapping[str, Any]) -> Branch:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bisect_trt.graph.save import save_model
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
@@ -20,7 +21,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.question import Oracle, about_units
-from bisect_trt.search.strategy import Mode, minimise
+from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.pictures.canvas import require_matplotlib
-from bisect_trt.reporting.pictures.viewer import open_pictures
+from bisect_trt.reporting.pictures.canvas import open_pictures, require_matplotlib
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.error_curve import error_curve
@@ -88,7 +87,7 @@ class Pictures:
         if not (heatmaps or metrics or self.histograms):
             return
         # matplotlib is an extra, and takes long to import.
-        from bisect_trt.reporting.pictures import errors  # noqa: PLC0415
+        from bisect_trt.reporting.pictures import draw  # noqa: PLC0415
 
         paths: list[Path] = []
         shown: list[Path] = []
@@ -96,18 +95,18 @@ class Pictures:
             targets, references = samples[(comparison.sample or 1) - 1]
             name = comparison.name
             target, reference = targets.get(name), references[name]
-            if target is None or not errors.can_be_drawn(comparison, target, reference):
+            if target is None or not draw.can_be_drawn(comparison, target, reference):
                 console.say(f"  no picture of '{name}': there are no two tensors of numbers of one shape")
                 continue
             if heatmaps is not None:
-                drawn = errors.save_heatmaps(heatmaps, comparison, target, reference)
+                drawn = draw.save_heatmaps(heatmaps, comparison, target, reference)
                 paths += drawn
                 shown += drawn if self.show_heatmaps else []
             if metrics is not None:
-                paths.append(errors.save_error_metrics(metrics, comparison, target, reference))
+                paths.append(draw.save_error_metrics(metrics, comparison, target, reference))
                 shown += paths[-1:] if self.show_error_metrics else []
             if self.histograms is not None:
-                paths.append(errors.save_histograms(self.histograms, comparison, target, reference))
+                paths.append(draw.save_histograms(self.histograms, comparison, target, reference))
         console.say(f"  {len(paths)} pictures drawn")
         result.extra["pictures"] = [*result.extra.get("pictures", []), *map(str, paths)]
         open_pictures(shown, console)
@@ -133,7 +132,7 @@ def draw_error_curve(path: Path, target: str, result: Result) -> None:
         UsageError: The picture cannot be written.
     """
     # As above.
-    from bisect_trt.reporting.pictures.network import save_error_curve  # noqa: PLC0415
+    from bisect_trt.reporting.pictures.draw import save_error_curve  # noqa: PLC0415
 
     save_error_curve(path, f"{target} against the reference", error_curve(result.extra["tensors"]))
     result.artifacts["error_plot"] = str(path)

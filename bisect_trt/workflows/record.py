@@ -1,15 +1,16 @@
-"""What a run leaves in its folder however it ends: ``result.json``, and the report that is made of it."""
+"""What a run leaves however it ends: ``result.json``, the report that is made of it, and the annotated model."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import BisectError
+from bisect_trt.graph.annotate import write_annotated
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.reporting.console import Console
@@ -17,10 +18,18 @@ from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.html.page import REPORT_FILE, write_report
 from bisect_trt.reporting.result import RESULT_FILE, Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.annotate import annotate
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.error_curve import error_curve
 from bisect_trt.workflows.investigation import Examination, Investigation
-from bisect_trt.workflows.region import describe_region
+from bisect_trt.workflows.region import (
+    all_comparisons,
+    describe_region,
+    hiding_marks,
+    known_infos,
+    node_precision,
+    node_verdict,
+)
+from bisect_trt.workflows.subject import Subject
 
 MOST_PROBES = 2000
 """The first and the last probes of a longer search are in the report."""
@@ -49,6 +58,17 @@ _FILES = {
     "mixed": "the model in mixed precision",
 }
 """What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
+VERDICTS = {
+    "culprit": "needed to fail: part of the minimal failing case",
+    "left": "not ruled out: part of the smallest case that is known to fail",
+    "origin": "wrong, although all that it reads is right",
+    "mild": "off, but by far less than the outputs are",
+    "mismatch": "wrong, and so is something that it reads",
+    "match": "right",
+    "spare": "not needed to fail",
+    "unseen": "not compared",
+}
+PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
 
 
 @contextmanager
@@ -181,3 +201,35 @@ def _files(result: Result) -> list[dict[str, Any]]:
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+
+
+def annotate(subject: Subject, result: Result, path: Path) -> None:
+    """Write the original model with each node's verdict, error and precision, where known, in its metadata.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    network, comparisons, infos = subject.network, all_comparisons(result), known_infos(subject)
+    marks = set(hiding_marks(result))
+    notes: dict[int, dict[str, str]] = {}
+    for node in range(len(network.nodes)):
+        entries = {"bisect-trt.verdict": VERDICTS[node_verdict(network, node, result, comparisons)]}
+        seen = [comparisons[name] for name in network.made(node) if name in comparisons]
+        if seen:
+            entries["bisect-trt.error"] = "; ".join(map(_describe, seen))
+        own = [each["own"] for each in seen if each.get("own") is not None]
+        if own:
+            entries["bisect-trt.own-error"] = "; ".join(map(_describe, own))
+        if not marks.isdisjoint(network.made(node)):
+            entries["bisect-trt.hides"] = "with what it makes as an output of the model too, the failure is gone"
+        precision, reason = node_precision(network, node, result, infos)
+        if precision is not None:
+            entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
+        notes[node] = entries
+    write_annotated(subject.settings.path, notes, path, subject.settings.weights)
+    result.artifacts["annotated"] = str(path)
+
+
+def _describe(comparison: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in comparison.items() if key not in ("op", "own")}
+    return TensorComparison.from_json(plain).describe()

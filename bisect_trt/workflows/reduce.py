@@ -9,12 +9,13 @@ import onnx
 
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.question import Again, Oracle, Search, Units
-from bisect_trt.search.strategy import Mode, shrink_end, shrink_start
+from bisect_trt.search.strategy import shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.region import attribute_texts, edges_between, neighbourhood
 from bisect_trt.graph.shapes import inferred_infos
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.activations import Reference
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.info import TensorInfo

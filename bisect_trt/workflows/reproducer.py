@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.errors import UsageError
@@ -19,15 +17,13 @@ from bisect_trt.graph.externals import copy_file, external_files, has_external_d
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
-from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
 from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
-from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
@@ -139,7 +135,8 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     comparisons = investigation.outcome(record).comparisons
     target = replace(check.target, held=candidate.held or check.target.held)
-    lowered = _lowered(subject, folder / MODEL, check.target)
+    found = subject.models.lowered(folder / MODEL, check.target)
+    lowered = None if isinstance(found, Failed) else found
     reproducer = Reproducer(
         candidate.proto,
         lowered,
@@ -185,7 +182,8 @@ def _disguise(
         return None
     names = anonymous.names
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
-    made = _golden(subject, anonymous.proto, fed)
+    said = subject.models.run("anonymous", anonymous.proto, fed)
+    made = {} if isinstance(said, Failed) else said
     keep = candidate.keep or target.keep
     disguised = replace(
         candidate,
@@ -212,33 +210,12 @@ def _sentence(proto: onnx.ModelProto) -> str:
     return f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
 
 
-def _golden(subject: Subject, proto: onnx.ModelProto, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What the reference makes of a model; nothing if it cannot run it."""
-    paths = [subject.workspace.scratch(f"anonymous{suffix}") for suffix in (".onnx", ".inputs.npz", ".golden.npz")]
-    onnx.save(proto, str(paths[0]))
-    save_npz(paths[1], fed)
-    request = {"op": "collect", "model": str(paths[0]), "inputs": str(paths[1]), "to": str(paths[2])}
-    try:
-        reply = subject.workers.ask({**request, "target": reference_settings().to_json()})
-    except WorkerDied:
-        return {}
-    return {} if "error" in reply else load_npz(paths[2])
-
-
 def without_paths(text: str, subject: Subject) -> str:
     """A runtime's message without the folders of this machine, nor the name of the model's file."""
     folder = re.escape(str(subject.workspace.folder))
     absolute = re.escape(str(subject.workspace.folder.absolute()))
     text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
     return text.replace(str(subject.settings.path.absolute()), MODEL).replace(str(subject.settings.path), MODEL)
-
-
-def _lowered(subject: Subject, model: Path, target: TargetSettings) -> onnx.ModelProto | None:
-    """The form of a model that the target really runs; ``None`` if that is the model itself."""
-    path = subject.workspace.scratch("lowered.onnx")
-    request = {"op": "lower", "model": str(model), "to": str(path), "target": target.to_json()}
-    reply = subject.workers.ask(request)
-    return onnx.load(str(path), load_external_data=False) if reply.get("lowered") else None
 
 
 def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:

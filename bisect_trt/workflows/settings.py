@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.workspace import FIXED_PATH
-from bisect_trt.search.strategy import Mode
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import ToleranceOptions

@@ -21,10 +21,12 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
+from bisect_trt.probing.models import Models
 from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.workers.devices import visible_gpus
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
@@ -46,6 +48,7 @@ class Subject:
         network: Its graph, with fixed input shapes.
         workspace: The run's folder.
         workers: Processes that run models.
+        models: Runs models in them.
         samples: The values fed to it, one or more sets.
         console: Who is told what is noticed on the way.
     """
@@ -69,6 +72,7 @@ class Subject:
         self.workspace = workspace
         self.console = console
         self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
+        self.models = Models(workspace, self.workers)
         proto = load_model(settings.path, settings.external_data_dir)
         share_weights(proto, settings.path, workspace.candidates, settings.weights)
         try:
@@ -76,7 +80,7 @@ class Subject:
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
-        self._about: dict[TargetSettings, dict[str, Any]] = {}
+        self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
             self._declare_shapes()
 
@@ -116,16 +120,18 @@ class Subject:
     ) -> None:
         self.close()
 
-    def about(self, target: TargetSettings) -> dict[str, Any]:
-        """What a target says of itself; it is asked once.
+    def about(self, target: TargetSettings) -> Started | Failed:
+        """What a target says of itself, which is asked once; or how it fails when it starts.
 
         Raises:
-            WorkerDied: It crashes when it starts.
             UnavailableError: It is not there.
             UsageError: It has no such option.
         """
         if target not in self._about:
-            self._about[target] = self.workers.ask({"op": "about", "target": target.to_json()})
+            reply = self.models.ask(About(target))
+            if isinstance(reply, Failed):
+                return reply
+            self._about[target] = reply
         return self._about[target]
 
     def close(self) -> None:
@@ -151,7 +157,7 @@ class Subject:
     def reference(self) -> Reference:
         """What every tensor should be; computed when first asked for."""
         first, *more = (
-            Reference(self.network, sample, self.workspace, self.workers, number, self.swap_limit)
+            Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
             for number, sample in enumerate(self.samples, 1)
         )
         for reference in more:
@@ -189,7 +195,7 @@ class Subject:
     @cached_property
     def constants(self) -> Constants:
         """Values of weights that nodes make."""
-        return Constants(self.network, self.units, self.workspace, self.workers)
+        return Constants(self.network, self.units, self.models)
 
     @cached_property
     def original(self) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.console import Console
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
@@ -28,16 +28,10 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
         UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
         UsageError: It has no such option.
     """
-    try:
-        reply = subject.about(target)
-    except WorkerDied as death:
-        reply = {"message": death.end.describe()}
-    if "message" in reply:
-        raise UnavailableError(
-            f"{target.describe()} does not start: {reply['message']}; `bisect-trt doctor` says more."
-        )
-    kind: Lowering = reply["lowers_by"]
-    return kind
+    reply = subject.about(target)
+    if isinstance(reply, Failed):
+        raise UnavailableError(f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more.")
+    return reply.lowers_by
 
 
 def require_reference(subject: Subject) -> None:

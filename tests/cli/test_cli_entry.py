@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
 
 import bisect_trt as package
-from bisect_trt.cli.app import flags
 from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.parser import several
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
 OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
@@ -112,14 +112,14 @@ WORD = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=
 
 @given(st.lists(WORD, min_size=1), st.lists(WORD, min_size=1))
 def test_values_after_one_flag_are_as_repeated_flags(first: list[str], second: list[str]) -> None:
-    together = rewrite(["run", "m.onnx", "--atol", *first, "--onnxrt", "--atol", *second], flags)
+    together = rewrite(["run", "m.onnx", "--atol", *first, "--onnxrt", "--atol", *second], several("run"))
     apart = [f"--atol={word}" for word in first], [f"--atol={word}" for word in second]
     assert together == ["run", "m.onnx", *apart[0], "--onnxrt", *apart[1]]
 
 
 @given(st.lists(st.text(min_size=1)))
 def test_words_after_check_are_the_checks(words: list[str]) -> None:
-    rewritten = rewrite(["reduce", "m.onnx", "-o", "out", "--check", *words], flags)
+    rewritten = rewrite(["reduce", "m.onnx", "-o", "out", "--check", *words], several("reduce"))
     assert rewritten[:4] == ["reduce", "m.onnx", "-o", "out"]
     assert rewritten[4:] == ([f"--check={word}" for word in words] or ["--check="])
 
@@ -127,11 +127,11 @@ def test_words_after_check_are_the_checks(words: list[str]) -> None:
 @given(st.lists(WORD))
 def test_flags_that_take_one_value_are_left_alone(words: list[str]) -> None:
     line = ["run", "m.onnx", "--seed", "3", "--onnxrt", *words]
-    assert rewrite(line, flags) == line
+    assert rewrite(line, several("run")) == line
 
 
 def test_negative_numbers_are_values() -> None:
-    assert rewrite(["reduce", "m", "--fail-code", "-11", "3"], flags) == [
+    assert rewrite(["reduce", "m", "--fail-code", "-11", "3"], several("reduce")) == [
         "reduce",
         "m",
         "--fail-code=-11",

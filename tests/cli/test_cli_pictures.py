@@ -13,7 +13,7 @@ from conftest import CommandLine
 from support import TARGET, overflowing, read_json, script
 
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.pictures import viewer
+from bisect_trt.reporting.pictures import canvas
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
@@ -64,8 +64,8 @@ def test_pictures_are_opened(cli: CommandLine, here: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("DISPLAY", ":7")
     assert cli(*saved, "--show-error-metrics-plot").status == 0
-    many = [here / "kept" / f"{number}.png" for number in range(viewer.MOST_WINDOWS + 1)]
-    viewer.open_pictures(many, Console())
+    many = [here / "kept" / f"{number}.png" for number in range(canvas.MOST_WINDOWS + 1)]
+    canvas.open_pictures(many, Console())
     metrics, folder = map(Path, (here / "opened").read_text().splitlines())
     assert is_picture(metrics)
     assert folder == here / "kept"
@@ -96,31 +96,31 @@ def test_layerwise_draws_the_error_along_the_network(cli: CommandLine, here: Pat
     ],
 )
 def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
-    from bisect_trt.reporting.pictures import errors
+    from bisect_trt.reporting.pictures import draw
 
     rng = np.random.default_rng(0)
     reference: Any = (rng.random(shape) * 3).astype(dtype)
     target: Any = (rng.random(shape) * 3).astype(dtype)
     comparison = compare_tensor("t", reference, target, Tolerance(1e-5, 1e-5))
-    assert errors.can_be_drawn(comparison, target, reference)
-    paths = errors.save_heatmaps(tmp_path, comparison, target, reference)
-    paths.append(errors.save_error_metrics(tmp_path, comparison, target, reference))
-    paths.append(errors.save_histograms(tmp_path, comparison, target, reference))
+    assert draw.can_be_drawn(comparison, target, reference)
+    paths = draw.save_heatmaps(tmp_path, comparison, target, reference)
+    paths.append(draw.save_error_metrics(tmp_path, comparison, target, reference))
+    paths.append(draw.save_histograms(tmp_path, comparison, target, reference))
     assert all(is_picture(path) for path in paths)
 
 
 def test_a_shrunk_image_keeps_its_largest_errors() -> None:
-    from bisect_trt.reporting.pictures import errors
+    from bisect_trt.reporting.pictures import draw
 
     image = np.zeros((1000, 2000))
     image[617, 1999], image[0, 3] = 5, np.nan
-    small = errors.shrink_image(image)
-    assert small.shape == (errors.MOST_PIXELS, errors.MOST_PIXELS)
+    small = draw.shrink_image(image)
+    assert small.shape == (draw.MOST_PIXELS, draw.MOST_PIXELS)
     assert np.nanmax(small) == 5
     assert np.count_nonzero(np.isnan(small)) == 1
-    values = np.random.default_rng(0).random(10 * errors.MOST_POINTS)
-    chosen = errors.sample_points(values)
-    assert len(chosen) <= errors.MOST_POINTS
+    values = np.random.default_rng(0).random(10 * draw.MOST_POINTS)
+    chosen = draw.sample_points(values)
+    assert len(chosen) <= draw.MOST_POINTS
     assert values.argmax() in chosen
 
 
@@ -153,7 +153,6 @@ def test_where_pictures_cannot_go(cli: CommandLine, here: Path, words: list[str]
 
 
 def test_without_matplotlib(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bisect_trt.reporting.pictures import canvas
 
     overflowing(here / "m.onnx")
     monkeypatch.setattr(canvas, "find_spec", lambda _: None)

@@ -20,7 +20,7 @@ from support import chain, command_lines, overflowing, read_json, save
 from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
-from bisect_trt.workflows.precision.answer import checkable
+from bisect_trt.workflows.precision.delivery import checkable
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 

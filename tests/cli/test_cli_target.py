@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from support import Ran, chain, read_json
 
-from bisect_trt.cli.arguments import grouped, multiple_flags, rewrite
-from bisect_trt.cli.options import Compare, Target
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.parser import parse as parse_words
+from bisect_trt.cli.parser import several
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.given import Given
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.workflows.from_options import tolerance_options
 
 CommandLine = Callable[..., Ran]
 FILE = str(Path(__file__).resolve())
@@ -26,14 +30,11 @@ FILE = str(Path(__file__).resolve())
 def parse(words: Sequence[str]) -> TargetSettings | None:
     """What a command line asks for, read by the parser that every command has."""
     found: list[TargetSettings | None] = []
-
-    def probe_command(target: Target) -> None:
-        found.append(target.settings(engines=True))
-
-    app = typer.Typer()
-    flat = grouped(probe_command)
-    app.command()(flat)
-    app(rewrite(["probe", *words], {"probe": multiple_flags(flat)})[1:], standalone_mode=False)
+    with pytest.raises(SystemExit):
+        parse_words(
+            rewrite(["run", *words], several("run")),
+            lambda _, values: found.append(Given(values)[Target].settings(engines=True)),
+        )
     return found[0]
 
 
@@ -230,4 +231,4 @@ def test_trt_outputs_are_onnx_outputs(cli: CommandLine, tmp_path: Path) -> None:
 )
 def test_tolerances_are_those_of_what_rounds_most(low: str, precision: str) -> None:
     target = TargetSettings.from_json({**TargetSettings("trt").to_json(), **dict.fromkeys(low.split(), True)})
-    assert Compare().settings(target).precision.value == precision
+    assert tolerance_options(Compare(), target).precision.value == precision

@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from bisect_trt import errors
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.parser import make_command, several
+from bisect_trt.options.given import Given
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.targets.options import Target
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bisect_trt"
@@ -211,32 +214,15 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
-    from typer.main import get_command
-
-    from bisect_trt.cli.app import COMMANDS, app, flags
-    from bisect_trt.cli.arguments import rewrite
-    from bisect_trt.cli.options.target import Constraints, LoweringChoice, Target
-
-    for name in COMMANDS:
-        import_module(f"bisect_trt.cli.{name}")
-    name, *words = rewrite(shlex.split(text)[1:], flags)
-    parser = get_command(app).commands[name]  # type: ignore[attr-defined]  # a group
-    values = parser.make_context(name, words).params
+    name, *words = shlex.split(text)[1:]
+    values = make_command(name).make_context(name, rewrite(words, several(name))).params
     assert values["trt"] or values["check"], page
     if values["trt"]:
         monkeypatch.chdir(tmp_path)
-        given = {entry.name: values[entry.name] for entry in fields(Target)}
-        # Some versions of Typer leave paths as text until the command is called.
-        for option in ("load_timing_cache", "save_timing_cache", "load_engine", "save_engine"):
-            given[option] = None if given[option] is None else Path(given[option])
-        given["plugins"] = [Path(path) for path in given["plugins"] or ()]
-        for path in (given["load_timing_cache"], given["load_engine"], *given["plugins"]):
+        for path in (values["load_timing_cache"], values["load_engine"], *values["plugins"]):
             if path is not None:
                 path.touch()
-        given["precision_constraints"] = Constraints(given["precision_constraints"])
-        given["lowering"] = given["lowering"] and LoweringChoice(given["lowering"])
-        several = {k: list(v) or getattr(Target(), k) for k, v in given.items() if isinstance(v, list | tuple)}
-        assert Target(**{**given, **several}).settings(engines=name == "run") is not None
+        assert Given(values)[Target].settings(engines=name == "run") is not None
 
 
 def test_some_commands_need_a_gpu() -> None:

@@ -16,7 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import has, read_json, script
 
 from bisect_trt.graph.network import Network
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.models import Models
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.targets.onnxrt.values import CAN_FEED
@@ -178,7 +179,7 @@ class CountingPool(WorkerPool):
 
     asked = 0
 
-    def ask(self, *arguments: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    def ask(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
         self.asked += 1
         return super().ask(*arguments, **more)
 
@@ -191,7 +192,9 @@ def pool(tmp_path: Path) -> Iterator[CountingPool]:
 
 
 def reference(model: ModelProto, folder: Path, pool: WorkerPool) -> Reference:
-    return Reference(Network(model), {"x": np.ones((2, 3), np.float32)}, Workspace(folder / "run"), pool)
+    workspace = Workspace(folder / "run")
+    values = {"x": np.ones((2, 3), np.float32)}
+    return Reference(Network(model), values, workspace, Models(workspace, pool))
 
 
 def test_the_first_plugin_of_a_kind_tells_of_all(tmp_path: Path, pool: CountingPool) -> None:

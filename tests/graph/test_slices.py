@@ -17,7 +17,8 @@ from support import TARGET, overflowing, read_json
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import plan_slices
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.models import Models
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.tensors.store import ActivationStore
@@ -80,7 +81,7 @@ def test_slices_compute_what_the_whole_computes(
     stores = []
     for bytes_at_once in (1 << 40, limit):
         workspace = Workspace(tmp_path_factory.mktemp("run"))
-        reference = Reference(Network(model), values, workspace, pool, limit=bytes_at_once)
+        reference = Reference(Network(model), values, workspace, Models(workspace, pool), limit=bytes_at_once)
         assert not reference.missing
         stores.append(ActivationStore.open(reference.store))
     whole, sliced = stores

@@ -11,8 +11,9 @@ from support import script
 
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.engine import FIXED_ENGINE, EngineCheck
+from bisect_trt.probing.engine_check import FIXED_ENGINE, EngineCheck
 from bisect_trt.probing.outcome import Ending
+from bisect_trt.probing.protocol import Build, Compare, Compared, Done, Failed
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import ProcessEnd
@@ -27,20 +28,19 @@ TARGET = TargetSettings(runtime="trt", fp16=True)
 class Builder(WorkerPool):
     """Writes what it was asked to keep where an engine would go, or answers as it was told."""
 
-    def __init__(self, folder: Path, answer: dict[str, Any] | Exception | None = None) -> None:
+    def __init__(self, folder: Path, answer: Failed | Exception | None = None) -> None:
         super().__init__(folder)
         self.answer = answer
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[Build | Compare] = []
 
-    def ask(self, request: dict[str, Any], timeout: float | None = None, cancel: object = None) -> dict[str, Any]:
-        del timeout, cancel
+    def ask(self, request: Any, *_: object, **__: object) -> Any:  # noqa: ANN401
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
-        to = request["to"] if request["op"] == "build" else request["target"]["trt"]["save_engine"]
+        to = request.to if isinstance(request, Build) else request.target.of(TrtSettings).save_engine
         if to is not None:
-            Path(to).write_text(" ".join(request["target"]["keep"]))
-        return self.answer or {"comparisons": []}
+            Path(to).write_text(" ".join(request.target.keep))
+        return self.answer or (Done() if isinstance(request, Build) else Compared())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def files(here: Path) -> CandidateFiles:
     return replace(made, keep=("a", "b"))
 
 
-def check(files: CandidateFiles, *words: str, answer: dict[str, Any] | Exception | None = None) -> EngineCheck:
+def check(files: CandidateFiles, *words: str, answer: Failed | Exception | None = None) -> EngineCheck:
     return EngineCheck(Builder(files.folder, answer), TARGET, CommandCheck(words))
 
 
@@ -94,7 +94,7 @@ def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_ther
     assert engine.read_text() == "a b"
     assert looks.run(replace(files, engine=engine)).ending is Ending.PASSED
     assert engine.read_text() == "a b"
-    built, loaded = (TargetSettings.from_json(request["target"]) for request in pool.requests)
+    built, loaded = (request.target for request in pool.requests)
     assert built == replace(TARGET, keep=("a", "b"), own=replace(trt, save_engine=str(engine.absolute())))
     assert loaded == replace(TARGET, own=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
     by_hand = (files.folder / "command.txt").read_text()
@@ -109,7 +109,7 @@ def test_without_a_placeholder_it_lies_at_a_fixed_path(files: CandidateFiles) ->
 
 
 def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(files: CandidateFiles) -> None:
-    refused = {"error": "build", "message": "no kernel for it", "signature": "build: no kernel"}
+    refused = Failed("build", "no kernel for it", "build: no kernel")
     found = check(files, "false", answer=refused).run(files)
     assert found.ending is Ending.BROKEN
     assert "no kernel for it" in found.reason

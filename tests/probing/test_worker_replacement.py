@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support import Ran, arrays, bisect_trt, gone, overflowing, read_json
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Ending
+from bisect_trt.probing.protocol import Collect, Done, Failed
 from bisect_trt.probing.workers import devices
 from bisect_trt.probing.workers import pool as pool_module
 from bisect_trt.probing.workers.devices import default_workers, visible_gpus
@@ -41,26 +43,20 @@ class Pool:
         self._count = 0
         np.savez(folder / "in.npz")
 
-    def request(self, command: str) -> dict[str, Any]:
+    def request(self, command: str) -> Collect:
         self._count += 1
         model, to = self._folder / f"{self._count}.model", self._folder / f"{self._count}.npz"
         model.write_text(command)
-        return {
-            "op": "collect",
-            "model": str(model),
-            "inputs": str(self._folder / "in.npz"),
-            "to": str(to),
-            "target": TARGET.to_json(),
-        }
+        return Collect(TARGET, model, self._folder / "in.npz", to)
 
-    def ask(self, command: str, timeout: float | None = None) -> dict[str, Any]:
+    def ask(self, command: str, timeout: float | None = None) -> Done | Failed:
         return self.pool.ask(self.request(command), timeout)
 
     def process(self, command: str = "fine") -> int:
         """Which process answered."""
         request = self.request(command)
-        assert self.pool.ask(request) == {"ok": True}
-        return int(arrays(request["to"])["process"])
+        assert self.pool.ask(request) == Done()
+        return int(arrays(request.to)["process"])
 
     @property
     def tried(self) -> list[int]:
@@ -131,7 +127,8 @@ def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool:
     pool = make_pool()
     first = pool.process()
     reply = pool.ask("poison")
-    assert reply["error"] == "run"
+    assert isinstance(reply, Failed)
+    assert reply.kind == "run"
     assert pool.tried[1] == first
     assert len(set(pool.tried)) == 2
     assert all(gone(pid) for pid in pool.tried)
@@ -144,7 +141,7 @@ def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool:
 def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None:
     pool = make_pool()
     first = pool.process()
-    assert pool.ask("refuse")["signature"] == "build: no implementation for node #"
+    assert pool.ask("refuse") == Failed("build", "no implementation for node 7", "build: no implementation for node #")
     assert pool.process() == first
 
 
@@ -305,5 +302,5 @@ def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
     settings = TargetSettings("trt", own=TrtSettings(hardware_compatibility_level="missing"))
     pool = make_pool()
     with pytest.raises(UnavailableError, match="there is no NVIDIA GPU here"):
-        pool.pool.ask({**request, "target": settings.to_json()})
+        pool.pool.ask(replace(request, target=settings))
     assert sys.executable  # the driver is alive

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.reporting.issue import Issue, issue_files
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
-from bisect_trt.tensors.tolerance import ErrorStat
 
 WORST = WorstElement((0, 1), float("inf"), 70000.0, float("inf"))
 SEEN = TensorComparison(

@@ -14,14 +14,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from support import read_options, tolerances
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.values import TopK
 from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.method import Algorithm, Method, TopK
+from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.metrics import ulp_distance
 from bisect_trt.tensors.postprocess import match_shape, postprocess, top_k
-from bisect_trt.tensors.tolerance import ErrorStat, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
 TIGHT = Tolerance(1e-5, 1e-5)
@@ -179,11 +183,15 @@ def test_ulp_distance_of_other_types() -> None:
 
 def test_comparisons_survive_json() -> None:
     values = np.array([1, math.inf, math.nan, -0.0], np.float32)
-    options = ToleranceOptions.parse(
-        stat=["quantile"],
-        quantile=["x:0.5", "0.9"],
-        infinities_equal=True,
-        method=Method.parse(Algorithm.INDICES, ["2", "y:1"], ["z:top-3,axis=0"], shape_check=False, script="a.py"),
+    options = tolerances(
+        check_error_stat=["quantile"],
+        error_quantile=["x:0.5", "0.9"],
+        infinities_compare_equal=True,
+        compare_as=Algorithm.INDICES,
+        index_tolerance=["2", "y:1"],
+        postprocess=["z:top-3,axis=0"],
+        no_shape_check=True,
+        compare_func_script=__file__,
     )
     assert ToleranceOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
     for method in (Method(), Method(validate=True), Method(Algorithm.INDICES)):
@@ -219,36 +227,36 @@ def test_nan_in_the_reference_is_counted() -> None:
 def test_postprocessing_before_comparison() -> None:
     reference = {"x": np.array([[1.0, 5, 3, 4]]), "s": np.array(1.0), "t": np.array(["a"], object)}
     target = {**reference, "x": np.array([[2.0, 50, 30, 40]])}
-    options = ToleranceOptions(method=Method.parse(postprocess=["top-3"]))
+    options = tolerances(postprocess=["top-3"])
     assert all(result.passed for result in compare_all(reference, target, options))  # the same order
     assert not compare_all(reference, target, ToleranceOptions())[0].passed
     for named, words in (("s:top-2", "of shape [] has no such axis"), ("t:top-1", "holds strings")):
-        options = ToleranceOptions(method=Method.parse(postprocess=[named]))
+        options = tolerances(postprocess=[named])
         with pytest.raises(UsageError, match="--postprocess") as raised:
             compare_all(reference, target, options)
         assert words in str(raised.value)
     swapped = {**reference, "x": np.array([[1.0, 4.5, 3, 5]])}
     for places, passed in (("0", False), ("1", True)):
-        options = ToleranceOptions(method=Method.parse(Algorithm.INDICES, [places], ["x:top-3"]))
+        options = tolerances(compare_as="indices", index_tolerance=[places], postprocess=["x:top-3"])
         assert compare_all({"x": reference["x"]}, swapped, options)[0].passed is passed
 
 
 @pytest.mark.parametrize("text", ["5", "top-", "top-0", "top-2,axis=", "top-2,1", "top-x"])
 def test_malformed_postprocessing(text: str) -> None:
     with pytest.raises(UsageError, match="--postprocess"):
-        Method.parse(postprocess=[text])
+        read_options(Compare, postprocess=[text])
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "many", ""])
 def test_malformed_index_tolerances(text: str) -> None:
     with pytest.raises(UsageError, match="--index-tolerance"):
-        Method.parse(index_tolerance=[text])
+        read_options(Compare, index_tolerance=[text])
 
 
 @pytest.mark.parametrize("text", ["-0.1", "1.1", "nan", "x"])
 def test_malformed_quantiles(text: str) -> None:
     with pytest.raises(UsageError, match="--error-quantile"):
-        ToleranceOptions.parse(quantile=[text])
+        read_options(Compare, error_quantile=[text])
 
 
 def test_without_shape_check() -> None:

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from support import tolerances
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
-from bisect_trt.tensors.tolerance import ErrorStat, Precision, Tolerance, ToleranceOptions
+from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
 TIGHT = Tolerance(1e-5, 1e-5)
 TOLERANCES = st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 0.5, 1.0, 3.0, 1e4, math.inf])
@@ -275,7 +277,7 @@ def test_fp16_rounding_passes_the_automatic_tolerance_at_any_scale() -> None:
 def test_compare_all_keeps_the_references_order() -> None:
     reference = {name: np.zeros(3, np.float32) for name in ("c", "a", "b", "d")}
     target = {"d": np.ones(3), "b": np.full(3, 0.5), "c": np.zeros(3), "other": np.zeros(1)}
-    options = ToleranceOptions.parse(atol=["1e-3", "b:1"], rtol=["0"])
+    options = tolerances(atol=["1e-3", "b:1"], rtol=["0"])
     results = compare_all(reference, target, options)
     assert [(result.name, result.kind.value) for result in results] == [
         ("c", "match"),

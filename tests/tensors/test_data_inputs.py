@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support import read_options
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.data import Data
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import DataOptions, make_inputs, parse_shapes, parse_val_ranges, validate_sample
+from bisect_trt.tensors.inputs import DataOptions, make_inputs, validate_sample
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
@@ -28,7 +30,7 @@ def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo: 
 
 @given(st.dictionaries(NAMES, st.lists(st.integers(0, 10**6)), max_size=4))
 def test_shapes_come_back(shapes: dict[str, list[int]]) -> None:
-    assert parse_shapes([f"{name}:{shape}" for name, shape in shapes.items()]) == {
+    assert read_options(Data, input_shapes=[f"{name}:{shape}" for name, shape in shapes.items()]).input_shapes == {
         name: tuple(shape) for name, shape in shapes.items()
     }
 
@@ -36,19 +38,19 @@ def test_shapes_come_back(shapes: dict[str, list[int]]) -> None:
 @given(st.dictionaries(NAMES | st.just(""), st.tuples(NUMBERS, NUMBERS).map(sorted), max_size=4))
 def test_ranges_come_back(ranges: dict[str, list[float]]) -> None:
     texts = [f"{name}:{bounds}" if name else str(bounds) for name, bounds in ranges.items()]
-    assert parse_val_ranges(texts) == {name: tuple(bounds) for name, bounds in ranges.items()}
+    assert read_options(Data, val_range=texts).val_range == {name: tuple(bounds) for name, bounds in ranges.items()}
 
 
 @pytest.mark.parametrize("text", ["x", "x:", "x:1,2", "x:[1,a]", "x:[1,-2]", "x:[1.5]", "x:[1,,2]", "[1,2]", "x:[1,2"])
 def test_bad_shapes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--input-shapes"):
-        parse_shapes([text])
+        read_options(Data, input_shapes=[text])
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "[1]", "[1,2,3]", "[2,1]", "[0,inf]", "[nan,1]", "x:[]", "x:[a,b]"])
 def test_bad_ranges_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--val-range"):
-        parse_val_ranges([text])
+        read_options(Data, val_range=[text])
 
 
 @given(

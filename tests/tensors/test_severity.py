@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import tolerances
 
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
-from bisect_trt.tensors.tolerance import ToleranceOptions
 
 
 def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0") -> TensorComparison:
-    (comparison,) = compare_all({"y": reference}, {"y": target}, ToleranceOptions.parse([atol], [rtol], []))
+    (comparison,) = compare_all({"y": reference}, {"y": target}, tolerances(atol=[atol], rtol=[rtol]))
     return comparison
 
 

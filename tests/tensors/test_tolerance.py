@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from support import tolerances
 
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.tolerance import (
-    ErrorStat,
-    Precision,
-    Tolerance,
-    ToleranceOptions,
-    automatic_tolerance,
-)
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions, automatic_tolerance
 
 NAMES = st.text(min_size=1)
 TOLERANCES = st.floats(0, allow_nan=False)
@@ -28,9 +24,9 @@ TOLERANCES = st.floats(0, allow_nan=False)
 def test_named_values_come_back_and_the_rest_get_the_default(
     atol: dict[str, float], stat: dict[str, ErrorStat], other: str
 ) -> None:
-    options = ToleranceOptions.parse(
+    options = tolerances(
         atol=[f"{name}:{value}" if name else str(value) for name, value in atol.items()],
-        stat=[f"{name}:{value.value}" for name, value in stat.items()],
+        check_error_stat=[f"{name}:{value.value}" for name, value in stat.items()],
     )
     assert options.atol == atol
     assert options.stat == stat
@@ -42,7 +38,7 @@ def test_named_values_come_back_and_the_rest_get_the_default(
 
 
 def test_the_last_colon_divides() -> None:
-    options = ToleranceOptions.parse(rtol=["a:0:1e-2", "/b/c:1e-4"], stat=["mean", "a:0:max"])
+    options = tolerances(rtol=["a:0:1e-2", "/b/c:1e-4"], check_error_stat=["mean", "a:0:max"])
     assert options.for_output("a:0") == (Tolerance(None, 1e-2), ErrorStat.MAX)
     assert options.for_output("/b/c") == (Tolerance(None, 1e-4), ErrorStat.MEAN)
 
@@ -50,18 +46,18 @@ def test_the_last_colon_divides() -> None:
 @pytest.mark.parametrize("text", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"])
 def test_junk_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--atol {text}: .* is not a number from 0 up"):
-        ToleranceOptions.parse(atol=[text])
+        tolerances(atol=[text])
 
 
 @pytest.mark.parametrize("values", [["1", "2"], ["x:1", "x:1"], ["1", ":2"]])
 def test_twice_is_refused(values: list[str]) -> None:
     with pytest.raises(UsageError, match="given twice"):
-        ToleranceOptions.parse(rtol=values)
+        tolerances(rtol=values)
 
 
 def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="'worst' is not one of elemwise, max, mean, median"):
-        ToleranceOptions.parse(stat=["out:worst"])
+        tolerances(check_error_stat=["out:worst"])
 
 
 @pytest.mark.parametrize(

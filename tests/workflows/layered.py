@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.probing.protocol import Compare, Compared, Failed
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
@@ -22,8 +23,9 @@ from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
-Target = Callable[[dict[str, Any], Ask], dict[str, Any]]
+Shown = Compared | Failed
+Ask = Callable[[Compare], Shown]
+Target = Callable[[Compare, Ask], Shown]
 """Answers a request about the target, by itself or with what ONNX Runtime says."""
 
 
@@ -42,16 +44,16 @@ def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **
     with Subject(settings, Workspace(model.with_suffix(".run")), Console(-1)) as subject:
         real = shared_workers().ask
 
-        def ask(request: dict[str, Any], *rest: Any) -> dict[str, Any]:  # noqa: ANN401
-            if target is None or request["op"] != "compare":
-                return real(request, *rest)
-            return target(request, lambda changed: real(changed, *rest))
+        def ask(request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+            if target is None or not isinstance(request, Compare):
+                return real(request, *rest, **more)
+            return target(request, lambda changed: real(changed, *rest, **more))
 
-        subject.workers.ask = ask  # type: ignore[assignment, method-assign]
+        subject.workers.ask = ask  # type: ignore[method-assign]
         precision = Precision.FP16 if fp16 else Precision.FP32
         yield Look(subject, TargetSettings(fp16=fp16), ToleranceOptions(precision=precision))
 
 
-def outputs_of(request: dict[str, Any]) -> set[str]:
+def outputs_of(request: Compare) -> set[str]:
     """The outputs of the model that a request is about."""
-    return {value.name for value in onnx.load(request["model"], load_external_data=False).graph.output}
+    return {value.name for value in onnx.load(str(request.model), load_external_data=False).graph.output}

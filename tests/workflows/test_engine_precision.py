@@ -10,7 +10,7 @@ import pytest
 from support import chain
 
 from bisect_trt.graph.network import Network
-from bisect_trt.workflows.precision.engine import describe_fp32, fp32_layers
+from bisect_trt.workflows.engine_layers import describe_fp32, fp32_layers
 
 
 @pytest.fixture

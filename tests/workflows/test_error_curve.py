@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.compare import compare_tensor
-from bisect_trt.tensors.tolerance import ErrorStat, Tolerance
+from bisect_trt.tensors.tolerance import Tolerance
 from bisect_trt.workflows.error_curve import downsample, error_curve, tolerance_ratio
 
 SERIES = st.lists(st.floats(0) | st.just(math.nan), max_size=300)

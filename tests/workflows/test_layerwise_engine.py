@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support import chain, overflowing, read_json
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.workflows.layerwise.engine import describe_engine_layer, engine_json, engine_layers
+from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json, engine_layers
 
 
 def layer(name: str, tensors: list[str], precisions: list[str] | None = None) -> dict[str, Any]:
@@ -66,10 +67,10 @@ def test_layerwise_says_what_ran_the_origin(cli: CommandLine, here: Path, monkey
     model = overflowing(here / "model.onnx")
     real = WorkerPool.ask
 
-    def ask(pool: WorkerPool, request: dict[str, Any], *rest: Any) -> dict[str, Any]:  # noqa: ANN401
-        reply = real(pool, request, *rest)
+    def ask(pool: WorkerPool, request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        reply = real(pool, request, *rest, **more)
         region = layer("{ForeignNode[a2...small]}", ["a2_out", "big_out", "small_out"], ["float16"])
-        return {**reply, "layers": [region]} if request.get("layers") else reply
+        return replace(reply, layers=(region,)) if getattr(request, "layers", False) else reply
 
     monkeypatch.setattr(WorkerPool, "ask", ask)
     ran = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json")

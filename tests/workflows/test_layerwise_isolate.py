@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from layered import Ask, looking, outputs_of
+from layered import Ask, Shown, looking, outputs_of
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing, unstable_norm
 
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.protocol import Compare, Failed
 from bisect_trt.probing.runner import Runner
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.layerwise.isolate import compare_own
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
+from bisect_trt.workflows.layerwise.own import compare_own
 from bisect_trt.workflows.subject import Subject
 
 
@@ -76,9 +77,9 @@ def test_the_error_that_a_layer_inherits_is_not_its_own(tmp_path: Path) -> None:
 
 
 def test_where_the_target_refuses_some_layers_alone_the_others_are_seen(tmp_path: Path) -> None:
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
-        if request["fed"] and "big_out" in outputs_of(request):
-            return {"error": "build", "message": "no", "signature": "build: no"}
+    def target(request: Compare, ask: Ask) -> Shown:
+        if request.fed and "big_out" in outputs_of(request):
+            return Failed("build", "no", "build: no")
         return ask(request)
 
     with looking(overflowing(tmp_path / "model.onnx"), target, fp16=True) as look:
@@ -93,7 +94,7 @@ def test_slice_by_slice_where_not_all_fits_into_memory(tmp_path: Path, monkeypat
         whole = compare_own(look)
     sizes: list[int] = []
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    def target(request: Compare, ask: Ask) -> Shown:
         sizes.append(len(outputs_of(request)))
         return ask(request)
 

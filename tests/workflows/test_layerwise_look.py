@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from layered import Ask, looking, outputs_of
+from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import helper, numpy_helper
 from support import overflowing, save, unstable_norm
 
 from bisect_trt.probing.outcome import Ending
+from bisect_trt.probing.protocol import Compare, Compared, Failed
 from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.probing.workers.process import ProcessEnd
+from bisect_trt.tensors.comparison import ComparisonKind, WorstElement
 from bisect_trt.workflows.layerwise.look import compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
 
-REFUSAL = {"error": "build", "message": "no such marks", "signature": "build: no such marks"}
+REFUSAL = Failed("build", "no such marks", "build: no such marks")
 
 
-def refusing(*names: str) -> Callable[[dict[str, Any], Ask], dict[str, Any]]:
+def refusing(*names: str) -> Target:
     """A target that refuses models which give these tensors back."""
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
-        return dict(REFUSAL) if not outputs_of(request).isdisjoint(names) else ask(request)
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if not outputs_of(request).isdisjoint(names) else ask(request)
 
     return target
 
@@ -82,7 +84,7 @@ def test_a_mark_that_breaks_the_build_is_found_and_the_origin_all_the_same(mixed
 def test_a_crash_is_a_refusal_too(mixed: Path) -> None:
     """A worker that dies of a bool that is marked."""
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    def target(request: Compare, ask: Ask) -> Shown:
         if "larger" in outputs_of(request):
             raise WorkerDied(ProcessEnd(-signal.SIGSEGV, timed_out=False, cancelled=False, seconds=0.1))
         return ask(request)
@@ -94,10 +96,11 @@ def test_a_crash_is_a_refusal_too(mixed: Path) -> None:
 
 
 def test_what_the_target_does_not_hand_out_is_unseen_with_its_reason(mixed: Path) -> None:
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    def target(request: Compare, ask: Ask) -> Shown:
         reply = ask(request)
-        rest = [entry for entry in reply.get("comparisons", ()) if entry["name"] != "whole"]
-        return {**reply, "comparisons": rest, "skipped": {"whole": "a shape tensor"}}
+        assert isinstance(reply, Compared)
+        rest = tuple(entry for entry in reply.comparisons if entry.name != "whole")
+        return replace(reply, comparisons=rest, skipped={"whole": "a shape tensor"})
 
     with looking(mixed, target, fp16=True) as look:
         assert compare_layers(look).unseen == {"whole": "a shape tensor"}
@@ -106,9 +109,9 @@ def test_what_the_target_does_not_hand_out_is_unseen_with_its_reason(mixed: Path
 def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mixed: Path) -> None:
     asked = []
 
-    def target(request: dict[str, Any], _: Ask) -> dict[str, Any]:
+    def target(request: Compare, _: Ask) -> Shown:
         asked.append(request)
-        return dict(REFUSAL)
+        return REFUSAL
 
     with looking(mixed, target, fp16=True) as look:
         original, _ = look.unmarked()
@@ -136,17 +139,14 @@ def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "third"], ["a"], name="a"), helper.make_node("Exp", ["a"], ["b"], name="b")]
     save(path, nodes, [numpy_helper.from_array(np.array(1 / 3, np.float32), "third")])
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    def target(request: Compare, ask: Ask) -> Shown:
         reply = ask(request)
-        if outputs_of(request) == {"b"}:
-            changed = {"passed": False, "kind": "nan"}
-        else:
-            changed = {
-                "passed": False,
-                "kind": "mismatch",
-                "worst": {"index": [0, 0], "target": 1.0001, "reference": 1.0, "error": 1e-4},
-            }
-        return {**reply, "comparisons": [{**each, **changed} for each in reply.get("comparisons", ())]}
+        assert isinstance(reply, Compared)
+        changed: dict[str, Any] = {"passed": False, "kind": ComparisonKind.NAN}
+        if outputs_of(request) != {"b"}:
+            worst = WorstElement((0, 0), target=1.0001, reference=1.0, error=1e-4)
+            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst}
+        return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
 
     with looking(path, target) as look:
         original, _ = look.unmarked()
@@ -161,14 +161,16 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
     model = overflowing(tmp_path / "model.onnx")
     inner = {"a0_out", "a1_out", "a2_out", "big_out"}
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    def target(request: Compare, ask: Ask) -> Shown:
         outputs = outputs_of(request)
         if "a0_out" in outputs and "b0_out" in outputs:
-            return dict(REFUSAL)
+            return REFUSAL
         reply = ask(request)
         if outputs.isdisjoint(inner):
             return reply
-        return {**reply, "comparisons": [{**each, "passed": True, "kind": "match"} for each in reply["comparisons"]]}
+        assert isinstance(reply, Compared)
+        right = (replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons)
+        return replace(reply, comparisons=tuple(right))
 
     with looking(model, target, fp16=True) as look:
         original, _ = look.unmarked()
@@ -182,17 +184,17 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
 # what the target does not fuse away
 
 
-def showing(*names: str) -> Callable[[dict[str, Any], Ask], dict[str, Any]]:
+def showing(*names: str) -> Target:
     """A target that can show what it does not fuse away: these, under their own names."""
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
-        if not request["unfused"]:
+    def target(request: Compare, ask: Ask) -> Shown:
+        if not request.unfused:
             return ask(request)
-        model = onnx.load(request["model"])
+        model = onnx.load(str(request.model))
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        Path(request["model"]).write_bytes(model.SerializeToString())
-        shown = [name for name in request["names"] if name in outputs_of(request)]
-        return ask({**request, "unfused": False, "names": shown})
+        request.model.write_bytes(model.SerializeToString())
+        shown = tuple(name for name in request.names if name in outputs_of(request))
+        return ask(replace(request, unfused=False, names=shown))
 
     return target
 
@@ -220,9 +222,9 @@ def test_where_marks_are_of_no_use_what_was_seen_without_them_stays(tmp_path: Pa
     model = overflowing(tmp_path / "model.onnx")
     seeing = showing("a1_out", "small_out")
 
-    def target(request: dict[str, Any], ask: Ask) -> dict[str, Any]:
-        marked = not request["unfused"] and len(outputs_of(request)) > 1
-        return dict(REFUSAL) if marked else seeing(request, ask)
+    def target(request: Compare, ask: Ask) -> Shown:
+        marked = not request.unfused and len(outputs_of(request)) > 1
+        return REFUSAL if marked else seeing(request, ask)
 
     with looking(model, target, fp16=True) as look:
         layers = compare_layers(look)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -15,24 +14,43 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
+from bisect_trt.probing.protocol import (
+    BEGUN,
+    Answer,
+    Failed,
+    Misuse,
+    Order,
+    R_co,
+    Reply,
+    Request,
+    decode_answer,
+    encode,
+)
 from bisect_trt.probing.workers.guard import guard
+from bisect_trt.probing.workers.memory import oom_kills
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd, kill_group
 
 _LAST_WORDS_SECONDS = 60.0
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
+MOST_LOST = 3
+"""How many workers somebody else may end over one request before it stays unanswered."""
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
-    """The worker ended, or was ended, before it answered."""
+    """The worker ended, or was ended, before it answered.
 
-    def __init__(self, end: ProcessEnd) -> None:
-        """``end`` says how."""
+    Attributes:
+        end: How.
+        outside: Why that says nothing of what it was asked, if so; else ``None``.
+    """
+
+    def __init__(self, end: ProcessEnd, outside: str | None = None) -> None:
         super().__init__()
         self.end = end
+        self.outside = outside
 
 
 class WorkerProcess:
@@ -56,7 +74,7 @@ class WorkerProcess:
         self.served = 0
         self.gpu = gpu
         self.worn_out = False
-        self._first_memory: dict[str, int] = {}
+        self._first_memory = (0, 0)
         self._buffer = b""
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         warm = ["warm"] if first else []
@@ -70,43 +88,44 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
 
-    def ask(
-        self, request: dict[str, Any], timeout: float | None = None, cancel: Cancel | None = None
-    ) -> dict[str, Any]:
+    def ask(self, order: Order, timeout: float | None = None, cancel: Cancel | None = None) -> Reply:
         """Send a request and wait for the answer.
 
         Raises:
-            WorkerDied: It crashed, took too long or was cancelled; it is gone then.
+            WorkerDied: It crashed, took too long, was ended by somebody or was cancelled; it is gone then.
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
         """
-        began = time.monotonic()
-        try:
-            os.write(self._request_write, json.dumps(request).encode() + b"\n")
-            line = self._read_line(timeout, cancel)
-        except BrokenPipeError:
-            line = b""
-        if line is None or not line:
-            raise WorkerDied(self._bury(line is None, cancel, began))
+        began, kills = time.monotonic(), oom_kills()
+        deadline = None if timeout is None else began + timeout
+        begun = False
+        line: bytes | None = b""
+        with contextlib.suppress(BrokenPipeError):
+            _write(self._request_write, encode(order))
+            first = self._read_line(deadline, cancel)
+            begun = first == BEGUN
+            line = self._read_line(deadline, cancel) if begun else first
+        if not line:
+            end = self._bury(line is None, cancel, began)
+            raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
         self.served += 1
-        reply: dict[str, Any] = json.loads(line)
-        self._see_wear(reply)
-        if reply.get("error") == "user":
-            raise _user_error(reply)
-        return reply
+        answer = decode_answer(line)
+        self._see_wear(answer)
+        if isinstance(answer.reply, Misuse):
+            raise _user_error(answer.reply)
+        return answer.reply
 
-    def _see_wear(self, reply: dict[str, Any]) -> None:
+    def _see_wear(self, answer: Answer) -> None:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
-        memory: dict[str, int] = reply.pop("memory", {})
+        memory = answer.host_bytes, answer.gpu_bytes
         if self.served <= 2:
             self._first_memory = memory
-        grown = any(size - self._first_memory.get(kind, size) > GROWTH_LIMIT for kind, size in memory.items())
-        self.worn_out = grown or bool(reply.get("poisoned"))
+        grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
+        self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
-    def _read_line(self, timeout: float | None, cancel: Cancel | None) -> bytes | None:
-        """A line; empty at the end of the pipe, ``None`` if it did not come in time."""
+    def _read_line(self, deadline: float | None, cancel: Cancel | None) -> bytes | None:
+        """A line with its end; empty at the end of the pipe, ``None`` if it did not come in time."""
         watched = [self._reply_read] if cancel is None else [self._reply_read, cancel.read_fd]
-        deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             ready, _, _ = select.select(watched, [], [], left)
@@ -117,7 +136,7 @@ class WorkerProcess:
                 return b""
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
-        return line
+        return line + b"\n"
 
     def _bury(self, ended_by_us: bool, cancel: Cancel | None, began: float) -> ProcessEnd:
         cancelled = ended_by_us and cancel is not None and cancel.is_set
@@ -188,32 +207,59 @@ class WorkerPool:
         self.close()
 
     def ask(
-        self, request: dict[str, Any], timeout: float | None = None, cancel: Cancel | None = None
-    ) -> dict[str, Any]:
-        """Have an idle or a new worker answer; see :meth:`WorkerProcess.ask`.
+        self,
+        request: Request[R_co],
+        timeout: float | None = None,
+        cancel: Cancel | None = None,
+        *,
+        log: Path | None = None,
+        confirm: bool = False,
+    ) -> R_co | Failed:
+        """Have an idle or a new worker answer.
 
         A worker that had served others and dies, or is poisoned, is given the benefit of the doubt: the request is
-        repeated in a fresh one before that counts, because an earlier request may have poisoned it.
+        repeated in a fresh one before that counts, because an earlier request may have poisoned it. A worker that
+        somebody else has ended says nothing of the request at all, which is repeated then, twice if need be.
+
+        Args:
+            request: What to do.
+            timeout: Seconds it may take.
+            cancel: Ends it when set.
+            log: Where what the runtime prints goes; the pool's own log if not said.
+            confirm: Whether a crash counts only once it has been seen twice.
+
+        Raises:
+            WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
+            UsageError: The request named something that is wrong.
+            UnavailableError: Something it needs is not there.
         """
         # A worker may be older than this run, and its folder another.
-        request = {"log": str(self._log), "cwd": str(Path.cwd()), **request}
-        worker = self._take()
-        used = worker.served > 0
-        try:
-            reply = self._ask(worker, request, timeout, cancel)
-        except WorkerDied as death:
-            if not used or death.end.cancelled or death.end.timed_out:
+        order = Order(request, log or self._log, Path.cwd())
+        lost = crashed = 0
+        while True:
+            worker = self._take(fresh=lost + crashed > 0)
+            used = worker.served > 0
+            try:
+                reply = self._ask(worker, order, timeout, cancel)
+            except WorkerDied as death:
+                if death.end.cancelled or death.end.timed_out:
+                    raise
+                if death.outside is not None:
+                    lost += 1
+                    if lost >= MOST_LOST:
+                        raise
+                    continue
+                crashed += 1
+                if crashed < 2 and (used or confirm):
+                    continue
                 raise
-            return self._ask(self._take(fresh=True), request, timeout, cancel)
-        if used and reply.get("poisoned"):
-            return self._ask(self._take(fresh=True), request, timeout, cancel)
-        return reply
+            if used and isinstance(reply, Failed) and reply.poisoned:
+                reply = self._ask(self._take(fresh=True), order, timeout, cancel)
+            return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
 
-    def _ask(
-        self, worker: WorkerProcess, request: dict[str, Any], timeout: float | None, cancel: Cancel | None
-    ) -> dict[str, Any]:
+    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
-            reply = worker.ask(request, timeout, cancel)
+            reply = worker.ask(order, timeout, cancel)
         except WorkerDied:
             self._dismiss(worker)
             raise
@@ -257,6 +303,23 @@ class WorkerPool:
             worker.close()
 
 
-def _user_error(reply: dict[str, Any]) -> BisectError:
+def _write(fd: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
+    """Why the end of a worker says nothing of what it was asked, if so."""
+    how = end.signal_name or f"exit status {end.code}"
+    if end.timed_out or end.cancelled:
+        return None
+    if memory:
+        return f"its process was ended ({how}) because memory ran out"
+    if not begun:
+        return f"its process ended before it began ({how})"
+    return f"its process was ended from outside ({how})" if end.from_outside else None
+
+
+def _user_error(reply: Misuse) -> BisectError:
     kinds: dict[int, type[BisectError]] = {ExitStatus.USAGE: UsageError, ExitStatus.UNAVAILABLE: UnavailableError}
-    return kinds.get(reply["status"], BisectError)(reply["message"])
+    return kinds.get(reply.status, BisectError)(reply.message)

@@ -14,6 +14,12 @@ from pathlib import Path
 
 from bisect_trt.probing.workers.guard import guard
 
+_FAULTS = {
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+    if hasattr(signal, name)
+}
+"""What a process does to itself; every other signal is sent by somebody."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
 
@@ -43,6 +49,11 @@ class ProcessEnd:
             return signal.Signals(-self.code).name
         except ValueError:
             return f"signal {-self.code}"
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody else ended it, as the kernel does when memory runs out: it says nothing of what it did."""
+        return self.code < 0 and -self.code not in _FAULTS and not self.timed_out and not self.cancelled
 
     def describe(self) -> str:
         """How it ended without an answer, in words."""

@@ -1,26 +1,48 @@
 """The worker process: runs models, one request at a time, so that a crash is never the driver's end.
 
-Requests and replies are lines of JSON on two pipes of their own; stdout and stderr are left to the runtimes.
+Requests and replies are lines on two pipes of their own (see ``probing/protocol.py``); stdout and stderr are left to the
+runtimes. Only what a runtime needs is imported, ONNX not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import resource
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-import onnx
-
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, UnavailableError
+from bisect_trt.probing.protocol import (
+    BEGUN,
+    About,
+    Answer,
+    Build,
+    Collect,
+    Compare,
+    Compared,
+    Describe,
+    Described,
+    Done,
+    Failed,
+    Lower,
+    Lowered,
+    Misuse,
+    Order,
+    Reply,
+    Request,
+    Sample,
+    Started,
+    decode_order,
+    encode,
+)
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -29,9 +51,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
-from bisect_trt.tensors.tolerance import ToleranceOptions
 
-Request = dict[str, Any]
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
@@ -43,33 +63,36 @@ class Worker:
 
     def __init__(self) -> None:
         self._runtimes: dict[TargetSettings, Runtime] = {}
+        self._serve: dict[type[Request[Any]], Callable[[Any], Reply]] = {
+            About: self._about,
+            Build: self._build,
+            Collect: self._collect,
+            Compare: self._compare,
+            Describe: self._describe,
+            Lower: self._lower,
+        }
 
-    def serve(self, request: Request) -> dict[str, Any]:
+    def serve(self, order: Order) -> Answer:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
-            os.chdir(request.get("cwd", "."))
-            _print_to(Path(request["log"]))
-            serve = {
-                "about": self._about,
-                "build": self._build,
-                "collect": self._collect,
-                "compare": self._compare,
-                "describe": self._describe,
-                "lower": self._lower,
-            }
-            return serve[request["op"]](request)
+            os.chdir(order.cwd)
+            _print_to(order.log)
+            reply = self._serve[type(order.request)](order.request)
         except (BuildError, RunError) as error:
-            kind = "build" if isinstance(error, BuildError) else "run"
-            reply = {"error": kind, "message": error.message, "signature": f"{kind}: {error.sign(_names(request))}"}
-            return {**reply, "poisoned": error.poisoned}
+            kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
+            names = _names(getattr(order.request, "model", None))
+            reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:
-            return {"error": "user", "message": str(error), "status": int(error.status)}
+            reply = Misuse(int(error.status), str(error))
         except MemoryError:
-            return {"error": "run", "message": "out of memory", "signature": "run: out of memory"}
+            reply = Failed("run", "out of memory", "run: out of memory")
         except Exception as error:
             traceback.print_exc()
             name = type(error).__name__
-            return {"error": "run", "message": f"{name}: {error}", "signature": f"run: {name}"}
+            reply = Failed("run", f"{name}: {error}", f"run: {name}")
+        pages = int(_STATM.read_text().split()[1]) if _STATM.exists() else 0
+        gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
+        return Answer(reply, pages * resource.getpagesize(), gpu)
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
@@ -78,109 +101,92 @@ class Worker:
             self._runtimes[settings] = make_runtime(settings)
         return self._runtimes[settings]
 
-    def memory(self) -> dict[str, int]:
-        """Bytes that this process holds, and bytes of its GPU that are in use."""
-        pages = int(_STATM.read_text().split()[1]) if _STATM.exists() else 0
-        return {
-            "host": pages * resource.getpagesize(),
-            "gpu": max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0),
-        }
+    def _about(self, request: About) -> Started:
+        return Started(self._runtime(request.target).lowers_by)
 
-    def _load(self, request: Request) -> Session:
-        """Prepare a model for the inputs of a request."""
-        feed = _feed(request, request["inputs"], request.get("golden"))
-        return self._runtime(TargetSettings.from_json(request["target"])).load(Path(request["model"]), feed)
+    def _build(self, request: Build) -> Done:
+        self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
+        return Done()
 
-    def _load_unfused(self, request: Request) -> Session | None:
-        runtime = self._runtime(TargetSettings.from_json(request["target"]))
-        return runtime.load_unfused(Path(request["model"]), load_npz(Path(request["inputs"])))
+    def _describe(self, request: Describe) -> Described:
+        return Described(self._runtime(request.target).describe_engine())
 
-    def _collect(self, request: Request) -> dict[str, Any]:
-        """Run a model and keep every output: in a store, or in an ``.npz`` file."""
-        outputs = _run(self._load(request), request, request["inputs"])
-        target = Path(request["to"])
-        if target.suffix == ".npz":
-            save_npz(target, outputs)
-            return {"ok": True}
-        with StoreWriter(target, append=bool(request.get("append"))) as writer:
+    def _lower(self, request: Lower) -> Lowered:
+        model = self._runtime(request.target).lowered(request.model)
+        if model is not None:
+            request.to.write_bytes(model.SerializeToString())
+        return Lowered(model is not None)
+
+    def _collect(self, request: Collect) -> Done:
+        feed: Feed = load_npz(request.inputs)
+        outputs = _run(self._runtime(request.target).load(request.model, feed), feed, request.feeds)
+        if request.to.suffix == ".npz":
+            save_npz(request.to, outputs)
+            return Done()
+        with StoreWriter(request.to, append=request.append) as writer:
             for name, value in outputs.items():
                 writer.add(name, value)
-        return {"ok": True}
+        return Done()
 
-    def _about(self, request: Request) -> dict[str, Any]:
-        """Whether the target is there at all, and how it is lowered."""
-        return {"lowers_by": self._runtime(TargetSettings.from_json(request["target"])).lowers_by}
-
-    def _build(self, request: Request) -> dict[str, Any]:
-        """Write a model's engine."""
-        runtime = self._runtime(TargetSettings.from_json(request["target"]))
-        runtime.build(Path(request["model"]), Path(request["to"]), load_npz(Path(request["inputs"])))
-        return {"ok": True}
-
-    def _describe(self, request: Request) -> dict[str, Any]:
-        """What the target's prebuilt engine is made of."""
-        return {"engine": self._runtime(TargetSettings.from_json(request["target"])).describe_engine()}
-
-    def _lower(self, request: Request) -> dict[str, Any]:
-        """Write the form of a model that the target really runs, if that is another."""
-        model = self._runtime(TargetSettings.from_json(request["target"])).lowered(Path(request["model"]))
-        if model is not None:
-            Path(request["to"]).write_bytes(model.SerializeToString())
-        return {"lowered": model is not None}
-
-    def _compare(self, request: Request) -> dict[str, Any]:
-        """Run a model and compare each of its outputs that the reference has a value of.
-
-        With ``more`` input samples, on one after the other: until one does not match, or on ``every`` one. With
-        ``unfused``, not its outputs alone but all that the target does not fuse away, if it can show that.
-        """
-        session = self._load_unfused(request) if request.get("unfused") else self._load(request)
+    def _compare(self, request: Compare) -> Compared:
+        session = self._prepare(request)
         if session is None:
-            return {"unsupported": True}
+            return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
-        samples = [(request["inputs"], request["golden"]), *request.get("more", ())]
-        for number, (inputs, golden) in enumerate(samples, 1):
-            seen = _compare_sample(session, request, inputs, Path(golden), number)
-            comparisons += [each.of_sample(number) for each in seen] if len(samples) > 1 else seen
-            if not request.get("every") and not all(each.passed for each in seen):
+        for number, sample in enumerate(request.samples, 1):
+            seen = _compare_sample(session, request, sample, number)
+            comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
+            if not request.every and not all(each.passed for each in seen):
                 break
-        latency = _median_ms(session, request["inputs"], request.get("warm_up", 1)) if request.get("timed") else None
-        plain = [each.to_json() for each in comparisons]
-        layers = session.layers() if request.get("layers") else []
-        return {"comparisons": plain, "skipped": dict(session.skipped), "layers": layers, "latency_ms": latency}
+        latency = None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
+        layers = tuple(session.layers()) if request.layers else ()
+        return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
+
+    def _prepare(self, request: Compare) -> Session | None:
+        runtime, first = self._runtime(request.target), request.samples[0]
+        if request.unfused:
+            return runtime.load_unfused(request.model, load_npz(first.inputs))
+        return runtime.load(request.model, _feed(request, first))
 
 
-def _names(request: Request) -> list[str]:
-    """The names in the model of a request; none where it cannot be read."""
+def _names(model: Path | None) -> list[str]:
+    """The names in a model that failed; none where it cannot be read."""
+    if model is None:
+        return []
     try:
-        return list(names_of(onnx.load(request["model"], load_external_data=False).graph))
+        import onnx  # noqa: PLC0415 - only where something has failed, and it may not be there
+
+        return list(names_of(onnx.load(str(model), load_external_data=False).graph))
     except Exception:  # that it cannot be read is what the failure is about, then
         return []
 
 
-def _feed(request: Request, inputs: str, golden: str | None) -> dict[str, Any]:
-    """The values of a file; and activations of the reference, by the inputs that are ``fed`` them, left on disk till used."""
-    feed: dict[str, Any] = load_npz(Path(inputs))
-    if request.get("fed") and golden is not None:
-        reference = ActivationStore.open(Path(golden))
-        feed |= {name: reference.get(tensor) for name, tensor in request["fed"].items()}
+Feed = dict[str, Any]
+"""Values by the names of inputs, some of them left on disk till used."""
+
+
+def _feed(request: Compare, sample: Sample) -> Feed:
+    """The values of a file; and activations of the reference, by the inputs that are ``fed`` them."""
+    feed: Feed = load_npz(sample.inputs)
+    if request.fed:
+        reference = ActivationStore.open(sample.golden)
+        feed |= {name: reference.get(tensor) for name, tensor in request.fed.items()}
     return feed
 
 
-def _run(session: Session, request: Request, inputs: str, golden: str | None = None) -> dict[str, Any]:
-    """Run a model on the values of a file, which may hold more than it takes, and of a store where one is named."""
-    feed = _feed(request, inputs, golden)
-    if request.get("feeds"):
-        store = ActivationStore.open(Path(request["feeds"]))
+def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
+    """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
+    if feeds is not None:
+        store = ActivationStore.open(feeds)
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
-def _median_ms(session: Session, inputs: str, warm_up: int) -> float:
+def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
     """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
     names = {info.name for info in session.inputs}
-    feed = {name: value for name, value in load_npz(Path(inputs)).items() if name in names}
+    feed = {name: value for name, value in load_npz(inputs).items() if name in names}
     for _ in range(warm_up):
         session.run(feed)
     seconds = []
@@ -191,24 +197,20 @@ def _median_ms(session: Session, inputs: str, warm_up: int) -> float:
     return 1000 * median(seconds)
 
 
-def _compare_sample(
-    session: Session, request: Request, inputs: str, golden: Path, number: int
-) -> list[TensorComparison]:
-    outputs = _run(session, request, inputs, str(golden))
-    if "keep" in request:
-        with StoreWriter(Path(request["feeds_next"]), append=bool(request.get("feeds"))) as writer:
-            for name in request["keep"]:
+def _compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
+    outputs = _run(session, _feed(request, sample), request.feeds)
+    if request.keep_in is not None:
+        with StoreWriter(request.keep_in, append=request.feeds is not None) as writer:
+            for name in request.keep:
                 writer.add(name, outputs[name])
-    if request.get("save_outputs"):
-        save_npz(Path(request["save_outputs"][number - 1]), outputs)
-    reference = ActivationStore.open(golden) if golden.is_dir() else NpzFile(golden)
-    wanted = request.get("names") or outputs
-    if request.get("unfused"):
+    if request.save_outputs:
+        save_npz(request.save_outputs[number - 1], outputs)
+    reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
+    wanted: Iterable[str] = request.names or outputs
+    if request.unfused:
         wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
-    options = ToleranceOptions.from_json(request["tolerance"])
-    fail_fast, details = bool(request.get("fail_fast")), bool(request.get("details"))
-    return compare_all(known, outputs, options, fail_fast=fail_fast, details=details)
+    return compare_all(known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details)
 
 
 def _print_to(log: Path) -> None:
@@ -229,11 +231,20 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
     worker = Worker()
-    with os.fdopen(requests, "r", encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as out:
+    with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
-            reply = worker.serve(json.loads(line))
-            out.write(json.dumps({**reply, "memory": worker.memory()}) + "\n")
+            out.write(BEGUN)
             out.flush()
+            out.write(encode(_answer(worker, line)))
+            out.flush()
+
+
+def _answer(worker: Worker, line: bytes) -> Answer:
+    try:
+        order = decode_order(line)
+    except UnavailableError as error:
+        return Answer(Misuse(int(error.status), str(error)))
+    return worker.serve(order)
 
 
 if __name__ == "__main__":

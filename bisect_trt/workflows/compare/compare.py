@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import onnx
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.save import save_model
-from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.serve import TIMED_RUNS
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
@@ -26,6 +25,8 @@ from bisect_trt.workflows.compare.outputs import choose_outputs
 from bisect_trt.workflows.compare.saved import same_outputs, same_samples
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -120,17 +121,14 @@ class _Samples:
         self._names = names
         self._console = examination.console
         self.latency_ms: float | None = None
-        self._model = subject.workspace.scratch("compared.onnx")
-        self._model.write_bytes(mark_outputs(subject.network, names, {}).SerializeToString())
+        self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
         if settings.save_onnx is not None:
             self._save_model(settings.save_onnx)
 
     def _save_model(self, path: Path) -> None:
         """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
-        lowered = self._subject.workspace.scratch("lowered.onnx")
-        request = {"op": "lower", "model": str(self._model), "to": str(lowered)}
-        reply = self._ask({**request, "target": self._settings.target.to_json()}, None, "target")
-        model = onnx.load(str(lowered if reply["lowered"] else self._model), load_external_data=False)
+        lowered = self._made(self._subject.models.lowered(self._model, self._settings.target), "target")
+        model = onnx.load(str(self._model), load_external_data=False) if lowered is None else lowered
         save_model(model, self._subject.workspace.candidates, path)
         self._result.artifacts["onnx"] = str(path)
 
@@ -138,7 +136,7 @@ class _Samples:
         """Compare the target with saved runs, or with the reference if there is none."""
         numbers = range(len(self._subject.samples))
         for number in numbers:
-            save_npz(self._scratch("inputs", number), self._subject.samples[number])
+            self._subject.models.feed(f"inputs-{number + 1}", self._subject.samples[number])
         for run in runs:
             same_samples(run, len(numbers), "the target runs")
             for sample in run.samples:
@@ -162,28 +160,27 @@ class _Samples:
         return comparisons
 
     def _run_reference(self, number: int) -> None:
-        request: dict[str, Any] = {
-            "op": "collect",
-            "model": str(self._model),
-            "inputs": str(self._scratch("inputs", number)),
-        }
-        request |= {"to": str(self._scratch("golden", number)), "target": reference_settings().to_json()}
-        self._ask(request, None, "reference")
+        inputs, golden = (self._scratch(name, number) for name in ("inputs", "golden"))
+        self._made(self._subject.models.collect(self._model, inputs, golden), "reference")
 
     def _compare_with(self, prefix: str) -> list[TensorComparison]:
         """Compare the target's outputs on every sample with what lies there as golden."""
         numbers, settings = range(len(self._subject.samples)), self._settings
-        pairs = [[str(self._scratch(name, number)) for name in ("inputs", "golden")] for number in numbers]
-        request: dict[str, Any] = {"op": "compare", "model": str(self._model), "names": list(self._names)}
-        request |= {"inputs": pairs[0][0], "golden": pairs[0][1], "more": pairs[1:], "every": not settings.fail_fast}
-        request |= {"target": settings.target.to_json(), "tolerance": settings.tolerance.to_json(), "details": True}
-        request |= {"fail_fast": settings.fail_fast}
-        request |= {"save_outputs": [str(self._scratch("outputs", number)) for number in numbers]}
-        if settings.warm_up is not None:
-            request |= {"timed": True, "warm_up": settings.warm_up}
-        reply = self._ask(request, settings.timeout, "target")
-        self.latency_ms = reply["latency_ms"]
-        comparisons = [TensorComparison.from_json(entry) for entry in reply["comparisons"]]
+        request = Compare(
+            settings.target,
+            self._model,
+            tuple(Sample(self._scratch("inputs", number), self._scratch("golden", number)) for number in numbers),
+            settings.tolerance,
+            tuple(self._names),
+            every=not settings.fail_fast,
+            fail_fast=settings.fail_fast,
+            details=True,
+            warm_up=settings.warm_up,
+            save_outputs=tuple(self._scratch("outputs", number) for number in numbers),
+        )
+        reply = self._made(self._subject.models.ask(request, settings.timeout), "target")
+        self.latency_ms = reply.latency_ms
+        comparisons = list(reply.comparisons)
         tell(comparisons, prefix, self._console)
         files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
         seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
@@ -193,11 +190,7 @@ class _Samples:
     def _scratch(self, name: str, number: int) -> Path:
         return self._subject.workspace.scratch(f"{name}-{number + 1}.npz")
 
-    def _ask(self, request: dict[str, Any], timeout: float | None, who: str) -> dict[str, Any]:
-        try:
-            reply = self._subject.workers.ask(request, timeout)
-        except WorkerDied as death:
-            reply = {"error": "run", "message": death.end.describe()}
-        if "error" in reply:
-            raise UnavailableError(f"the {who} cannot run {self._subject.settings.path}: {reply['message']}.")
+    def _made(self, reply: T | Failed, who: str) -> T:
+        if isinstance(reply, Failed):
+            raise UnavailableError(f"the {who} cannot run {self._subject.settings.path}: {reply.message}.")
         return reply

@@ -11,13 +11,13 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.engine_layers import engine_layers
 from bisect_trt.workflows.investigation import Examination, Investigation
-from bisect_trt.workflows.layerwise.engine import engine_layers
 from bisect_trt.workflows.layerwise.hiding import report_hiding
-from bisect_trt.workflows.layerwise.isolate import compare_own
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
-from bisect_trt.workflows.layerwise.report import tell, to_json
+from bisect_trt.workflows.layerwise.own import compare_own
+from bisect_trt.workflows.layerwise.telling import tell, to_json
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 

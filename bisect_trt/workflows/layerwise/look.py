@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import onnx
 
-from bisect_trt.probing.builtin import outcome_of_death, outcome_of_reply
+from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
+from bisect_trt.probing.models import LOST
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.workers.pool import WorkerDied
+from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
@@ -74,14 +74,18 @@ class Look:
             ``None`` if the target cannot show what it does not fuse away.
         """
         reference = self.subject.reference
-        path = self.subject.workspace.scratch("marked.onnx")
-        path.write_bytes(model.SerializeToString())
-        request: dict[str, Any] = {"op": "compare", "model": str(path), "names": list(names), "every": True}
-        request |= {"inputs": str(reference.inputs_file), "golden": str(reference.store), "fed": dict(fed or {})}
-        request |= {"more": [[str(each.inputs_file), str(each.store)] for each in reference.more]}
-        request |= {"target": self.target.to_json(), "tolerance": self.tolerance.to_json()}
-        request |= {"unfused": unfused, "layers": layers}
-        seen = _read(lambda: self.subject.workers.ask(request, self.timeout))
+        request = Compare(
+            self.target,
+            self.subject.models.write("marked", model),
+            tuple(Sample(each.inputs_file, each.store) for each in (reference, *reference.more)),
+            self.tolerance,
+            tuple(names),
+            every=True,
+            unfused=unfused,
+            layers=layers,
+            fed=dict(fed or {}),
+        )
+        seen = _read(lambda: self.subject.models.ask(request, self.timeout))
         if seen is None or seen.refused is not None or not unfused:
             return seen
         shown = {comparison.name for comparison in seen.comparisons} | seen.unseen.keys()
@@ -112,9 +116,10 @@ class Look:
     def judge(self, seen: Seen) -> Outcome:
         """A run as the outcome of a probe, by the model's own outputs."""
         if seen.refused is not None:
-            return Outcome(Ending.BROKEN, str(seen.signature), seen.refused, seen.seconds)
-        mine = [comparison.to_json() for comparison in seen.comparisons if comparison.name in self.outputs]
-        return outcome_of_reply({"comparisons": mine}, seen.seconds, self.tolerance)
+            ending = Ending.SKIPPED if seen.signature == LOST else Ending.BROKEN
+            return Outcome(ending, str(seen.signature), seen.refused, seen.seconds)
+        mine = tuple(comparison for comparison in seen.comparisons if comparison.name in self.outputs)
+        return outcome_of_comparisons(Compared(mine), seen.seconds, self.tolerance)
 
     def hides(self, original: Outcome | None, seen: Seen) -> bool:
         """Whether the original fails and this run does not, or in another, milder way."""
@@ -123,21 +128,17 @@ class Look:
         return self.judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
 
 
-def _read(ask: Callable[[], dict[str, Any]]) -> Seen | None:
+def _read(ask: Callable[[], Compared | Failed]) -> Seen | None:
     """What a worker's answer shows; ``None`` if the target cannot do what it was asked for."""
     began = time.monotonic()
-    try:
-        reply = ask()
-    except WorkerDied as death:
-        outcome = outcome_of_death(death.end)
-        return Seen(refused=outcome.reason, signature=outcome.signature, seconds=outcome.seconds)
+    reply = ask()
     seconds = time.monotonic() - began
-    if "error" in reply:
-        return Seen(refused=str(reply["message"]), signature=str(reply["signature"]), seconds=seconds)
-    if reply.get("unsupported"):
+    if isinstance(reply, Failed):
+        crashed = outcome_of_failure(reply, seconds).reason if reply.kind == "crash" else reply.message
+        return Seen(refused=crashed, signature=reply.signature, seconds=seconds)
+    if reply.unsupported:
         return None
-    comparisons = tuple(TensorComparison.from_json(entry) for entry in reply["comparisons"])
-    return Seen(comparisons, dict(reply.get("skipped", {})), tuple(reply.get("layers", ())), seconds=seconds)
+    return Seen(reply.comparisons, dict(reply.skipped), reply.layers, seconds=seconds)
 
 
 def compare_layers(look: Look, original: Outcome | None = None) -> Layerwise:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
-from bisect_trt.probing.reference import Reference
+from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.subject import Subject
 
@@ -31,24 +31,20 @@ def compare_slices(
     tolerance: ToleranceOptions,
     timeout: float | None,
     slices: Sequence[Slice],
-) -> dict[str, Any]:
+) -> Compared | Failed:
     """Run one slice after the other on the target, each on what the target made of those before it.
 
     Returns:
-        The worker's reply, as if the model had been run in one piece.
-
-    Raises:
-        WorkerDied: The target crashed or ran past the time-out.
+        The reply, as if the model had been run in one piece.
     """
-    comparisons: list[dict[str, Any]] = []
+    comparisons: list[TensorComparison] = []
     reference = subject.reference
     for number, sample in enumerate((reference, *reference.more), 1):
         reply = _compare_sample(subject, sample, target, tolerance, timeout, slices)
-        if "error" in reply:
+        if isinstance(reply, Failed):
             return reply
-        several = {"sample": number} if reference.more else {}
-        comparisons += [{**comparison, **several} for comparison in reply["comparisons"]]
-    return {"comparisons": comparisons}
+        comparisons += [each.of_sample(number) if reference.more else each for each in reply.comparisons]
+    return Compared(tuple(comparisons))
 
 
 def _compare_sample(
@@ -58,23 +54,24 @@ def _compare_sample(
     tolerance: ToleranceOptions,
     timeout: float | None,
     slices: Sequence[Slice],
-) -> dict[str, Any]:
-    model, made = subject.workspace.scratch("slice.onnx"), subject.workspace.scratch("target")
+) -> Compared | Failed:
+    made = subject.workspace.scratch("target")
     handed_on = {name for part in slices for name in part.inputs}.difference(subject.network.inputs)
-    request: dict[str, Any] = {"op": "compare", "model": str(model), "inputs": str(sample.inputs_file)}
-    request |= {"golden": str(sample.store), "feeds_next": str(made), "every": True}
-    request |= {"target": target.to_json(), "tolerance": tolerance.to_json()}
-    comparisons: list[dict[str, Any]] = []
+    comparisons: list[TensorComparison] = []
     for place, part in enumerate(slices):
-        model.write_bytes(slice_model(subject.network, part, sample.infos).SerializeToString())
-        request |= {"names": list(part.tensors), "keep": [name for name in part.tensors if name in handed_on]}
-        reply = subject.workers.ask({**request, **({"feeds": str(made)} if place else {})}, timeout)
-        if "error" in reply:
+        request = Compare(
+            target,
+            subject.models.write("slice", slice_model(subject.network, part, sample.infos)),
+            (Sample(sample.inputs_file, sample.store),),
+            tolerance,
+            tuple(part.tensors),
+            feeds=made if place else None,
+            keep=tuple(name for name in part.tensors if name in handed_on),
+            keep_in=made,
+        )
+        reply = subject.models.ask(request, timeout)
+        if isinstance(reply, Failed):
             return reply
-        comparisons += reply["comparisons"]
-    _remove(made)
-    return {"comparisons": comparisons}
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+        comparisons += reply.comparisons
+    shutil.rmtree(made, ignore_errors=True)
+    return Compared(tuple(comparisons))

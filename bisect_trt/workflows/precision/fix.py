@@ -17,13 +17,13 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.precision.answer import write_answer
+from bisect_trt.workflows.precision.delivery import write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
-from bisect_trt.workflows.precision.report import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import lowers_by

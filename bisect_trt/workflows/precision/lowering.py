@@ -18,7 +18,7 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, input_infos
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Subset
-from bisect_trt.workflows.precision.units import known_types
+from bisect_trt.workflows.precision.lowerable import known_types
 from bisect_trt.workflows.subject import Subject
 
 _MARK = "bisect-trt.precision"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bisect_trt.options.choices import Minimise
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.tolerance import Precision
 from bisect_trt.workflows.investigation import saving_best
-from bisect_trt.workflows.precision.answer import save_best, write_answer
-from bisect_trt.workflows.precision.latency import fastest
-from bisect_trt.workflows.precision.layers import LayerLowering
+from bisect_trt.workflows.precision.by_layer import LayerLowering
+from bisect_trt.workflows.precision.delivery import fastest, save_best, write_answer
+from bisect_trt.workflows.precision.lowerable import known_types, lowerable_units, refuse_lowered
 from bisect_trt.workflows.precision.lowering import CastLowering, Lowering
-from bisect_trt.workflows.precision.report import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
-from bisect_trt.workflows.precision.settings import Low, Minimise, PrecisionSettings
+from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.precision.units import known_types, lowerable_units, refuse_lowered
+from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 

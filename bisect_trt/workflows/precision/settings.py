@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Literal
 
 from bisect_trt.graph.save import check_output
+from bisect_trt.options.choices import Minimise
 from bisect_trt.targets.settings import TargetSettings
 
 Low = Literal["fp16", "bf16"]
-
-
-class Minimise(str, Enum):
-    """What an answer has the least of."""
-
-    NODES = "nodes"
-    """Nodes in fp32."""
-    LATENCY = "latency"
-    """Milliseconds, among the sets of nodes that were seen to be enough."""
 
 
 @dataclass(frozen=True)

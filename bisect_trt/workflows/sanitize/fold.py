@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx
 
@@ -12,9 +11,7 @@ from bisect_trt.graph.extract import extract
 from bisect_trt.graph.fold import Folding, constant_value, fold_shapes, to_tensor
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
-from bisect_trt.probing.workers.pool import WorkerDied
-from bisect_trt.targets.reference import reference_settings
-from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.workflows.sanitize.changes import Changes
 from bisect_trt.workflows.subject import Subject
 
@@ -82,22 +79,10 @@ def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[s
     if not names:
         return {}
     part, _ = extract(network, (), names, inferred_infos(network))
-    model, inputs, outputs = (subject.workspace.scratch(name) for name in ("fold.onnx", "fold.in.npz", "fold.npz"))
-    model.write_bytes(part.SerializeToString())
-    save_npz(inputs, {})
-    if "message" not in ask_reference(
-        subject, {"op": "collect", "model": str(model), "inputs": str(inputs), "to": str(outputs)}
-    ):
-        tensors = {name: to_tensor(name, value) for name, value in load_npz(outputs).items()}
+    values = subject.models.run("fold", part, {})
+    if not isinstance(values, Failed):
+        tensors = {name: to_tensor(name, value) for name, value in values.items()}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if len(names) == 1:
         return {}
     return {key: tensor for name in names for key, tensor in _compute(network, [name], subject).items()}
-
-
-def ask_reference(subject: Subject, request: dict[str, Any]) -> dict[str, Any]:
-    """Have a worker answer for the reference; its death is a ``message`` too."""
-    try:
-        return subject.workers.ask({**request, "target": reference_settings().to_json()})
-    except WorkerDied as death:
-        return {"message": death.end.describe()}

@@ -14,13 +14,13 @@ from bisect_trt.graph.fold import Removed, remove_unread, sort_nodes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes
+from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.reporting.result import Result
-from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.npz import save_npz
+from bisect_trt.targets.reference import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.sanitize.changes import Changes
-from bisect_trt.workflows.sanitize.fold import ask_reference, fold
+from bisect_trt.workflows.sanitize.fold import fold
 from bisect_trt.workflows.subject import Subject
 
 FOLD_LIMIT_BYTES = 16 << 20
@@ -97,28 +97,24 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
     Raises:
         BisectError: They give other results.
     """
-    original, changed = (subject.workspace.scratch(name) for name in ("original.onnx", "sanitized.onnx"))
-    original.write_bytes(subject.network.proto.SerializeToString())
-    changed.write_bytes(model.SerializeToString())
+    models = subject.models
+    original, changed = models.write("original", subject.network.proto), models.write("sanitized", model)
     for number, sample in enumerate(subject.samples, 1):
-        inputs, golden = (subject.workspace.scratch(f"{name}-{number}.npz") for name in ("inputs", "golden"))
-        save_npz(inputs, sample)
-        common = {"inputs": str(inputs)}
-        reply = ask_reference(subject, {"op": "collect", "model": str(original), "to": str(golden), **common})
-        if "message" in reply:
+        inputs, golden = models.feed(f"inputs-{number}", sample), subject.workspace.scratch(f"golden-{number}.npz")
+        failed = models.collect(original, inputs, golden)
+        if failed is not None:
             return (
-                f"ONNX Runtime cannot run the original: {reply['message']}. So the results are not compared; try what was "
+                f"ONNX Runtime cannot run the original: {failed.message}. So the results are not compared; try what was "
                 "written where the original runs."
             )
-        tolerance = ToleranceOptions(nonfinite_equal=True).to_json()
-        request = {"op": "compare", "model": str(changed), "golden": str(golden), "tolerance": tolerance, **common}
-        reply = ask_reference(subject, {**request, "names": subject.network.outputs})
-        if "message" in reply:
+        tolerance, names = ToleranceOptions(nonfinite_equal=True), tuple(subject.network.outputs)
+        reply = models.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
+        if isinstance(reply, Failed):
             raise BisectError(
-                f"ONNX Runtime runs the original and not the sanitised model: {reply['message']}. So nothing is written; "
+                f"ONNX Runtime runs the original and not the sanitised model: {reply.message}. So nothing is written; "
                 "please report it, and leave a step out (--no-fold-constants, --no-cleanup)."
             )
-        for comparison in map(TensorComparison.from_json, reply["comparisons"]):
+        for comparison in reply.comparisons:
             if not comparison.passed:
                 raise BisectError(
                     f"the sanitised model gives another '{comparison.name}' than the original: {comparison.describe()}. "

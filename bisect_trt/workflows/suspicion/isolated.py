@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +11,7 @@ import onnx
 from bisect_trt.graph.lower.roundtrip import EXACT_OPS
 from bisect_trt.graph.network import bodies
 from bisect_trt.graph.values import from_info, value_info
-from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.targets.reference import reference_settings
-from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.tensors.tolerance import Precision, ResolvedTolerance, automatic_tolerance
@@ -140,18 +137,11 @@ def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
     subject = facts.subject
     wanted = [name for index in nodes for name in facts.makes(index) if name in subject.reference.infos]
     model, fed = isolated_model(facts, nodes, wanted)
-    path, inputs = subject.workspace.scratch("isolated.onnx"), subject.workspace.scratch("isolated.npz")
-    made = subject.workspace.scratch("isolated")
-    path.write_bytes(model.SerializeToString())
+    models, made = subject.models, subject.workspace.scratch("isolated")
     known = subject.reference.select(list(fed.values()))
-    save_npz(inputs, {given: known[name] for given, name in fed.items()})
+    inputs = models.feed("isolated", {given: known[name] for given, name in fed.items()})
     target = replace(reference_settings(), fp16=facts.precision == "fp16", bf16=facts.precision == "bf16")
-    request: dict[str, Any] = {"op": "collect", "model": str(path), "inputs": str(inputs), "to": str(made)}
-    try:
-        reply = subject.workers.ask({**request, "target": target.to_json()})
-    except WorkerDied:
-        return {}
-    if "error" in reply:
+    if models.collect(models.write("isolated", model), inputs, made, target) is not None:
         return {}
     store = ActivationStore.open(made)
     reference = subject.reference.select(wanted)

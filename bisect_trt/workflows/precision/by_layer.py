@@ -14,7 +14,6 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.shelf import ENGINE
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.subject import Subject
 
@@ -78,14 +77,10 @@ class LayerLowering:
         if built.exists():
             _copy(built, engine)
             return
-        model, inputs = (subject.workspace.scratch(f"answer.{kind}") for kind in ("onnx", "npz"))
-        model.write_bytes(subject.network.proto.SerializeToString())
-        save_npz(inputs, subject.reference.inputs)
         target = replace(self._target, keep=self.names(keep))
-        request = {"op": "build", "model": str(model), "inputs": str(inputs), "to": str(engine.absolute())}
-        reply = subject.workers.ask({**request, "target": target.to_json()})
-        if "error" in reply:
-            raise UnavailableError(f"the engine of the answer cannot be built: {reply['message']}.")
+        failed = subject.models.build("answer", subject.network.proto, subject.reference.inputs, engine, target)
+        if failed is not None:
+            raise UnavailableError(f"the engine of the answer cannot be built: {failed.message}.")
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The engine that was written: TensorRT may build another one of the same candidate."""

@@ -6,14 +6,15 @@ import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.builtin import outcome_of_death, outcome_of_error
+from bisect_trt.probing.builtin import outcome_of_failure
 from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.models import ask
 from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.protocol import Build, Failed
 from bisect_trt.probing.shelf import ENGINE, EngineShelf
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
@@ -54,15 +55,11 @@ class EngineCheck:
             return self._judge(files, cancel)
         engine = files.folder / ENGINE
         target = replace(self.target, keep=files.keep or ())
-        request: dict[str, Any] = {"op": "build", "model": str(files.model), "inputs": str(files.inputs)}
-        request |= {"to": str(engine), "target": target.to_json(), "log": str(files.log)}
         began = time.monotonic()
-        try:
-            reply = self.workers.ask(request, self.command.timeout, cancel)
-        except WorkerDied as death:
-            return outcome_of_death(death.end)
-        if "error" in reply:
-            return outcome_of_error(reply, time.monotonic() - began)
+        request = Build(target, files.model, files.inputs, engine)
+        reply = ask(self.workers, request, self.command.timeout, cancel, log=files.log)
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, time.monotonic() - began)
         passed = False
         try:
             outcome = self._judge(replace(files, engine=engine), cancel)

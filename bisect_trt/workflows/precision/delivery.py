@@ -6,14 +6,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from bisect_trt.probing.prober import Prober
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.workflows.precision.engine import fp32_layers
-from bisect_trt.workflows.precision.latency import latencies
-from bisect_trt.workflows.precision.layers import engine_path, trtexec_line
-from bisect_trt.workflows.precision.report import Answer, checker_problem, fill_in, tell_accuracy
+from bisect_trt.workflows.engine_layers import fp32_layers
+from bisect_trt.workflows.precision.by_layer import engine_path, trtexec_line
+from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_accuracy
 from bisect_trt.workflows.subject import Subject
 
 
@@ -84,3 +85,43 @@ def best_keep(task: Task) -> Subset | None:
     everything = frozenset(task.lowering.units)
     passed = {identity.units for identity in task.prober.ledger.passed if identity.units < everything}
     return min(passed, key=lambda units: (len(units), sorted(units)), default=None)
+
+
+def latencies(prober: Prober, lowering: Lowering, keep: Subset) -> dict[str, float | None] | None:
+    """Milliseconds of one run with everything in fp32, with the answer, and with everything lowered.
+
+    Returns:
+        The median of several runs each; ``None`` where nothing was measured.
+    """
+    everything = frozenset(lowering.units)
+    found = {
+        name: _latency(prober, lowering.candidate(units).key)
+        for name, units in (("fp32", everything), ("mixed", keep), ("lowered", frozenset[int]()))
+    }
+    return found if any(value is not None for value in found.values()) else None
+
+
+def fastest(prober: Prober, lowering: Lowering, minimum: Minimum) -> Minimum:
+    """Among all sets of units that were seen to be enough, the one that runs fastest.
+
+    Args:
+        prober: Who probed them.
+        lowering: Makes the candidates.
+        minimum: The one with the fewest units, which stays the answer where nothing was measured or nothing is faster.
+    """
+    everything = frozenset(lowering.units)
+    measured = {
+        identity.units: latency
+        for identity in prober.ledger.passed
+        if identity.units < everything and (latency := _latency(prober, identity.key)) is not None
+    }
+    best = min(measured, key=lambda units: (measured[units], len(units), sorted(units)), default=minimum.units)
+    if best == minimum.units:
+        return minimum
+    why = f"the fastest of {len(measured)} sets that pass ({measured[best]:.3f} ms), not the one with the fewest nodes"
+    return Minimum(best, proven=False, why=why, steps=minimum.steps)
+
+
+def _latency(prober: Prober, key: str) -> float | None:
+    outcome = prober.ledger.outcome(key)
+    return None if outcome is None else outcome.latency_ms

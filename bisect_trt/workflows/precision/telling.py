@@ -15,7 +15,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.precision.engine import describe_fp32
+from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.settings import PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject

@@ -9,7 +9,7 @@ import onnx
 
 from bisect_trt.reporting.console import Console
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.layerwise.engine import describe_engine_layer, engine_json
+from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json
 from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.subject import Subject
 

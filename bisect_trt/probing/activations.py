@@ -15,14 +15,13 @@ from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.models import Models
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.prefixes import shortest_failing_prefix
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.targets.reference import reference_settings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.memory import swap_limit
-from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 
 
@@ -48,7 +47,7 @@ class Reference:
         network: Network,
         inputs: Mapping[str, NDArray[Any]],
         workspace: Workspace,
-        workers: WorkerPool,
+        models: Models,
         number: int = 1,
         limit: int | None = None,
     ) -> None:
@@ -58,7 +57,7 @@ class Reference:
             network: The model.
             inputs: The sample.
             workspace: Where the activations go.
-            workers: Who runs it.
+            models: Runs it.
             number: The sample's.
             limit: Bytes of weights and tensors past which it is run in slices; as ``tensors.memory`` says for ``None``.
 
@@ -72,13 +71,10 @@ class Reference:
         self.more: tuple[Reference, ...] = ()
         self._limit = swap_limit() if limit is None else limit
         self._network = network
-        self._workers = workers
-        self._scratch = workspace.scratch
-        self._model = workspace.scratch("reference.onnx")
+        self._models = models
         suffix = "" if number == 1 else f"-{number}"
-        self._inputs = workspace.scratch(f"inputs{suffix}.npz")
+        self._inputs = models.feed(f"inputs{suffix}", self.inputs)
         self._folder = workspace.scratch(f"activations{suffix}")
-        save_npz(self._inputs, self.inputs)
         self._store = self._run()
         self.infos = {name: self._store.info(name) for name in self._store.names}
         self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
@@ -107,15 +103,8 @@ class Reference:
         Returns:
             Its outputs, or ``None`` if ONNX Runtime does not run it.
         """
-        path, given, made = (self._scratch(name) for name in ("piece.onnx", "piece.in.npz", "piece.npz"))
-        path.write_bytes(model.SerializeToString())
-        save_npz(given, inputs)
-        request = {"op": "collect", "model": str(path), "inputs": str(given), "to": str(made)}
-        try:
-            reply = self._workers.ask({**request, "target": reference_settings().to_json()})
-        except WorkerDied:
-            return None
-        return None if "error" in reply else load_npz(made)
+        made = self._models.run("piece", model, inputs)
+        return None if isinstance(made, Failed) else made
 
     @property
     def store(self) -> Path:
@@ -199,14 +188,15 @@ class Reference:
 
     def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> _Problem | None:
         """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
-        self._model.write_bytes(model.SerializeToString())
-        request = {"op": "collect", "model": str(self._model), "inputs": str(self._inputs), "to": str(self._folder)}
-        request |= {"append": "yes", "feeds": str(self._folder)} if append else {}
-        try:
-            reply = self._workers.ask({**request, "target": reference_settings().to_json()})
-        except WorkerDied as death:
-            return _Problem(f"ONNX Runtime crashed ({death.end.signal_name or death.end.code})")
-        return _Problem(str(reply["message"]), reply["error"] == "build") if "error" in reply else None
+        feeds = self._folder if append else None
+        path = self._models.write("reference", model)
+        failed = self._models.collect(path, self._inputs, self._folder, feeds=feeds, append=append)
+        if failed is None:
+            return None
+        crashed = failed.kind == "crash"
+        return _Problem(
+            failed.message.replace("it", "ONNX Runtime", 1) if crashed else failed.message, failed.kind == "build"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from bisect_trt.cli.options.values import parse_size
 from bisect_trt.errors import UsageError
+from bisect_trt.options.spec import option
+from bisect_trt.options.values import pool_limit, shape
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.settings import Shapes, TrtSettings
-from bisect_trt.tensors.inputs import parse_shapes
+from bisect_trt.targets.trt.settings import TrtSettings
 
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
 """What a prebuilt engine leaves to be said."""
@@ -40,72 +38,78 @@ class LoweringChoice(str, Enum):
 class Target:
     """The runtime under suspicion."""
 
-    onnxrt: Annotated[bool, typer.Option("--onnxrt", help="ONNX Runtime, all graph optimisations on.")] = False
+    onnxrt: Annotated[bool, option("--onnxrt", help="ONNX Runtime, all graph optimisations on.")] = False
     trt: Annotated[
-        bool, typer.Option("--trt", help="TensorRT; its options are marked (T). --onnxrt beside it changes nothing.")
+        bool, option("--trt", help="TensorRT; its options are marked (T). --onnxrt beside it changes nothing.")
     ] = False
-    fp16: Annotated[bool, typer.Option("--fp16", help="In half precision.")] = False
-    bf16: Annotated[bool, typer.Option("--bf16", help="In bfloat16.")] = False
-    fp8: Annotated[bool, typer.Option("--fp8", help="In 8-bit floats (T).")] = False
-    int8: Annotated[bool, typer.Option("--int8", help="In 8-bit integers (T).")] = False
-    tf32: Annotated[bool, typer.Option("--tf32", help="With fp32 products in TF32 (T).")] = False
+    fp16: Annotated[bool, option("--fp16", help="In half precision.")] = False
+    bf16: Annotated[bool, option("--bf16", help="In bfloat16.")] = False
+    fp8: Annotated[bool, option("--fp8", help="In 8-bit floats (T).")] = False
+    int8: Annotated[bool, option("--int8", help="In 8-bit integers (T).")] = False
+    tf32: Annotated[bool, option("--tf32", help="With fp32 products in TF32 (T).")] = False
     providers: Annotated[
-        list[str], typer.Option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+        list[str], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
     ] = field(default_factory=list)
     lowering: Annotated[
         LoweringChoice | None,
-        typer.Option(help="fp16 by Casts in the graph, or by TensorRT's layers; default layer before TensorRT 11 (T)."),
+        option(help="fp16 by Casts in the graph, or by TensorRT's layers; default layer before TensorRT 11 (T)."),
     ] = None
     precision_constraints: Annotated[
-        Constraints, typer.Option(help="Whether precisions of layers are only preferred, or obeyed (T).")
+        Constraints, option(help="Whether precisions of layers are only preferred, or obeyed (T).")
     ] = Constraints.NONE
     hold_precision: Annotated[
         bool,
-        typer.Option(
-            "--hold-precision", help="All layers in the low precision, fp32 only where there is no other (T)."
-        ),
+        option("--hold-precision", help="All layers in the low precision, fp32 only where there is no other (T)."),
     ] = False
     keep_fp32: Annotated[
-        list[str], typer.Option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
+        list[str], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
     ] = field(default_factory=list)
     strongly_typed: Annotated[
-        bool, typer.Option("--strongly-typed", help="The types in the graph are those that run (T).")
+        bool, option("--strongly-typed", help="The types in the graph are those that run (T).")
     ] = False
     trt_min_shapes: Annotated[
-        list[str], typer.Option(metavar="NAME:[D,...]", help="Smallest input shapes of the profile (T).")
-    ] = field(default_factory=list)
+        dict[str, tuple[int, ...]],
+        option(metavar="NAME:[D,...]", help="Smallest input shapes of the profile (T).", read=shape, need_name=True),
+    ] = field(default_factory=dict)
     trt_opt_shapes: Annotated[
-        list[str], typer.Option(metavar="NAME:[D,...]", help="Usual ones; default those of --trt-max-shapes (T).")
-    ] = field(default_factory=list)
-    trt_max_shapes: Annotated[list[str], typer.Option(metavar="NAME:[D,...]", help="Largest ones (T).")] = field(
-        default_factory=list
-    )
+        dict[str, tuple[int, ...]],
+        option(
+            metavar="NAME:[D,...]",
+            help="Usual ones; default those of --trt-max-shapes (T).",
+            read=shape,
+            need_name=True,
+        ),
+    ] = field(default_factory=dict)
+    trt_max_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(metavar="NAME:[D,...]", help="Largest ones (T).", read=shape, need_name=True),
+    ] = field(default_factory=dict)
     pool_limit: Annotated[
-        list[str], typer.Option("--pool-limit", metavar="POOL:SIZE", help="Such as workspace:4G (T).")
+        list[tuple[str, int]], option(metavar="POOL:SIZE", help="Such as workspace:4G (T).", read=pool_limit)
     ] = field(default_factory=list)
     tactic_sources: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only these sources of tactics; none: no others (T).")
+        list[str] | None, option(metavar="NAME", help="Only these sources of tactics; none: no others (T).")
     ] = None
     builder_optimization_level: Annotated[
-        int | None, typer.Option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
+        int | None, option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
     ] = None
-    plugins: Annotated[list[Path], typer.Option(metavar="FILE", help="Plugin libraries to load (T).")] = field(
+    plugins: Annotated[list[Path], option(metavar="FILE", help="Plugin libraries to load (T).")] = field(
         default_factory=list
     )
     version_compatible: Annotated[
-        bool, typer.Option("--version-compatible", help="An engine for later versions too (T).")
+        bool, option("--version-compatible", help="An engine for later versions too (T).")
     ] = False
     hardware_compatibility_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
+        str | None, option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
     ] = None
-    load_timing_cache: Annotated[Path | None, typer.Option(metavar="FILE", help="Timings to start from (T).")] = None
-    save_timing_cache: Annotated[Path | None, typer.Option(metavar="FILE", help="Where timings go (T).")] = None
+    load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
+    save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Where timings go (T).")] = None
     load_engine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
+        Path | None, option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
     ] = None
-    save_engine: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the engine goes (T).")] = None
+    save_engine: Annotated[Path | None, option(metavar="FILE", help="Where the engine goes (T).")] = None
     fresh_process: Annotated[
-        bool, typer.Option("--fresh-process", help="Each candidate in a process of its own: slower, nothing shared.")
+        bool, option("--fresh-process", help="Each candidate in a process of its own: slower, nothing shared.")
     ] = False
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:
@@ -132,9 +136,9 @@ class Target:
             return TargetSettings(
                 runtime="trt", **self._precisions(), held=self.hold_precision, own=self._trt_settings()
             )
-        for option in options:
-            if option not in ("--fp16", "--bf16", "--keep-fp32", "--providers", "--fresh-process"):
-                raise UsageError(f"{option} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
+        for flag in options:
+            if flag not in ("--fp16", "--bf16", "--keep-fp32", "--providers", "--fresh-process"):
+                raise UsageError(f"{flag} is an option of TensorRT, and the target is ONNX Runtime; use --trt.")
         return TargetSettings("onnxrt", **self._precisions(), own=OnnxRuntimeSettings(tuple(self.providers)))
 
     def required(self, *, engines: bool = False) -> TargetSettings:
@@ -157,14 +161,14 @@ class Target:
 
     def _check_engines(self, options: list[str], *, engines: bool) -> None:
         """Make sure that an engine that is loaded or saved is the one of the model that is run."""
-        for option in options:
-            if option in ("--load-engine", "--save-engine") and not engines:
+        for flag in options:
+            if flag in ("--load-engine", "--save-engine") and not engines:
                 raise UsageError(
-                    f"{option} is for `run` alone: other commands build engines of other models too; drop it, or save "
+                    f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "
                     "timings instead (--save-timing-cache)."
                 )
         # The precision also says how far the results may be off.
-        idle = [option for option in options if option[2:] not in (*_PRECISIONS, *_WITH_AN_ENGINE)]
+        idle = [flag for flag in options if flag[2:] not in (*_PRECISIONS, *_WITH_AN_ENGINE)]
         if self.load_engine is not None and idle:
             raise UsageError(f"{idle[0]} says how an engine is built, and --load-engine brings one that is; drop it.")
 
@@ -181,14 +185,10 @@ class Target:
         return {**{name: getattr(self, name) for name in _PRECISIONS}, "keep": tuple(self.keep_fp32)}
 
     def _trt_settings(self) -> TrtSettings:
-        low, usual, high = (
-            _shapes(getattr(self, f"trt_{name}_shapes"), f"--trt-{name}-shapes") for name in ("min", "opt", "max")
-        )
-        for option, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
+        low, usual, high = (tuple(getattr(self, f"trt_{name}_shapes").items()) for name in ("min", "opt", "max"))
+        for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
             if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
-                raise UsageError(
-                    f"{option} and --trt-max-shapes name other inputs, or other ranks; give both for each."
-                )
+                raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
         sources = None if self.tactic_sources is None else tuple(n for n in self.tactic_sources if n.lower() != "none")
         return TrtSettings(
             precision_constraints=self.precision_constraints.value,
@@ -196,7 +196,7 @@ class Target:
             min_shapes=low,
             opt_shapes=usual,
             max_shapes=high,
-            pool_limits=tuple(map(_pool_limit, self.pool_limit)),
+            pool_limits=tuple(self.pool_limit),
             tactic_sources=sources,
             builder_optimization_level=self.builder_optimization_level,
             plugins=tuple(str(_existing("--plugins", path)) for path in self.plugins),
@@ -210,22 +210,9 @@ class Target:
         )
 
 
-def _shapes(values: list[str], option: str) -> Shapes:
-    return tuple(parse_shapes(values, option).items())
-
-
-def _pool_limit(text: str) -> tuple[str, int]:
-    """``workspace:4G`` in bytes."""
-    pool, colon, size = text.rpartition(":")
-    limit = parse_size(size)
-    if not colon or not pool or limit is None:
-        raise UsageError(f"--pool-limit {text}: write POOL:SIZE, such as workspace:4G.")
-    return pool, limit
-
-
-def _existing(option: str, path: Path | None) -> Path | None:
+def _existing(flag: str, path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
-        raise UsageError(f"{option}: there is no file {path}; check the path.")
+        raise UsageError(f"{flag}: there is no file {path}; check the path.")
     return path
 
 

@@ -1,0 +1,65 @@
+"""The options of a command as keywords of a Python function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.given import from_python
+from bisect_trt.options.spec import entries
+
+Group = TypeVar("Group")
+PLACE = Path("model.onnx")
+"""In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
+
+
+class Keywords:
+    """What a function was given, until it is taken for one group of options or another."""
+
+    def __init__(self, options: Mapping[str, Any], *, target: str | None = None, **named: Any) -> None:  # noqa: ANN401
+        """Nothing is taken yet.
+
+        Args:
+            options: Options by their name on the command line, with underscores.
+            target: ``onnxrt``, ``trt`` or neither.
+            **named: More options; ``None`` and ``False`` count as not given.
+
+        Raises:
+            UsageError: There is no such target.
+        """
+        if target not in (None, "onnxrt", "trt"):
+            raise UsageError(f"there is no target '{target}'; write 'onnxrt' or 'trt'.")
+        self._left = {**options, **{name: v for name, v in named.items() if v is not None and v is not False}}
+        if target is not None:
+            self._left[target] = True
+        self._all = dict(self._left)
+
+    def words(self, free: Collection[str]) -> list[str]:
+        """All that was given, as text, but for some options."""
+        given = {name: value for name, value in sorted(self._all.items()) if name not in free}
+        return [f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in given.items()]
+
+    def group(self, kind: type[Group], **own: Any) -> Group:  # noqa: ANN401 - of many types
+        """A group of options, the rest of it as by default.
+
+        Args:
+            kind: The group, a dataclass.
+            **own: Those of its options that are parameters of the function.
+
+        Raises:
+            UsageError: A value is not one that the option takes.
+        """
+        taken = {entry.name: self._left.pop(entry.name) for entry in entries(kind) if entry.name in self._left}
+        return from_python(kind, {**taken, **own})
+
+    def finish(self, command: str) -> None:
+        """Make sure that nothing is left.
+
+        Raises:
+            UsageError: Something is.
+        """
+        for name in self._left:
+            raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help` lists them.")

@@ -1,0 +1,32 @@
+"""Which commands there are, and the groups of options of each, in the order in which ``--help`` shows them."""
+
+from __future__ import annotations
+
+from bisect_trt.options.check import Check
+from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.general import General
+from bisect_trt.options.plots import Plots
+from bisect_trt.options.run import MoreTargets, Run, RunOptions
+from bisect_trt.options.search import Search
+from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
+from bisect_trt.targets.options import Target
+
+COMMANDS: dict[str, tuple[type, ...]] = {
+    "diagnose": (Diagnose, Target, Compare, Data, Search, General),
+    "reduce": (Reduce, Check, Target, Compare, Data, Search, General),
+    "precision": (Precision, Check, Target, Compare, Data, Search, General),
+    "layerwise": (Layerwise, Target, Compare, Data, General),
+    "extract": (Extract, Data, General),
+    "sanitize": (Sanitize, Data, General),
+    "inspect": (Inspect,),
+    "convert": (Convert, Target, Data, General),
+    "run": (Run, Target, MoreTargets, RunOptions, Compare, Plots, Data, General),
+    "resume": (Resume,),
+    "log": (Log,),
+    "report": (Report,),
+    "doctor": (Doctor,),
+}
+"""By name; the first group of each is the command's own, and its docstring says what the command does. What is done is the
+function of that name in the module of that name in this package."""

@@ -1,0 +1,140 @@
+"""The options of each command that makes or shows something alone.
+
+The docstring of each group is what its command says of itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from bisect_trt.options.choices import Depth, Form, Show
+from bisect_trt.options.searches import Model
+from bisect_trt.options.spec import argument, option, seconds
+from bisect_trt.options.values import shape, size
+
+
+@dataclass
+class Extract:
+    """Cut a piece out of a model; with input values given, also write what the piece is really fed there."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the piece goes.")]
+    inputs: Annotated[
+        list[str], option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs.")
+    ] = field(default_factory=list)
+    outputs: Annotated[list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")] = field(
+        default_factory=list
+    )
+    overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
+
+
+@dataclass
+class Sanitize:
+    """Fold constants and clean a model up; the result is run beside the original, and refused if it differs."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the sanitised model goes.")]
+    override_input_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(
+            metavar="NAME:[D,...]",
+            help="Give inputs these shapes, in the model that is written too.",
+            read=shape,
+            need_name=True,
+        ),
+    ] = field(default_factory=dict)
+    fold_constants: Annotated[bool, option(help="Store what depends on no input.")] = True
+    fold_size_threshold: Annotated[
+        int, option(metavar="SIZE", help="Do not store a value that is larger, such as 512K; default 16M.", read=size)
+    ] = 16 << 20
+    shape_inference: Annotated[bool, option(help="Fold the shapes that inference finds too.")] = True
+    cleanup: Annotated[bool, option(help="Take away what nothing reads.")] = True
+    toposort: Annotated[bool, option(help="Sort the nodes.")] = True
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+
+
+@dataclass
+class Convert:
+    """Write a model in fp16 or bf16, or its TensorRT engine."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where it goes.")]
+    convert_to: Annotated[
+        Form | None, option(help="What to write; default onnx if the file's name ends so, else an engine.")
+    ] = None
+    fp_to_fp16: Annotated[bool, option("--fp-to-fp16", help="The same as --fp16, for an ONNX model.")] = False
+    io_fp16: Annotated[
+        bool, option("--io-fp16", help="Lower the graph's inputs and outputs too, for an ONNX model.")
+    ] = False
+    calibration_cache: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),
+    ] = None
+    timeout: Annotated[float | None, seconds(help="Time the build may take.")] = None
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+
+
+@dataclass
+class Inspect:
+    """Show what a model, a TensorRT engine or a file of saved values holds."""
+
+    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
+    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    show: Annotated[
+        list[Show],
+        option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
+    ] = field(default_factory=list)
+    show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
+    histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
+    num_items: Annotated[
+        int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
+    ] = 3
+    show_all: Annotated[bool, option("-a", "--all", help="Accepted: all samples are always shown.")] = False
+    mode: Annotated[
+        Depth | None, option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
+    ] = None
+    external_data_dir: Annotated[
+        Path | None, option(metavar="DIR", help="Where the files of the model's weights lie.")
+    ] = None
+    ignore_external_data: Annotated[
+        bool, option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
+    ] = False
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+
+
+@dataclass
+class Doctor:
+    """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target."""
+
+    json: Annotated[Path | None, option(metavar="FILE", help="Write what was found as JSON too.")] = None
+
+
+@dataclass
+class Resume:
+    """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again."""
+
+    run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
+
+
+@dataclass
+class Log:
+    """Show every probe of a run with its reason, or one with its candidate, its command and its output."""
+
+    run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
+    number: Annotated[int | None, argument("One probe, in full.")] = None
+
+
+@dataclass
+class Report:
+    """Make a run's report.html again, from its result.json and nothing else."""
+
+    run: Annotated[
+        Path | None,
+        argument("The run's folder, under .bisect-trt, or a result.json; the newest run if left out."),
+    ] = None
+    output: Annotated[
+        Path | None,
+        option("-o", "--output", metavar="FILE", help="Where the page goes; default report.html beside the result."),
+    ] = None

@@ -1,0 +1,83 @@
+"""How far a target may be off, and how that is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.options.spec import option
+from bisect_trt.options.values import TopK, one_of, places, quantile, tolerance, top_k
+
+
+@dataclass
+class Compare:
+    """How far the target may be off."""
+
+    atol: Annotated[
+        dict[str, float],
+        option(
+            metavar="[OUT:]TOL", help="Absolute tolerance; default 1e-5, with --fp16 1% of each RMS.", read=tolerance
+        ),
+    ] = field(default_factory=dict)
+    rtol: Annotated[
+        dict[str, float],
+        option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.", read=tolerance),
+    ] = field(default_factory=dict)
+    check_error_stat: Annotated[
+        dict[str, ErrorStat],
+        option(
+            metavar="[OUT:]STAT",
+            help="elemwise, max, mean, median or quantile; default elemwise.",
+            read=one_of(ErrorStat),
+        ),
+    ] = field(default_factory=dict)
+    error_quantile: Annotated[
+        dict[str, float],
+        option(metavar="[OUT:]Q", help="Which quantile of the errors to check; default 0.99.", read=quantile),
+    ] = field(default_factory=dict)
+    infinities_compare_equal: Annotated[
+        bool, option("--infinities-compare-equal", help="The same Inf on both sides is no error.")
+    ] = False
+    validate: Annotated[bool, option("--validate", help="Any NaN or Inf, on either side, is a failure.")] = False
+    compare_as: Annotated[
+        Algorithm, option("--compare", "--compare-func", help="As numbers, or as lists of indices.")
+    ] = Algorithm.SIMPLE
+    index_tolerance: Annotated[
+        dict[str, int],
+        option(metavar="[OUT:]N", help="For --compare indices: how many places one may be away.", read=places),
+    ] = field(default_factory=dict)
+    postprocess: Annotated[
+        dict[str, TopK],
+        option(
+            "--postprocess",
+            "--postprocess-func",
+            metavar="[OUT:]top-K[,axis=N]",
+            help="Compare the indices of the K largest values instead.",
+            read=top_k,
+        ),
+    ] = field(default_factory=dict)
+    no_shape_check: Annotated[bool, option("--no-shape-check", help="Permute or reshape where shapes differ.")] = False
+    compare_func_script: Annotated[
+        str | None,
+        option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict."),
+    ] = None
+
+    def require_numbers(self) -> None:
+        """Make sure that outputs are compared as they are, number by number.
+
+        Raises:
+            UsageError: They are not.
+        """
+        given = {
+            "--compare indices": self.compare_as is Algorithm.INDICES,
+            "--postprocess": bool(self.postprocess),
+            "--no-shape-check": self.no_shape_check,
+            "--compare-func-script": self.compare_func_script is not None,
+        }
+        for flag, wanted in given.items():
+            if wanted:
+                raise UsageError(
+                    f"{flag} is for outputs, and `diagnose` compares every tensor inside; use it with `run` or `reduce`."
+                )

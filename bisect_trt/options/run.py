@@ -1,0 +1,90 @@
+"""The options of ``run`` alone, and of :func:`bisect_trt.compare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from bisect_trt.options.spec import argument, option, seconds
+
+
+@dataclass
+class Run:
+    """Compare a target with the reference, or with saved results, or saved results alone."""
+
+    model: Annotated[Path | None, argument("The ONNX model; none to compare saved results alone.")] = None
+    gen_script: Annotated[
+        Path | None, option(metavar="FILE", help="Write a Python program that does the same, and do not run it.")
+    ] = None
+
+
+@dataclass
+class MoreTargets:
+    """More targets."""
+
+    onnx: Annotated[bool, option("--onnx", help="ONNX's reference evaluator as a target, beside another or alone.")] = (
+        False
+    )
+    onnxrt_reference: Annotated[
+        bool, option("--onnxrt-reference", help="The reference itself as a target beside the others.")
+    ] = False
+    also_providers: Annotated[
+        list[str],
+        option(metavar="LIST", help="ONNX Runtime with these providers as one more target, such as cuda,cpu."),
+    ] = field(default_factory=list)
+    fp_to_fp16: Annotated[
+        bool, option("--fp-to-fp16", help="The target runs a model with fp16 nodes: --fp16, lowered by Casts.")
+    ] = False
+
+
+@dataclass
+class RunOptions:
+    """What to run and compare."""
+
+    onnx_outputs: Annotated[
+        list[str],
+        option(
+            "--onnx-outputs",
+            "--trt-outputs",
+            metavar="NAME",
+            help="Tensors to compare instead of the outputs, by name or glob; or: mark all.",
+        ),
+    ] = field(default_factory=list)
+    mark_all: Annotated[bool, option("--mark-all", help="The same as --onnx-outputs mark all.")] = False
+    onnx_exclude_outputs: Annotated[
+        list[str],
+        option(
+            "--onnx-exclude-outputs",
+            "--trt-exclude-outputs",
+            "--exclude-outputs",
+            metavar="NAME",
+            help="Tensors to leave out, by name or glob.",
+        ),
+    ] = field(default_factory=list)
+    shape_inference: Annotated[
+        bool,
+        option(
+            "--shape-inference/--no-shape-inference",
+            help="Declare the shapes that ONNX's inference finds in the model before it is run and saved.",
+        ),
+    ] = False
+    save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
+    warm_up: Annotated[int | None, option(metavar="N", min=0, help="Time each target, after N runs to warm up.")] = None
+    use_subprocess: Annotated[bool, option("--use-subprocess", help="Accepted: it is always so.")] = False
+    fail_fast: Annotated[bool, option("--fail-fast", help="Stop at the first output that does not match.")] = False
+    timeout: Annotated[float | None, seconds(help="Time the target may take.")] = None
+    save_inputs: Annotated[
+        Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")
+    ] = None
+    save_outputs: Annotated[
+        Path | None, option(metavar="FILE", help="Write the target's outputs: .npz, or Polygraphy's .json.")
+    ] = None
+    load_outputs: Annotated[
+        list[Path],
+        option(
+            metavar="FILE",
+            help="Compare with these outputs, not with the reference's; two or more without a model and a target: "
+            "compare them with the last.",
+        ),
+    ] = field(default_factory=list)

@@ -1,0 +1,102 @@
+"""The options of each command that searches alone: of ``diagnose``, ``reduce``, ``precision`` and ``layerwise``.
+
+The docstring of each group is what its command says of itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Minimise, Mode
+from bisect_trt.options.spec import argument, option, seconds
+
+Model = Annotated[Path, argument("The ONNX model.")]
+Annotation = Annotated[
+    Path | None,
+    option("--annotate", metavar="FILE", help="Write the model with each node's verdict in its metadata, for Netron."),
+]
+
+
+@dataclass
+class Diagnose:
+    """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
+
+    model: Model
+    output: Annotated[
+        Path | None,
+        option("-o", "--output", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
+    ] = None
+    timeout: Annotated[float | None, seconds(help="Time one candidate may take.")] = None
+    annotate: Annotation = None
+    archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
+    anonymise: Annotated[
+        bool, option("--anonymise", help="Rename the reproducer's tensors and nodes, and replace its weights.")
+    ] = False
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
+
+
+@dataclass
+class Reduce:
+    """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the smallest failing model goes.")]
+    min_good: Annotated[
+        Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
+    ] = None
+    reduce_inputs: Annotated[bool, option(help="Whether the start of the graph may move.")] = True
+    reduce_outputs: Annotated[bool, option(help="Whether the end of the graph may move.")] = True
+    mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
+    annotate: Annotation = None
+    overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
+
+
+@dataclass
+class Precision:
+    """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the mixed model goes.")]
+    include: Annotated[
+        list[str],
+        option(metavar="PATTERN", help="Lower these nodes only: globs over names, or over operators (op:Softmax)."),
+    ] = field(default_factory=list)
+    exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = field(
+        default_factory=list
+    )
+    io_fp16: Annotated[bool, option("--io-fp16", help="Graph inputs and outputs in fp16 too.")] = False
+    keep_weights: Annotated[
+        bool, option("--keep-weights", help="Leave weights in fp32 and cast them, instead of storing them as fp16.")
+    ] = False
+    minimise: Annotated[
+        Minimise, option(help="Have the fewest nodes in fp32, or the least latency where the target measures it.")
+    ] = Minimise.NODES
+    annotate: Annotation = None
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+
+    def refuse_ends(self, low: str) -> None:
+        """Make sure that the model's ends are to be lowered to what the rest is lowered to.
+
+        Raises:
+            UsageError: They are not.
+        """
+        if self.io_fp16 and low != "fp16":
+            raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
+
+
+@dataclass
+class Layerwise:
+    """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
+
+    model: Model
+    timeout: Annotated[float | None, seconds(help="Time the target may take.")] = None
+    isolate: Annotated[
+        bool, option("--isolate", help="Show each layer's own error too: fed the reference's values.")
+    ] = False
+    save_error_plot: Annotated[
+        Path | None, option(metavar="FILE", help="Draw the error along the network, .png or .svg (extra: plots).")
+    ] = None
+    annotate: Annotation = None

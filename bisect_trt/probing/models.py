@@ -1,0 +1,134 @@
+"""One door to "run this model there": writes what a worker reads, asks, and loads what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.outcome import CANCELLED
+from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
+from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.process import Cancel
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import load_npz, save_npz
+
+LOST = "lost"
+"""The signature of a failure that says nothing of the model, because somebody else ended the worker."""
+
+
+def ask(
+    workers: WorkerPool,
+    request: Request[R_co],
+    timeout: float | None = None,
+    cancel: Cancel | None = None,
+    *,
+    log: Path | None = None,
+    confirm: bool = False,
+) -> R_co | Failed:
+    """What a worker answers; its death is an answer too. The arguments are those of :meth:`WorkerPool.ask`.
+
+    Raises:
+        UsageError: The request named something that is wrong.
+        UnavailableError: Something it needs is not there.
+    """
+    try:
+        return workers.ask(request, timeout, cancel, log=log, confirm=confirm)
+    except WorkerDied as death:
+        end = death.end
+        if death.outside is not None:
+            return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
+        if end.cancelled:
+            return Failed("cancelled", "its answer was not needed any more", CANCELLED)
+        if end.timed_out:
+            return Failed("time-out", end.describe(), "time-out")
+        return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
+
+
+class Models:
+    """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise."""
+
+    def __init__(self, workspace: Workspace, workers: WorkerPool) -> None:
+        """``workspace`` gets the files that a worker reads, for this session only; ``workers`` run them."""
+        self._scratch = workspace.scratch
+        self._workers = workers
+
+    def write(self, name: str, model: onnx.ModelProto) -> Path:
+        """A file that holds a model; it lies beside the candidates, where the shared weights are."""
+        path = self._scratch(f"{name}.onnx")
+        path.write_bytes(model.SerializeToString())
+        return path
+
+    def feed(self, name: str, values: Mapping[str, NDArray[Any]]) -> Path:
+        """A file that holds values."""
+        path = self._scratch(f"{name}.npz")
+        save_npz(path, values)
+        return path
+
+    def ask(self, request: Request[R_co], timeout: float | None = None) -> R_co | Failed:
+        """Have a worker do something; see :func:`ask`."""
+        return ask(self._workers, request, timeout)
+
+    def run(
+        self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]] | Failed:
+        """The outputs of a model by name, or why it is not run; ``name`` is that of its files.
+
+        Raises:
+            UnavailableError: Somebody ends the workers that run it.
+        """
+        made = self._scratch(f"{name}.made.npz")
+        failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made)
+        return load_npz(made) if failed is None else failed
+
+    def collect(
+        self,
+        model: Path,
+        inputs: Path,
+        to: Path,
+        target: TargetSettings | None = None,
+        *,
+        feeds: Path | None = None,
+        append: bool = False,
+    ) -> Failed | None:
+        """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
+
+        Raises:
+            UnavailableError: Somebody ends the workers that run it.
+        """
+        settings = reference_settings() if target is None else target
+        reply = self.ask(Collect(settings, model, inputs, to, feeds, append))
+        if isinstance(reply, Failed) and reply.kind == "lost":
+            raise UnavailableError(
+                f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "
+                "(--workers 1), and start again."
+            )
+        return reply if isinstance(reply, Failed) else None
+
+    def build(
+        self,
+        name: str,
+        model: onnx.ModelProto,
+        values: Mapping[str, NDArray[Any]],
+        to: Path,
+        target: TargetSettings,
+        timeout: float | None = None,
+    ) -> Failed | None:
+        """Write the engine that a target makes of a model; why it is not built, if so."""
+        request = Build(target, self.write(name, model), self.feed(name, values), to.absolute())
+        reply = self.ask(request, timeout)
+        return reply if isinstance(reply, Failed) else None
+
+    def lowered(self, model: Path, target: TargetSettings) -> onnx.ModelProto | Failed | None:
+        """The form of a model that a target really runs; ``None`` if that is the model itself."""
+        path = self._scratch("lowered.onnx")
+        reply = self.ask(Lower(target, model, path))
+        if isinstance(reply, Failed):
+            return reply
+        return onnx.load(str(path), load_external_data=False) if reply.lowered else None

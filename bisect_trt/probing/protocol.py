@@ -1,0 +1,338 @@
+"""What is asked of a worker and what it answers: plain data, one line of JSON each way.
+
+Each request has one type of reply, or :class:`Failed` where the runtime does not run the model. The worker's side needs
+this module, NumPy and the runtime's package, and no more. A worker may be of another release than its driver, so every line
+carries the version of the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.targets.settings import Lowering, TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+VERSION = 1
+"""Raised whenever a worker of before would misread a request, or a driver its reply."""
+
+
+class Reply:
+    """What a worker answers."""
+
+
+R_co = TypeVar("R_co", bound=Reply, covariant=True)
+
+
+@dataclass(frozen=True)
+class Failed(Reply):
+    """The runtime does not run the model.
+
+    Attributes:
+        kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker made a ``crash`` of it or ran past
+            its ``time-out``, was ``cancelled``, or was ``lost``: ended by somebody else, which says nothing of the model.
+        message: Why, in words.
+        signature: The kind of failure, the same for the same failure of another model; see ``Outcome``.
+        poisoned: Whether whatever else that worker runs would fail too.
+    """
+
+    kind: Literal["build", "run", "crash", "time-out", "cancelled", "lost"]
+    message: str
+    signature: str
+    poisoned: bool = False
+
+
+@dataclass(frozen=True)
+class Misuse(Reply):
+    """The request names something that is wrong or not there; it is raised where it was asked.
+
+    Attributes:
+        status: The exit status of the error.
+        message: What it says.
+    """
+
+    status: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Done(Reply):
+    """It is done."""
+
+
+@dataclass(frozen=True)
+class Started(Reply):
+    """What a target says of itself, now that it has started.
+
+    Attributes:
+        lowers_by: Who lowers a model for it.
+    """
+
+    lowers_by: Lowering
+
+
+@dataclass(frozen=True)
+class Compared(Reply):
+    """What a model's tensors look like beside the reference's.
+
+    Attributes:
+        comparisons: Of each tensor, on every input sample that was looked at.
+        skipped: Outputs that the target does not hand out, with the reason.
+        layers: What the target makes of the model; see ``Session.layers``.
+        latency_ms: The median of several runs, where that was asked for.
+        unsupported: Whether the target cannot show what was asked for.
+    """
+
+    comparisons: tuple[TensorComparison, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[dict[str, Any], ...] = ()
+    latency_ms: float | None = None
+    unsupported: bool = False
+
+
+@dataclass(frozen=True)
+class Described(Reply):
+    """What an engine is made of, as plain values."""
+
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lowered(Reply):
+    """Whether the target runs another form of the model, which is written then."""
+
+    lowered: bool
+
+
+@dataclass(frozen=True)
+class Request(Generic[R_co]):
+    """Something for a worker to do.
+
+    Attributes:
+        target: The runtime that it is about.
+    """
+
+    target: TargetSettings
+
+
+@dataclass(frozen=True)
+class About(Request[Started]):
+    """Start the target, and say how it lowers."""
+
+
+@dataclass(frozen=True)
+class Build(Request[Done]):
+    """Write what the target makes of a model.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it will be fed, ``.npz``.
+        to: Where the engine goes.
+    """
+
+    model: Path
+    inputs: Path
+    to: Path
+
+
+@dataclass(frozen=True)
+class Collect(Request[Done]):
+    """Run a model and keep every output.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it is fed, ``.npz``; it may hold more than the model takes.
+        to: An ``.npz`` file, or else the folder of an ``ActivationStore``.
+        feeds: A store with more to feed.
+        append: Whether to add to the store that is there.
+    """
+
+    model: Path
+    inputs: Path
+    to: Path
+    feeds: Path | None = None
+    append: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input sample.
+
+    Attributes:
+        inputs: The values fed, ``.npz``.
+        golden: What should come out: ``.npz``, or the folder of an ``ActivationStore``.
+    """
+
+    inputs: Path
+    golden: Path
+
+
+@dataclass(frozen=True)
+class Compare(Request[Compared]):
+    """Run a model and compare each of its outputs that the reference has a value of.
+
+    Attributes:
+        model: The ONNX file.
+        samples: On what; one after the other, until one does not match.
+        tolerance: How far a tensor may be off.
+        names: What to compare; all outputs where empty.
+        every: Whether to go on after a sample that does not match.
+        unfused: Whether to see all that the target does not fuse away, rather than the outputs alone.
+        layers: Whether to say what the target makes of the model.
+        warm_up: How often it runs before it is timed; ``None`` if it is not.
+        details: Whether to measure all there is of an error.
+        fail_fast: Whether to stop at the first output that does not match.
+        fed: Activations of the reference that are fed too: tensor by the name of the input.
+        feeds: A store with more to feed.
+        keep: Outputs that go into a store of their own,
+        keep_in: which is this one; added to it if ``feeds`` is given.
+        save_outputs: Where the outputs of each sample go, ``.npz``.
+    """
+
+    model: Path
+    samples: tuple[Sample, ...]
+    tolerance: ToleranceOptions
+    names: tuple[str, ...] = ()
+    every: bool = False
+    unfused: bool = False
+    layers: bool = False
+    warm_up: int | None = None
+    details: bool = False
+    fail_fast: bool = False
+    fed: Mapping[str, str] = field(default_factory=dict)
+    feeds: Path | None = None
+    keep: tuple[str, ...] = ()
+    keep_in: Path | None = None
+    save_outputs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Describe(Request[Described]):
+    """Say what the target's prebuilt engine is made of."""
+
+
+@dataclass(frozen=True)
+class Lower(Request[Lowered]):
+    """Write the form of a model that the target really runs, if that is another.
+
+    Attributes:
+        model: The ONNX file.
+        to: Where it goes.
+    """
+
+    model: Path
+    to: Path
+
+
+@dataclass(frozen=True)
+class Order:
+    """A request on its way to a worker.
+
+    Attributes:
+        request: What to do.
+        log: Where what the runtime prints goes.
+        cwd: The folder that paths are relative to.
+    """
+
+    request: Request[Reply]
+    log: Path
+    cwd: Path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply on its way back.
+
+    Attributes:
+        reply: What came of it.
+        host_bytes: What the worker holds of memory.
+        gpu_bytes: What is in use of its GPU, by anybody.
+    """
+
+    reply: Reply
+    host_bytes: int = 0
+    gpu_bytes: int = 0
+
+
+BEGUN = b"begun\n"
+"""A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
+_REQUESTS = (About, Build, Collect, Compare, Describe, Lower)
+_REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started)
+_KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
+
+
+def encode(message: Order | Answer) -> bytes:
+    """A line."""
+    return json.dumps({"version": VERSION, **_plain(message)}).encode() + b"\n"
+
+
+def decode_order(line: bytes) -> Order:
+    """What :func:`encode` made of an order.
+
+    Raises:
+        UnavailableError: It is of another version.
+    """
+    return _typed(Order, _checked(line))  # type: ignore[no-any-return]
+
+
+def decode_answer(line: bytes) -> Answer:
+    """What :func:`encode` made of an answer.
+
+    Raises:
+        UnavailableError: It is of another version.
+    """
+    return _typed(Answer, _checked(line))  # type: ignore[no-any-return]
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(line)
+    if (version := plain.pop("version", None)) != VERSION:
+        raise UnavailableError(
+            f"the worker process and bisect-trt do not speak the same protocol (version {version} where {VERSION} is "
+            "expected); install the same release of bisect-trt for both."
+        )
+    return plain
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - of any field
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        plain = {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+        return {"kind_of": type(value).__name__, **plain} if isinstance(value, Request | Reply) else plain
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - one return a kind of type
+    """A value of JSON as what a field of this type holds."""
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if value is None or kind is Any or origin is Literal:
+        return value
+    if type(None) in arguments:
+        return _typed(next(each for each in arguments if each is not type(None)), value)
+    if origin is tuple:
+        return tuple(_typed(arguments[0], entry) for entry in value)
+    if isinstance(origin or kind, type) and issubclass(origin or kind, (Request, Reply)):
+        kind = _KINDS[value["kind_of"]]
+    if hasattr(kind, "from_json"):
+        return kind.from_json(value)
+    if is_dataclass(kind):
+        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
+        return kind(**{name: _typed(hints[name], entry) for name, entry in value.items() if name in hints})  # type: ignore[operator]
+    return Path(value) if kind is Path else value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    return get_type_hints(kind)

@@ -1,0 +1,65 @@
+"""What a ``run`` is to compare, from its options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.plots import Plots
+from bisect_trt.options.run import MoreTargets, RunOptions
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.options import LoweringChoice, Target
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.compare.compare import CompareSettings
+from bisect_trt.workflows.compare.outputs import MARK_ALL
+from bisect_trt.workflows.from_options import pictures, tolerance_options
+
+
+def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
+    """All targets of a ``run``, the one under suspicion first; none if none was asked for.
+
+    Raises:
+        UsageError: An option of a target without the target, or one that others rule out.
+    """
+    if more.fp_to_fp16:
+        target = replace(target, fp16=True, lowering=LoweringChoice.CAST if target.trt else target.lowering)
+    rest = [TargetSettings(own=OnnxRuntimeSettings(tuple(word.split(",")))) for word in more.also_providers]
+    rest += [reference_settings()] if more.onnxrt_reference else []
+    named = target.onnxrt or target.trt
+    if more.onnx and not named:
+        replace(target, fp16=False, bf16=False, keep_fp32=[]).settings()  # raises if there is another option
+        first = TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=tuple(target.keep_fp32))
+        return [first, *rest]
+    if not named and rest and target == Target():
+        return rest
+    runtime = target.settings(engines=True)
+    return [] if runtime is None else [runtime, *([TargetSettings("onnx")] if more.onnx else []), *rest]
+
+
+def compare_settings(
+    options: RunOptions, target: Target, more: MoreTargets, compare: Compare, plots: Plots
+) -> CompareSettings:
+    """What a ``run`` is to compare.
+
+    Raises:
+        UsageError: No target was asked for, or an option does not fit the others.
+        UnavailableError: There are to be pictures, and matplotlib is not installed.
+    """
+    first, *also = targets_to_run(more, target) or [target.required(engines=True)]
+    marked = options.mark_all or options.onnx_outputs == ["mark all"]
+    return CompareSettings(
+        target=first,
+        tolerance=tolerance_options(compare, first, nonfinite_equal=False),
+        onnx_outputs=MARK_ALL if marked else tuple(options.onnx_outputs),
+        exclude_outputs=tuple(options.onnx_exclude_outputs),
+        also=tuple(also),
+        warm_up=options.warm_up,
+        save_onnx=options.save_onnx,
+        fail_fast=options.fail_fast,
+        timeout=options.timeout,
+        save_inputs=options.save_inputs,
+        save_outputs=options.save_outputs,
+        load_outputs=tuple(options.load_outputs),
+        pictures=pictures(plots),
+    )

@@ -1,0 +1,185 @@
+"""From groups of options to settings, and to the files that a run depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.check import Check
+from bisect_trt.options.choices import Algorithm
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.data import Data
+from bisect_trt.options.plots import Plots
+from bisect_trt.options.search import Search
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.ledger import Budget
+from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare_script import check_script
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.method import Method
+from bisect_trt.tensors.saved import files_of
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.tensors.user_script import split_script
+from bisect_trt.workflows.pictures import Pictures
+from bisect_trt.workflows.precision.settings import Low
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
+
+
+def data_files(data: Data) -> list[Path]:
+    """The files that the values come from.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    script = [] if data.data_loader_script is None else [split_script(data.data_loader_script, "", "data-loader")[0]]
+    return [*(file for path in data.load_inputs for file in files_of(path)), *script]
+
+
+def model_settings(model: Path, data: Data) -> ModelSettings:
+    """The model and what to feed it.
+
+    Raises:
+        UsageError: A function of the data-loader script is named without it, or two are.
+    """
+    script = _loader_script(data)
+    fed = DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
+    return ModelSettings(model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir)
+
+
+def _loader_script(data: Data) -> str | None:
+    """The data-loader script with its function, as ``FILE:FUNCTION`` if one is named."""
+    script, function = data.data_loader_script, data.data_loader_func_name
+    if function is None:
+        return script
+    if script is None:
+        raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
+    if not Path(script).is_file():
+        split_script(script, "", "data-loader")
+        raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
+    return f"{script}:{function}"
+
+
+def compare_files(compare: Compare) -> list[Path]:
+    """The files that the comparison depends on.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
+
+
+def tolerance_options(
+    compare: Compare, target: TargetSettings | None, *, nonfinite_equal: bool = True
+) -> ToleranceOptions:
+    """How far a target may be off.
+
+    Raises:
+        UsageError: An option does not fit the others, or there is no such script.
+    """
+    if compare.index_tolerance and compare.compare_as is not Algorithm.INDICES:
+        raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+    compare_files(compare)
+    return ToleranceOptions(
+        compare.atol,
+        compare.rtol,
+        compare.check_error_stat,
+        _coarsest(target),
+        nonfinite_equal,
+        compare.error_quantile,
+        compare.infinities_compare_equal,
+        Method(
+            compare.compare_as,
+            compare.index_tolerance,
+            compare.postprocess,
+            not compare.no_shape_check,
+            compare.validate,
+            compare.compare_func_script,
+        ),
+    )
+
+
+def _coarsest(target: TargetSettings | None) -> Precision:
+    """What rounds most of what a target may compute in; 8-bit types are held to bfloat16, which has as few digits."""
+    low = frozenset(target.low_precisions if target is not None else ())
+    if low & {"bf16", "fp8", "int8"}:
+        return Precision.BF16
+    return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
+
+
+def check_words(check: Check) -> tuple[str, ...]:
+    """The check command; empty without one.
+
+    Raises:
+        UsageError: It is none; see :meth:`~bisect_trt.probing.command.CommandCheck.parse`.
+    """
+    return CommandCheck.parse(check.check) if check.check else ()
+
+
+def check_files(check: Check) -> list[Path]:
+    """The files that the check's words name, its program too if that is given by its path.
+
+    Raises:
+        UsageError: As :func:`check_words`.
+    """
+    return [Path(word) for word in check_words(check) if Path(word).is_file()]
+
+
+def check_settings(check: Check, target: TargetSettings | None, compare: Compare) -> CheckSettings:
+    """What says good or bad.
+
+    Raises:
+        UsageError: As :func:`check_words` or :func:`tolerance_options`.
+    """
+    return CheckSettings(
+        argv=check_words(check),
+        fail_codes=tuple(check.fail_code),
+        ignore_fail_codes=tuple(check.ignore_fail_code),
+        fail_regexes=tuple(check.fail_regex),
+        timeout=check.timeout,
+        candidate=check.candidate,
+        target=target,
+        tolerance=tolerance_options(compare, target),
+        artifacts=tuple(check.artifacts),
+        artifacts_dir=check.artifacts_dir,
+        show_output=check.show_output,
+        hide_fail_output=check.hide_fail_output,
+    )
+
+
+def search_settings(search: Search) -> SearchSettings:
+    """How a search is run."""
+    budget = Budget(search.max_probes, search.max_time)
+    return SearchSettings(search.workers, search.repeat, search.confidence, search.shrink, budget)
+
+
+def pictures(plots: Plots) -> Pictures:
+    """Which pictures to draw.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        UsageError: A folder is a file.
+    """
+    wanted = Pictures(
+        plots.save_heatmaps,
+        plots.save_error_metrics_plot,
+        plots.save_histograms,
+        plots.show_heatmaps,
+        plots.show_error_metrics_plot,
+    )
+    wanted.check()
+    return wanted
+
+
+def low_precision(target: Target) -> tuple[Low, TargetSettings | None]:
+    """What a search for precision lowers to, and the target without it: the search lowers the model itself.
+
+    Raises:
+        UsageError: Not exactly one of --fp16 and --bf16 is given, or another option does not fit.
+    """
+    named = target.onnxrt or target.trt
+    runtime = target.settings() if named else replace(target, fp16=False, bf16=False).settings()
+    if target.fp16 == target.bf16:
+        raise UsageError("a search for precision is about one of --fp16 and --bf16; say which, and only one.")
+    return "fp16" if target.fp16 else "bf16", runtime

@@ -1,0 +1,167 @@
+"""Options: declared once, and the same for the command line and for Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.commands import COMMANDS
+from bisect_trt.cli.parser import make_command, several
+from bisect_trt.errors import UsageError
+from bisect_trt.options import values
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.given import from_python, from_words
+from bisect_trt.options.spec import Entry, entries
+
+HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
+"""What takes longer to import than all that a command line is read with."""
+
+TEXTS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=6)
+NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(lambda s: s[0] != "-")
+SIZES = st.integers(0, 1 << 60)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+READ: dict[Any, st.SearchStrategy[Any]] = {
+    values.tolerance: st.floats(0, allow_nan=False),
+    values.quantile: st.floats(0, 1),
+    values.places: st.integers(0, 10**6),
+    values.top_k: st.builds(values.TopK, st.integers(1, 10**6), st.integers(-9, 9)),
+    values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
+    values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
+    values.size: SIZES,
+    values.pool_limit: st.tuples(TEXTS, SIZES),
+}
+"""What a reader of words may be given."""
+GROUPS = list(dict.fromkeys(group for groups in COMMANDS.values() for group in groups))
+OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not entry.option.count]
+
+
+def values_of(entry: Entry) -> st.SearchStrategy[Any]:
+    """Python values that an option takes."""
+    read, low, high = entry.option.read, entry.option.min, entry.option.max
+    if read is not None:
+        one = READ.get(read, st.sampled_from(ErrorStat))
+    elif issubclass(entry.kind, Enum):
+        one = st.sampled_from(entry.kind)
+    elif entry.kind is int:
+        least = 0 if entry.option.positional else None  # -1 would be an option
+        one = st.integers(least if low is None else int(low), None if high is None else int(high))
+    elif entry.kind is float:
+        one = st.floats(low, high, allow_nan=False)
+    else:
+        one = {bool: st.booleans(), Path: TEXTS.map(Path), str: TEXTS}[entry.kind]
+    if entry.form == "named":
+        return st.dictionaries(NAMES if entry.option.need_name else NAMES | st.just(""), one, min_size=1, max_size=3)
+    return st.lists(one, min_size=1, max_size=3) if entry.form == "list" else one
+
+
+def word(value: Any) -> str:  # noqa: ANN401 - of many types
+    """A value as it is typed."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, values.TopK):
+        return f"top-{value.k},axis={value.axis}"
+    if isinstance(value, tuple) and value and isinstance(value[0], str):
+        return ":".join(map(str, value))
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many types
+    """A value with its option as they are typed."""
+    if entry.option.positional:
+        return [word(value)]
+    if entry.kind is bool and entry.form == "one":
+        on, _, off = entry.flags[-1].partition("/")
+        return [on] if value else [off] * bool(off)
+    if entry.form == "named":
+        return [entry.flags[-1], *(f"{name}:{word(each)}" if name else word(each) for name, each in value.items())]
+    return [entry.flags[-1], *map(word, value if entry.form == "list" else [value])]
+
+
+@pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
+    value = data.draw(values_of(entry))
+    name = next(name for name, groups in COMMANDS.items() if group in groups)
+    needed: dict[str, Any] = {
+        other.name: Path("p") for own in COMMANDS[name] for other in entries(own) if other.required
+    }
+    typed = [each for other in entries(COMMANDS[name][0]) if other.required for each in words(other, Path("p"))]
+    if not entry.required:
+        # Arguments stand by their place, so those before it are given too.
+        before = [other for other in entries(group) if other.option.positional and not other.required]
+        before = before[: before.index(entry)] if entry in before else []
+        needed |= {other.name: "p" if other.kind is str else Path("p") for other in before}
+        typed += [*("p" for _ in before), *words(entry, value)]
+    else:
+        value = Path("p")
+    given_words = make_command(name).make_context(name, rewrite(typed, several(name))).params
+    own = {other.name: needed[other.name] for other in entries(group) if other.name in needed}
+    assert from_words(group, given_words) == from_python(group, {**own, entry.name: value})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_options_of_a_command_have_different_names_and_flags(name: str) -> None:
+    every = [entry for group in COMMANDS[name] for entry in entries(group)]
+    assert max(Counter(entry.name for entry in every).values()) == 1
+    flags = [flag for entry in every if not entry.option.positional for flag in entry.flags]
+    assert not flags or max(Counter(part for flag in flags for part in flag.split("/")).values()) == 1
+    assert all(entry.option.help for entry in every)
+
+
+WRONG: dict[type, tuple[Any, ...]] = {
+    bool: ("yes", 2, b"1"),
+    int: ("3", 1.5, None.__class__, [[1]]),
+    float: ("1", True, object()),
+    str: (3, b"x", 1.5),
+    Path: (3, b"x", 1.5),
+}
+
+
+@pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: type, entry: Entry) -> None:
+    junk = (object(),) if entry.option.read or issubclass(entry.kind, Enum) else WRONG[entry.kind]
+    for value in junk:
+        with pytest.raises(UsageError, match=f"^{entry.name}: "):
+            from_python(group, {entry.name: {"name": value} if entry.form == "named" else value})
+
+
+def test_what_is_not_given_is_not_shared() -> None:
+    """A group's lists and dictionaries are its own."""
+    for group in GROUPS:
+        plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
+        first: object = from_words(group, plain)
+        second: object = from_words(group, plain)
+        for entry in entries(group):
+            value = getattr(first, entry.name)
+            assert not isinstance(value, list | dict) or value is not getattr(second, entry.name)
+
+
+PARSE = """
+import sys
+from bisect_trt.cli.parser import parse
+try:
+    parse({words!r}, lambda name, values: None)
+except SystemExit:
+    print(*sorted({heavy!r} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["reduce", "--help"], ["run", "--no-such-option"], ["diagnose", "m.onnx", "--trt", "--atol=x:1e-3"]],
+    ids=" ".join,
+)
+def test_a_command_line_is_read_without_what_does_the_work(words: list[str]) -> None:
+    code = PARSE.format(words=words, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == ""
