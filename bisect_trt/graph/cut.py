@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -27,7 +27,13 @@ class Cut:
     outputs: tuple[str, ...]
 
 
-def cut(network: Network, chosen: Iterable[int], infos: Mapping[str, TensorInfo], stored: StoredValue) -> Cut:
+def cut(
+    network: Network,
+    chosen: Iterable[int],
+    infos: Mapping[str, TensorInfo],
+    stored: StoredValue,
+    outputs: Sequence[str] | None = None,
+) -> Cut:
     """Make a model of exactly the chosen nodes; :func:`select` says what goes in and out.
 
     Args:
@@ -35,10 +41,11 @@ def cut(network: Network, chosen: Iterable[int], infos: Mapping[str, TensorInfo]
         chosen: Node numbers.
         infos: Type and shape of each tensor that may become an input or an output, where known.
         stored: Gives the values of the weights whose makers are not chosen; they become initializers.
+        outputs: What to give back, where that is not all that something outside reads.
 
     Returns:
         The model; names of nodes and tensors are the original's, and so is the order of nodes wherever it is valid.
     """
-    piece = select(network, chosen)
+    piece = select(network, chosen, outputs)
     inputs, outputs = (tuple(tensor.name for tensor in ends) for ends in (piece.inputs, piece.outputs))
     return Cut(splice(network, piece, infos, stored), inputs, outputs)

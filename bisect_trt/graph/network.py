@@ -176,6 +176,11 @@ class Network:
         return name not in self._fed if maker is None else self.constant[maker]
 
     @cached_property
+    def returned(self) -> frozenset[str]:
+        """Names of the graph's outputs, to look one up."""
+        return frozenset(self.outputs)
+
+    @cached_property
     def _fed(self) -> frozenset[str]:
         return frozenset(self.inputs)
 

@@ -31,15 +31,17 @@ def number(node: gs.Node) -> int:
     return int(node.name)
 
 
-def select(network: Network, nodes: Iterable[int]) -> gs.Graph:
+def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None) -> gs.Graph:
     """The piece of exactly these nodes, in the file's order wherever that is valid.
 
-    Its inputs are the non-constant tensors that they read and do not make; its outputs what they make and a node outside
-    reads, or the graph returns. A chosen node that nothing reads keeps its outputs, so that no runtime drops it.
+    Its inputs are the non-constant tensors that they read and do not make; its outputs, unless they are given, what they
+    make and a node outside reads, or the graph returns. A chosen node that nothing reads keeps its outputs, so that no
+    runtime drops it.
 
     Args:
         network: The original.
         nodes: Node numbers.
+        outputs: Tensors that these nodes make, in order.
 
     Returns:
         A graph of the skeleton's own nodes: it is for reading.
@@ -48,19 +50,30 @@ def select(network: Network, nodes: Iterable[int]) -> gs.Graph:
     skeleton = network.skeleton.nodes
     piece = gs.Graph([skeleton[index] for index in ordered])
     piece.inputs = [tensor for tensor in _unmade(piece) if not network.is_weight(tensor.name)]
-    inside, returned = {id(node) for node in piece.nodes}, set(network.outputs)
-    outputs: list[gs.Tensor] = []
-    for index, node in zip(ordered, piece.nodes, strict=True):
-        readers = [[id(reader) in inside for reader in tensor.outputs] for tensor in node.outputs]
-        # A weight that others read too is not a result: they bring its maker along, or store it.
-        shown = [
-            tensor
-            for tensor, within in zip(node.outputs, readers, strict=True)
-            if tensor.name in returned or not (network.constant[index] or all(within))
-        ]
-        outputs += shown if shown or any(map(any, readers)) else node.outputs
-    piece.outputs = outputs
+    if outputs is None:
+        inside = set(ordered)
+        outputs = [name for index in ordered for name in given_back(network, index, inside)]
+    made = {tensor.name: tensor for node in piece.nodes for tensor in node.outputs}
+    piece.outputs = [made[name] for name in outputs]
     return piece
+
+
+def given_back(network: Network, index: int, inside: Collection[int]) -> list[str]:
+    """What a node of a piece makes that is an output of the piece.
+
+    Args:
+        network: The original.
+        index: The node's number.
+        inside: The numbers of all nodes of the piece.
+    """
+    outside, read = [], False
+    for name in network.made(index):
+        readers = [reader in inside for reader in network.consumers.get(name, ())]
+        read = read or any(readers)
+        # A weight that others read too is not a result: they bring its maker along, or store it.
+        if name in network.returned or not (network.constant[index] or all(readers)):
+            outside.append(name)
+    return outside if outside or read else network.made(index)
 
 
 def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> gs.Graph:

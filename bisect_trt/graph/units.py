@@ -80,6 +80,19 @@ class Units:
         """The units without the nodes that make weights for them, unless a weight cannot be stored."""
         return _close(units, self._bare)
 
+    def leading_to(self, units: Iterable[int]) -> frozenset[int]:
+        """The units with all that they depend on, makers of weights too."""
+        network = self.network
+        return _close(units, [self._units(network.parents(index)) for index in network.order])
+
+    def led_to(self, starts: Collection[int]) -> frozenset[int]:
+        """The units with all that depends on them."""
+        reached = set(starts)
+        for unit in self.searched:
+            if not reached.isdisjoint(self._units(self.network.parents(self.network.order[unit]))):
+                reached.add(unit)
+        return frozenset(reached)
+
     def is_heavy(self, unit: int) -> bool:
         """Whether the unit makes a weight that is too large to store, or has no known value."""
         return unit in self._heavy

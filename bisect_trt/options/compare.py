@@ -18,7 +18,9 @@ class Compare:
     atol: Annotated[
         dict[str, float],
         option(
-            metavar="[OUT:]TOL", help="Absolute tolerance; default 1e-5, with --fp16 1% of each RMS.", read=tolerance
+            metavar="[OUT:]TOL",
+            help="Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16 1% of it.",
+            read=tolerance,
         ),
     ] = field(default_factory=dict)
     rtol: Annotated[

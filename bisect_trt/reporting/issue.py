@@ -5,27 +5,64 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.reporting.culprits import describe_nodes, kinds
+from bisect_trt.reporting.markdown import block, code, plain, prose, table
+from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
 
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
 _JSON_LIMIT_BYTES = 256 << 20
-_SHOWN = 12
 _FP16_MAX = float(np.finfo(np.float16).max)
 _RANGE = "a matter of the model's range, not of a kernel"
+_SYMPTOMS = {
+    "refused": "refused",
+    "crash": "crashes",
+    "time-out": "does not end",
+    "overflow": "overflows",
+    "nan": "gives NaN",
+    "inf": "gives Inf",
+    "mismatch": "gives wrong values",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a command that was run before it is written down.
+
+    Attributes:
+        shows: Whether it shows the failure; ``None`` if that cannot be told.
+        why: Why it cannot, or what there is to say of it.
+    """
+
+    shows: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Another tool's command.
+
+    Attributes:
+        tool: The program.
+        title: The tool in words, and where it comes from.
+        words: The command line.
+    """
+
+    tool: str
+    title: str
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,91 +70,131 @@ class Issue:
     """What a bug report says.
 
     Attributes:
-        answer: What fails, in a sentence.
+        model: The minimal model.
         target: The target.
-        model: The file of the minimal model.
-        target_model: The file that the target runs; another one if it was lowered first.
-        nodes: The nodes of the model, in words.
+        file: The model's file.
+        target_file: The file that the target runs; another one if it was lowered first.
         comparisons: What the target made of the outputs.
-        refusal: What it says of the model, where its refusing it is the failure.
+        failure: The signature of the failure.
+        refusal: What the target says of the model, where its not running it is the failure.
         found: What the search did, in a sentence.
         environment: Versions and devices, by name.
+        ruled_out: What else was run, and what came of it, each in a sentence.
     """
 
-    answer: str
+    model: onnx.ModelProto
     target: TargetSettings
-    model: str
-    target_model: str
-    nodes: Sequence[str]
+    file: str
+    target_file: str
     comparisons: Sequence[TensorComparison]
+    failure: str
     refusal: str | None
     found: str
     environment: Mapping[str, str]
+    ruled_out: Sequence[str] = field(default_factory=tuple)
 
     @property
-    def failure(self) -> str:
+    def kind(self) -> str:
         """What goes wrong, in a word."""
         if self.refusal is not None:
-            return "refused"
+            return (
+                "crash"
+                if self.failure.startswith("signal ")
+                else self.failure
+                if self.failure == "time-out"
+                else "refused"
+            )
         if self._out_of_range():
             return "overflow"
-        kinds = [comparison.kind.value for comparison in self.comparisons if not comparison.passed]
-        return next((kind for kind in ("nan", "inf") if kind in kinds), "mismatch")
+        seen = [comparison.kind.value for comparison in self.comparisons if not comparison.passed]
+        return next((kind for kind in ("nan", "inf") if kind in seen), "mismatch")
+
+    @property
+    def title(self) -> str:
+        """Operators and symptom; no names of the model's."""
+        return (
+            f"{self.target.target.title}: {kinds(self.model)} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
+        )
 
     @property
     def lowered(self) -> bool:
         """Whether the model itself holds the low precision that the target runs in."""
-        return self.target_model != self.model
+        return self.target_file != self.file
 
-    def render(self, inputs: Mapping[str, Path]) -> str:
+    @property
+    def minimal(self) -> Minimal:
+        """The model as other tools are told of it."""
+        return minimal(self.model, self.target_file, lowered=self.lowered)
+
+    def render(self, inputs: Mapping[str, Path], trials: Mapping[str, Trial], script: str) -> str:
         """The text.
 
         Args:
             inputs: The files with the raw values of the model's inputs, for ``trtexec``.
+            trials: What came of the other tools' commands that were run, by tool.
+            script: How to run ``reproduce.py`` and what came of it, in a paragraph.
         """
-        trt = self.target.runtime == "trt"
-        about = f"`{self.target_model}` on {self.target.describe()} "
-        about += "is refused." if self.refusal is not None else "gives other values than ONNX Runtime gives on the CPU"
-        about += "" if self.refusal is not None else f" for `{self.model}` with graph optimisations off."
-        more = [] if len(self.nodes) <= _SHOWN else [f"and {len(self.nodes) - _SHOWN} more"]
-        values = {
-            "ANSWER": self.answer,
-            "SENTENCE": about,
-            "ENVIRONMENT": "\n".join(f"| {name} | {value} |" for name, value in self.environment.items()),
-            "NEEDS": "`tensorrt`, `numpy` and an NVIDIA GPU" if trt else "`onnxruntime` and `numpy`",
-            "COMMANDS": self._commands(inputs),
-            "NODES": ", ".join([*self.nodes[:_SHOWN], *more]),
-            "EXPECTED": self._expected(),
-            "SEEN": self._seen(),
-            "FOUND": self.found,
-        }
-        text = resources.files("bisect_trt.reporting").joinpath("templates/issue.md.txt").read_text("utf-8")
-        for name, value in values.items():
-            text = text.replace(f"@{name}@", value)
-        return text
-
-    def _commands(self, inputs: Mapping[str, Path]) -> str:
-        text = f"With Polygraphy (`pip install polygraphy`):\n\n```\n{shlex.join(self.polygraphy())}\n```\n"
-        if self.target.runtime == "trt":
-            said = "it fails to build" if self.refusal is not None else "compare what it prints with the values below"
-            text += f"\nWith TensorRT's own trtexec ({said}):\n\n```\n{shlex.join(self.trtexec(inputs))}\n```\n"
-        return text
-
-    def polygraphy(self) -> list[str]:
-        """The ``polygraphy run`` that compares the target's outputs with the golden ones."""
-        target = self.target
-        trt = target.of(TrtSettings) if target.runtime == "trt" else TrtSettings()
-        words = ["polygraphy", "run", self.target_model]
-        if target.runtime == "trt":
-            words += ["--trt", *(f"--{name}" for name in self._asked())]
-            words += ["--strongly-typed"] if self.lowered or trt.strongly_typed else []
-            words += [word for pool, size in trt.pool_limits for word in ("--pool-limit", f"{pool}:{size}")]
-            words += _given("--builder-optimization-level", trt.builder_optimization_level)
-            words += ["--plugins", *trt.plugins] if trt.plugins else []
+        runs = f"{code(self.target_file)} on {prose(self.target.describe())}"
+        whose = f"{code(self.file)} with graph optimisations off"
+        if self.refusal is not None:
+            about = f"{runs} {'is refused' if self.kind == 'refused' else _SYMPTOMS[self.kind]}."
         else:
-            providers = target.of(OnnxRuntimeSettings).providers
-            words += ["--onnxrt", *(["--providers", *providers] if providers else [])]
-        words += ["--load-inputs", INPUTS]
+            about = f"{runs} gives other values than ONNX Runtime gives on the CPU for {whose}."
+        parts = [
+            f"# {prose(self.title)}",
+            about,
+            "## Environment",
+            table(dict(self.environment)),
+            "## Steps to reproduce",
+            f"Everything is in the attached folder. {script}",
+            *self._commands(inputs, trials),
+            "## The model",
+            describe_nodes(self.model),
+            "## Expected",
+            self._expected(),
+            "## Seen",
+            self._seen(),
+            "## What was ruled out",
+            "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
+            "## How it was found",
+            self.found,
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def commands(self, inputs: Mapping[str, Path]) -> list[Command | NotReproducible]:
+        """The commands of other tools that this target can be said to."""
+        found: list[Command | NotReproducible] = []
+        for tool, title in (
+            ("polygraphy", "Polygraphy (`pip install polygraphy`)"),
+            ("trtexec", "TensorRT's own trtexec"),
+        ):
+            said = self.target.target.said_to(tool, self.target, self.minimal)
+            if said is None:
+                continue
+            if isinstance(said, NotReproducible):
+                found.append(NotReproducible(f"{title.partition(' (')[0]} cannot be asked for it: {said.reason}."))
+                continue
+            words = self._polygraphy(said) if tool == "polygraphy" else self._trtexec(said, inputs)
+            found.append(Command(tool, title, tuple(words)))
+        return found
+
+    def _commands(self, inputs: Mapping[str, Path], trials: Mapping[str, Trial]) -> list[str]:
+        parts: list[str] = []
+        for command in self.commands(inputs):
+            if isinstance(command, NotReproducible):
+                parts.append(prose(command.reason))
+                continue
+            trial = trials.get(command.tool, Trial(None, "not tried"))
+            if trial.shows is False:
+                parts.append(f"{command.title} does not show it: its command passes here.")
+                continue
+            what = "run here, it shows the failure" if trial.shows else trial.why
+            parts += [f"With {command.title}; {prose(what)}:", block(shlex.join(map(plain, command.words)))]
+        return parts
+
+    def _polygraphy(self, said: Sequence[str]) -> list[str]:
+        """The ``polygraphy run`` that compares the target's outputs with the golden ones."""
+        words = ["polygraphy", "run", self.target_file, *said, "--load-inputs", INPUTS]
         if self.refusal is not None:
             return words
         words += ["--load-outputs", GOLDEN]
@@ -129,37 +206,18 @@ class Issue:
         quantiles = [f"{name}:{c.quantile}" for name, c in held.items() if c.stat is ErrorStat.QUANTILE]
         return [*words, *(["--error-quantile", *quantiles] if quantiles else [])]
 
-    def trtexec(self, inputs: Mapping[str, Path]) -> list[str]:
-        """The ``trtexec`` that builds the model, feeds it the inputs and prints its outputs.
-
-        Source of the options: TensorRT's developer guide, "trtexec".
-        """
-        target = self.target
-        trt = target.of(TrtSettings) if target.runtime == "trt" else TrtSettings()
-        words = ["trtexec", f"--onnx={self.target_model}"]
-        words += [f"--{name}" for name in self._asked() if name != "tf32"]
-        words += [] if target.tf32 else ["--noTF32"]
-        words += ["--stronglyTyped"] if self.lowered or trt.strongly_typed else []
-        if target.held and not self.lowered:
-            low = "bf16" if target.bf16 else "fp16"
-            words += ["--precisionConstraints=prefer", f"--layerPrecisions=*:{low}", f"--layerOutputTypes=*:{low}"]
-        words += [f"--memPoolSize={pool}:{size}B" for pool, size in trt.pool_limits]
-        level = trt.builder_optimization_level
-        words += [] if level is None else [f"--builderOptimizationLevel={level}"]
-        words += [f"--staticPlugins={library}" for library in trt.plugins]
+    def _trtexec(self, said: Sequence[str], inputs: Mapping[str, Path]) -> list[str]:
+        """The ``trtexec`` that builds the model, feeds it the inputs and prints its outputs."""
+        words = ["trtexec", f"--onnx={self.target_file}", *said]
         if inputs:
             words += ["--loadInputs=" + ",".join(f"{name}:{path.as_posix()}" for name, path in inputs.items())]
         return [*words, "--dumpOutput"]
 
-    def _asked(self) -> list[str]:
-        """The precisions that the build has to be asked for."""
-        return [n for n in self.target.low_precisions if not (self.lowered and n in ("fp16", "bf16"))]
-
     def _expected(self) -> str:
         if self.refusal is not None:
             return "The model is built and runs: it is valid ONNX, and ONNX Runtime runs it."
-        rows = [f"- `{c.name}`{_at(c)}{_value(c, 'reference')}" for c in self.comparisons if not c.passed]
-        return "\n".join([*rows, *self._out_of_range()]) + "\n\n(`golden.npz` has all values.)"
+        rows = [f"- {code(c.name)}{_at(c)}{_value(c, 'reference')}" for c in self.comparisons if not c.passed]
+        return "\n".join([*rows, *self._out_of_range()]) + f"\n\n(`golden.npz` has all values: {GOLDEN_IS}.)"
 
     def _out_of_range(self) -> list[str]:
         """A sentence if the target's precision has no such number as is expected."""
@@ -170,15 +228,61 @@ class Issue:
 
     def _seen(self) -> str:
         if self.refusal is not None:
-            return f"```\n{self.refusal}\n```"
+            return block(self.refusal)
         rows = [
-            f"- `{c.name}`{_at(c)}{_value(c, 'target')}\n  {c.describe()}" for c in self.comparisons if not c.passed
+            f"- {code(c.name)}{_at(c)}{_value(c, 'target')}\n  {prose(c.describe())}"
+            for c in self.comparisons
+            if not c.passed
         ]
         return "\n".join(rows) or "Nothing is off any more: the last probe did not show the failure again."
 
 
-def _given(option: str, value: object) -> list[str]:
-    return [] if value is None else [option, str(value)]
+def issue_files(
+    issue: Issue, folder: Path, inputs: Mapping[str, NDArray[Any]], golden: Mapping[str, NDArray[Any]]
+) -> list[str]:
+    """Write what the commands of other tools read; values that are too large for JSON are left out.
+
+    Args:
+        issue: The report.
+        folder: The reproducer's.
+        inputs: The model's inputs.
+        golden: What its outputs should be.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        OSError: The folder cannot be written.
+        UsageError: The same.
+    """
+    files: list[str] = []
+    if sum(value.nbytes for value in (*inputs.values(), *golden.values())) <= _JSON_LIMIT_BYTES:
+        write_inputs(folder / INPUTS, [inputs])
+        write_outputs(folder / GOLDEN, "reference", [golden])
+        files += [INPUTS, GOLDEN]
+    for name, path in raw_inputs(issue, inputs).items():
+        (folder / RAW).mkdir(exist_ok=True)
+        (folder / path).write_bytes(np.ascontiguousarray(inputs[name]).tobytes())
+        files.append(path.as_posix())
+    return files
+
+
+def raw_inputs(issue: Issue, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Path]:
+    """The files with the raw values of a model's inputs, if the target is one of trtexec's, which reads no others."""
+    if issue.target.target.said_to("trtexec", issue.target, issue.minimal) is None:
+        return {}
+    named = enumerate(inputs.items())
+    return {name: Path(RAW) / f"input_{number}.bin" for number, (name, value) in named if not is_string(value.dtype)}
+
+
+GOLDEN_IS = "what ONNX Runtime makes of the inputs on the CPU, graph optimisations off"
+"""Whose values the reproducer's golden ones are."""
+
+
+def minimal(model: onnx.ModelProto, file: str, *, lowered: bool) -> Minimal:
+    """A model as a target is asked for how it is said."""
+    nodes = tuple((node.name, tuple(node.output)) for node in model.graph.node)
+    return Minimal(file, lowered, tuple(value.name for value in model.graph.input), nodes)
 
 
 def _at(comparison: TensorComparison) -> str:
@@ -192,44 +296,4 @@ def _value(comparison: TensorComparison, whose: str) -> str:
         shape = comparison.reference_shape if whose == "reference" else comparison.target_shape
         return "" if shape is None else f": shape {list(shape)}"
     value = getattr(worst, whose)
-    return f": {value:.9g}" if isinstance(value, float) else f": {value}"
-
-
-def issue_files(
-    issue: Issue, folder: Path, inputs: Mapping[str, NDArray[Any]], golden: Mapping[str, NDArray[Any]]
-) -> list[str]:
-    """Write ``ISSUE.md`` and what the commands in it read.
-
-    Args:
-        issue: The report.
-        folder: The reproducer's.
-        inputs: The model's inputs.
-        golden: What its outputs should be.
-
-    Returns:
-        The names of the files that the commands read.
-
-    Raises:
-        OSError: The folder cannot be written.
-        UsageError: The same.
-    """
-    files: list[str] = []
-    raw = raw_inputs(issue.target, inputs)
-    if sum(value.nbytes for value in (*inputs.values(), *golden.values())) <= _JSON_LIMIT_BYTES:
-        write_inputs(folder / INPUTS, [inputs])
-        write_outputs(folder / GOLDEN, "reference", [golden])
-        files += [INPUTS, GOLDEN]
-    for name, path in raw.items():
-        (folder / RAW).mkdir(exist_ok=True)
-        (folder / path).write_bytes(np.ascontiguousarray(inputs[name]).tobytes())
-        files.append(path.as_posix())
-    (folder / ISSUE).write_text(issue.render(raw), encoding="utf-8")
-    return files
-
-
-def raw_inputs(target: TargetSettings, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Path]:
-    """The files with the raw values of a model's inputs: ``trtexec`` reads no others."""
-    if target.runtime != "trt":
-        return {}
-    named = enumerate(inputs.items())
-    return {name: Path(RAW) / f"input_{number}.bin" for number, (name, value) in named if not is_string(value.dtype)}
+    return f": {value:.9g}" if isinstance(value, float) else f": {prose(str(value))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.errors import UsageError
+from bisect_trt.reporting.culprits import describe_nodes
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import ISSUE, Issue, issue_files, raw_inputs
-from bisect_trt.reporting.script import TargetScript, render_script
+from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Issue, Trial, issue_files, minimal, raw_inputs
+from bisect_trt.reporting.markdown import block, code, prose, table
+from bisect_trt.reporting.script import render_script
+from bisect_trt.targets.base import Script
+from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.dtypes import is_string
 from bisect_trt.tensors.npz import save_npz
 
 MODEL, INPUTS, GOLDEN, README = "model.onnx", "inputs.npz", "golden.npz", "README.md"
+SCRIPT, FILES = "reproduce.py", "files"
 _NAMED_OPS = 2
 DATA_SET = "test_data_set_0"
 _PB_LIMIT_BYTES = (1 << 31) - (1 << 16)
@@ -39,11 +44,16 @@ class Reproducer:
         inputs: Its inputs.
         golden: What its outputs should be.
         comparisons: What the target made of them.
-        script: How the target runs a model.
         answer: What fails, in a sentence.
-        target: The target.
+        target: The target, the files that it reads in the folder.
         found: What the search did, in a sentence.
-        refusal: What the target says of the model, where its refusing it is the failure.
+        failure: The signature of the failure.
+        refusal: What the target says of the model, where its not running it is the failure.
+        timeout: Seconds that a run may take, where that is the failure.
+        validate: Whether NaN and Inf fail wherever they are.
+        files: Those that the target reads, by name.
+        ruled_out: What else was run, and what came of it, each in a sentence.
+        trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
     """
 
     model: onnx.ModelProto
@@ -51,42 +61,48 @@ class Reproducer:
     inputs: Mapping[str, NDArray[Any]]
     golden: Mapping[str, NDArray[Any]]
     comparisons: Sequence[TensorComparison]
-    script: TargetScript
     answer: str
     target: TargetSettings
     found: str
+    failure: str
     refusal: str | None = None
+    timeout: float | None = None
+    validate: bool = False
+    files: Sequence[str] = ()
+    ruled_out: Sequence[str] = ()
+    trials: Mapping[str, Trial] = field(default_factory=dict)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all but the model itself, which lies there already.
+        """Write all but the model itself and the files that the target reads, which lie there already.
 
         Raises:
             UsageError: The folder cannot be written.
         """
         try:
-            files = [MODEL, INPUTS, GOLDEN, "reproduce.py", README, ISSUE]
+            files = [MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE, *self.files]
             if self.lowered is not None:
                 onnx.save(self.lowered, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
-            (folder / "reproduce.py").write_text(self.source(), encoding="utf-8")
-            (folder / README).write_text(self.readme(), encoding="utf-8")
+            (folder / SCRIPT).write_text(self.source(), encoding="utf-8")
             files += self._write_data_set(folder) + issue_files(self.issue(), folder, self.inputs, self.golden)
+            self.write_texts(folder)
         except OSError as error:
             raise _unwritable(folder, error) from error
         return [folder / file for file in files]
 
     def write_texts(self, folder: Path) -> None:
-        """Write what is said of it again.
+        """Write what is said of it, again too.
 
         Raises:
             UsageError: The folder cannot be written.
         """
         try:
             (folder / README).write_text(self.readme(), encoding="utf-8")
-            issue = self.issue().render(raw_inputs(self.target, self.inputs))
-            (folder / ISSUE).write_text(issue, encoding="utf-8")
+            issue = self.issue()
+            text = issue.render(raw_inputs(issue, self.inputs), self.trials, self.how_to_run())
+            (folder / ISSUE).write_text(text, encoding="utf-8")
         except OSError as error:
             raise _unwritable(folder, error) from error
 
@@ -95,12 +111,20 @@ class Reproducer:
         """What fails and how, as a part of a file's name: ``pow-overflow``, ``matmul-and-2-more-mismatch``."""
         ops = [node.op_type.lower() for node in self.model.graph.node]
         words = ops if len(ops) <= _NAMED_OPS else [ops[0], "and", str(len(ops) - 1), "more"]
-        return "-".join([*words, self.issue().failure])
+        return "-".join([*words, self.issue().kind])
 
     @property
     def target_model(self) -> str:
         """The file that the target runs."""
-        return MODEL if self.lowered is None else f"model_{'bf16' if self.target.bf16 else 'fp16'}.onnx"
+        if self.lowered is None:
+            return MODEL
+        return f"model_{'bf16' if self.target.bf16 else 'fp16' if self.target.fp16 else 'target'}.onnx"
+
+    @property
+    def script(self) -> Script:
+        """How ``reproduce.py`` runs the model."""
+        model = minimal(self.model, self.target_model, lowered=self.lowered is not None)
+        return self.target.target.script(self.target, model)
 
     def _write_data_set(self, folder: Path) -> list[str]:
         """The values as ONNX's own test cases have them: ``input_0.pb`` for the model's first input, and so on.
@@ -123,84 +147,82 @@ class Reproducer:
     def issue(self) -> Issue:
         """What a bug report says."""
         return Issue(
-            self.answer,
+            self.model,
             self.target,
             MODEL,
             self.target_model,
-            [f"{node.op_type} `{node.name or node.output[0]}`" for node in self.model.graph.node],
             self.comparisons,
+            self.failure,
             self.refusal,
             self.found,
             environment(),
+            self.ruled_out,
         )
 
     def source(self) -> str:
-        """``reproduce.py``: needs nothing of bisect-trt."""
+        """``reproduce.py``."""
         return render_script(
             self.script,
             self.target_model,
+            sorted({*names_of(self.model.graph), *names_of((self.lowered or self.model).graph)} - {""}),
             self.comparisons,
             answer=self.answer,
             described=self.target.describe(),
-            refusal=self.refusal,
+            failure=self.failure,
+            timeout=self.timeout,
+            validate=self.validate,
+        )
+
+    def how_to_run(self) -> str:
+        """A paragraph on ``reproduce.py``, and what came of it here."""
+        trial = self.trials.get(SCRIPT, Trial(None, "not run here"))
+        ran = (
+            "Run here, it shows the failure."
+            if trial.shows
+            else f"Run here, it does not show the failure: {trial.why}."
+        )
+        said = ran if trial.shows is not None else f"It was {trial.why}."
+        return (
+            f"With nothing but {self.script.needs}:\n\n{block(f'python {SCRIPT}')}\n\nIt prints the failure, and ends with "
+            "status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else. " + prose(said)
         )
 
     def readme(self) -> str:
         """What it is, how to run it, and the versions it was seen with."""
-        failed = [f"- `{c.name}`: {c.describe()}" for c in self.comparisons if not c.passed]
-        seen = "\n".join(failed if self.refusal is None else [f"- {self.refusal}"])
-        versions = "\n".join(f"| {name} | {version} |" for name, version in environment().items())
-        nodes = ", ".join(f"{node.op_type} `{node.name or node.output[0]}`" for node in self.model.graph.node[:12])
-        more = f" and {len(self.model.graph.node) - 12} more" if len(self.model.graph.node) > 12 else ""
+        failed = [f"- {code(c.name)}: {prose(c.describe())}" for c in self.comparisons if not c.passed]
+        seen = failed if self.refusal is None else [f"- {prose(self.refusal)}"]
         lowered = (
-            f"`{self.target_model}` is the same model in low precision (by Casts in the graph), which is what the target ran.\n"
+            f"{code(self.target_model)} is the same model in low precision (by Casts in the graph), which is what the target "
+            "ran. "
             if self.lowered is not None
             else ""
         )
-        return README_TEXT.format(
-            answer=self.answer,
-            target=self.target.describe(),
-            seen=seen,
-            nodes=nodes + more,
-            versions=versions,
-            lowered=lowered,
-            found=self.found,
-            needs=self.script.needs,
-        )
-
-
-README_TEXT = """# {answer}
-
-Target: {target}. Reference: ONNX Runtime on the CPU, graph optimisations off.
-
-## Seen
-
-{seen}
-
-## To see it again
-
-```
-python reproduce.py
-```
-
-needs {needs}, prints the failure, and exits with status 1 while it is there (0 once it is gone).
-
-`model.onnx` is the smallest model that still fails ({nodes}). `inputs.npz` are the values that the network really has
-there, `golden.npz` what the reference makes of them, both by tensor name; `inputs.json` and `golden.json` are the same as
-Polygraphy reads them, and `test_data_set_0` as ONNX's own test cases have them. `ISSUE.md` is the text of a bug report.
-{lowered}
-`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what you send.
-
-## How it was found
-
-{found}
-
-## Versions
-
-| | |
-| --- | --- |
-{versions}
-"""
+        files = f" What the target reads lies in {code(FILES)}." if self.files else ""
+        parts = [
+            f"# {prose(self.answer)}",
+            f"Target: {prose(self.target.describe())}. Reference: ONNX Runtime on the CPU, graph optimisations off.",
+            "## Seen",
+            "\n".join(seen),
+            "## To see it again",
+            self.how_to_run(),
+            (
+                f"{code(MODEL)} is the smallest model that still fails. {code(INPUTS)} are the values that the network really "
+                f"has there, {code(GOLDEN)} is {GOLDEN_IS}, both by tensor name; `inputs.json` and `golden.json` are the same as "
+                f"Polygraphy reads them, and {code(DATA_SET)} as ONNX's own test cases have them. {code(ISSUE)} is the text of a "
+                f"bug report. {lowered}{files}"
+            ),
+            (
+                "`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what "
+                "you send."
+            ),
+            "## The model",
+            describe_nodes(self.model),
+            "## How it was found",
+            self.found,
+            "## Versions",
+            table(environment()),
+        ]
+        return "\n\n".join(parts) + "\n"
 
 
 def _unwritable(folder: Path, error: OSError) -> UsageError:

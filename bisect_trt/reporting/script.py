@@ -1,99 +1,148 @@
-"""``reproduce.py``: shows a failure with nothing but the target's own package and NumPy."""
+"""``reproduce.py``: shows a failure with nothing but the target's own package and NumPy.
+
+It is put together of the sources of the modules that define it and of one literal, which holds all that is of this failure:
+whatever the names in a model are, they are never code.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.base import Script
 from bisect_trt.tensors.comparison import TensorComparison
 
+_JUDGE = "bisect_trt.targets.standalone"
+_FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
+_HEAD = '''"""Shows a failure again.
 
-@dataclass(frozen=True)
-class TargetScript:
-    """How a target runs a model, as Python source.
+Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else.
+"""
 
-    Attributes:
-        template: The file that defines ``VERSION`` and ``run``.
-        needs: The packages it needs, in words.
-        imports: Its imports.
-        settings: Its options: names of constants to their values, JSON-like but for ``None`` and bools.
-    """
+from __future__ import annotations
 
-    template: str
-    needs: str
-    imports: str
-    settings: Mapping[str, object]
-
-
-def onnxrt_script(providers: Sequence[str]) -> TargetScript:
-    """ONNX Runtime; ``providers`` by their long names."""
-    imports = "import onnxruntime"
-    return TargetScript("run_onnxrt.py.txt", "onnxruntime and numpy", imports, {"PROVIDERS": list(providers)})
-
-
-def trt_script(settings: TargetSettings, *, lowered: bool) -> TargetScript:
-    """TensorRT.
-
-    Args:
-        settings: The target.
-        lowered: Whether half precision is in the model itself, so that the build need not be asked for it.
-    """
-    names = (name for name in settings.low_precisions if not (lowered and name in ("fp16", "bf16")))
-    values: dict[str, object] = {
-        "FLAGS": [name.upper() for name in names],
-        "STRONGLY_TYPED": lowered or settings.of(TrtSettings).strongly_typed,
-        "HELD": settings.held,
-        "POOL_LIMITS": [[pool.upper(), size] for pool, size in settings.of(TrtSettings).pool_limits],
-        "LEVEL": settings.of(TrtSettings).builder_optimization_level,
-        "PLUGINS": list(settings.of(TrtSettings).plugins),
-    }
-    imports = "import ctypes\nimport glob\n\nimport tensorrt as trt"
-    return TargetScript("run_trt.py.txt", "tensorrt, numpy and an NVIDIA GPU", imports, values)
+'''
 
 
 def render_script(
-    target: TargetScript,
+    script: Script,
     model: str,
+    names: Sequence[str],
     comparisons: Sequence[TensorComparison],
     *,
     answer: str,
     described: str,
-    refusal: str | None,
+    failure: str,
+    timeout: float | None = None,
+    validate: bool = False,
 ) -> str:
     """The source of ``reproduce.py``.
 
     Args:
-        target: How to run the model.
+        script: How the target runs the model.
         model: The model's file name.
+        names: Of its nodes and tensors, for the failure's signature.
         comparisons: What was seen of its outputs; their tolerances are what it is held to.
         answer: What fails, in a sentence.
         described: The target in words.
-        refusal: What the target says of the model, where its refusing it is the failure.
+        failure: The signature of the failure.
+        timeout: Seconds after which a target that does not answer has failed.
+        validate: Whether NaN and Inf fail wherever they are.
     """
-    tolerances = {c.name: [c.atol, c.rtol, _statistic(c)] for c in comparisons if c.atol is not None}
-    values = {
-        "NEEDS": target.needs,
-        "IMPORTS": target.imports,
-        "ANSWER": json.dumps(answer),
-        "TARGET": json.dumps(described),
-        "MODEL": json.dumps(model),
-        "SETTINGS": "\n".join(f"{name} = {value!r}" for name, value in target.settings.items()),
-        "TOLERANCES": json.dumps(tolerances, indent=4),
-        "REFUSAL": repr(refusal),
-        "RUN": _template(target.template).strip("\n"),
+    case = {
+        "answer": answer,
+        "target": described,
+        "needs": script.needs,
+        "model": model,
+        "names": list(names) if failure.startswith(("build: ", "run: ")) else [],
+        "settings": script.settings,
+        "failure": failure,
+        "timeout": timeout,
+        "validate": validate,
+        # By output: absolute tolerance, relative tolerance, and the error statistic that is held against them.
+        "tolerances": {c.name: [c.atol or 0, c.rtol or 0, _statistic(c)] for c in comparisons},
     }
-    text = _template("reproduce.py.txt")
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+    sources = [_split(name) for name in (_JUDGE, *script.modules)]
+    imports = _merged(line for lines, _ in sources for line in lines)
+    parts = ["\n".join(imports) + "\n\nCASE = " + literal(case) + "\n", *(body for _, body in sources)]
+    return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, run, sign))\n'
 
 
-def _template(name: str) -> str:
-    return resources.files("bisect_trt.reporting").joinpath(f"templates/{name}").read_text("utf-8")
+def _split(module: str) -> tuple[list[str], str]:
+    """The imports of a module but those of this package, and what follows them."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None  # a module of ours, or of a target's package
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    top = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [ast.unparse(node) for node in top if not _is_ours(node)]
+    lines = source.splitlines()
+    # Comments belong to what follows them.
+    text = "\n".join(lines[top[-1].end_lineno :]).strip("\n") + "\n"
+    return imports, _FOR_LINTERS.sub("", text)
+
+
+def _merged(imports: Iterable[str]) -> list[str]:
+    """Import statements, those of one module in one line."""
+    plain: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for line in imports:
+        module, is_from, name = line.removeprefix("from ").partition(" import ")
+        if is_from:
+            names.setdefault(module, set()).update(name.split(", "))
+        else:
+            plain.add(line)
+    return [*sorted(plain), *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]
+
+
+def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
+    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return (name or "").partition(".")[0] in ("__future__", "bisect_trt")
+
+
+def literal(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - plain values
+    """A plain value as Python source; containers that do not fit a line one entry a line.
+
+    Args:
+        value: ``None``, a bool, number or text, a list or tuple of such, or a mapping of texts to such.
+        indent: Where it stands.
+    """
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _quoted(str(value))
+    if isinstance(value, Mapping):
+        entries, ends = [f"{_quoted(name)}: {literal(each, indent + 4)}" for name, each in value.items()], "{}"
+    elif isinstance(value, list | tuple):
+        entries, ends = [literal(each, indent + 4) for each in value], "[]"
+    else:
+        return repr(value)
+    text = f"{ends[0]}{', '.join(entries)}{ends[1]}"
+    if len(text) + indent <= 100 and "\n" not in text:
+        return text
+    pad = " " * (indent + 4)
+    return f"{ends[0]}\n{''.join(f'{pad}{entry},{chr(10)}' for entry in entries)}{' ' * indent}{ends[1]}"
+
+
+def _quoted(text: str) -> str:
+    """A text in double quotes; what is not printable (controls, bidirectional marks, surrogates) by its number."""
+    if text.isascii() and text.isprintable():
+        return json.dumps(text)
+    escaped = (
+        json.dumps(c)[1:-1] if c.isascii() and c.isprintable() else c if c.isprintable() else _escape(c) for c in text
+    )
+    return f'"{"".join(escaped)}"'
+
+
+def _escape(character: str) -> str:
+    return ascii(character)[1:-1]
 
 
 def _statistic(comparison: TensorComparison) -> str:

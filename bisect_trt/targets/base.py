@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -125,6 +125,50 @@ class Capabilities:
     sliced: bool = False
 
 
+@dataclass(frozen=True)
+class NotReproducible:
+    """That a setting is not said to others.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """How ``reproduce.py`` runs a model.
+
+    Attributes:
+        needs: The packages that takes, in words.
+        modules: Whose source it is made of, each after those it needs. They have Python 3.8's syntax, import nothing of
+            bisect-trt but each other, and define ``run`` and ``sign`` as :mod:`bisect_trt.targets.standalone` calls them.
+        settings: What ``run`` is given: plain values.
+    """
+
+    needs: str
+    modules: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Minimal:
+    """The model that is to be reproduced.
+
+    Attributes:
+        file: The file that the target runs.
+        lowered: Whether the low precision is in that file already.
+        inputs: The names of its inputs.
+        nodes: Of each of its nodes the name and the outputs.
+    """
+
+    file: str
+    lowered: bool = False
+    inputs: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
 class Engines(Protocol):
     """Of a target that compiles models into files: how it is set up to read and write those."""
 
@@ -147,6 +191,9 @@ class Target(ABC):
         own: The settings that only it has.
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
+        needs: The packages that it takes, in words.
+        files: Those of its own settings that are paths of files which it reads.
+        not_reproducible: Its own settings that are not said in a reproducer, with the reason.
     """
 
     name: ClassVar[str]
@@ -154,6 +201,9 @@ class Target(ABC):
     own: ClassVar[type[OwnSettings]] = OwnSettings
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
+    needs: ClassVar[str] = ""
+    files: ClassVar[tuple[str, ...]] = ()
+    not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
 
     @abstractmethod
     def make_runtime(self, settings: TargetSettings) -> Runtime:
@@ -187,6 +237,30 @@ class Target(ABC):
         own, defaults = settings.of(self.own), self.own()
         names = [entry.name for entry in fields(own)]
         return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
+
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - of others
+        """How ``reproduce.py`` runs a model: by way of bisect-trt, where the target says no other."""
+        needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
+        return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
+
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:  # noqa: ARG002
+        """How another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``) is asked for it, after the model's name.
+
+        Returns:
+            The words; why it cannot say all of it; or ``None`` if it does not know this target.
+        """
+        return None
+
+    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
+        """What else a minimal model is worth running on, to rule things out: in words (``In fp32``), and set so."""
+        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
+        return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
+
+    def reproducible(self, settings: TargetSettings) -> dict[str, Value]:
+        """What is said of its own settings in a reproducer, by name."""
+        own = settings.of(self.own)
+        names = [entry.name for entry in fields(own) if entry.name not in self.not_reproducible]
+        return {name: getattr(own, name) for name in names}
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:  # noqa: B027
         """Make sure that what it was told of the inputs fits the values that they are fed, by their shapes.

@@ -16,9 +16,11 @@ from bisect_trt.tensors.compare_numbers import compare_numbers
 from bisect_trt.tensors.compare_script import compare_by_script
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.postprocess import match_shape, postprocess
-from bisect_trt.tensors.stats import count_nonfinite
-from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, Precision, Tolerance, ToleranceOptions
+from bisect_trt.tensors.stats import count_nonfinite, finite_rms
+from bisect_trt.tensors.step import RIPPLE, Step
+from bisect_trt.tensors.tolerance import DEFAULT_QUANTILE, Precision, ResolvedTolerance, Tolerance, ToleranceOptions
 
 __all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_output", "compare_tensor"]
 
@@ -32,6 +34,7 @@ def compare_all(
     *,
     fail_fast: bool = False,
     details: bool = False,
+    steps: Mapping[str, Step] | None = None,
 ) -> list[TensorComparison]:
     """Compare every tensor of the reference with the target's of the same name.
 
@@ -41,6 +44,7 @@ def compare_all(
         options: How to compare, and tolerances by name.
         fail_fast: Whether to stop after the first that fails.
         details: Whether to work out the further numbers too.
+        steps: Of quantized tensors, by name.
 
     Returns:
         One comparison a tensor, in the reference's order; the failing one last if ``fail_fast``.
@@ -52,14 +56,22 @@ def compare_all(
         return compare_by_script(options.method.script, reference, target)
     comparisons = []
     for name, values in reference.items():
-        comparisons.append(compare_output(name, values, target.get(name), options, details=details))
+        comparisons.append(
+            compare_output(name, values, target.get(name), options, details=details, step=(steps or {}).get(name))
+        )
         if fail_fast and not comparisons[-1].passed:
             break
     return comparisons
 
 
 def compare_output(
-    name: str, reference: Array, target: Array | None, options: ToleranceOptions, *, details: bool = False
+    name: str,
+    reference: Array,
+    target: Array | None,
+    options: ToleranceOptions,
+    *,
+    details: bool = False,
+    step: Step | None = None,
 ) -> TensorComparison:
     """Compare one tensor as the options say.
 
@@ -69,6 +81,7 @@ def compare_output(
         target: What it is; None where the target did not give it.
         options: How to compare, and tolerances by name.
         details: Whether to work out the further numbers too.
+        step: Of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
 
     Raises:
         UsageError: What is to be done to this output cannot be.
@@ -92,6 +105,7 @@ def compare_output(
         quantile=options.quantile_of(name),
         places=method.places(name) if method.algorithm is Algorithm.INDICES else None,
         details=details,
+        step=step if tolerance == Tolerance() and options.method == Method() else None,
     )
     if not invalid:
         return comparison
@@ -122,6 +136,7 @@ def compare_tensor(
     quantile: float = DEFAULT_QUANTILE,
     places: int | None = None,
     details: bool = False,
+    step: Step | None = None,
 ) -> TensorComparison:
     """Compare one tensor.
 
@@ -137,6 +152,7 @@ def compare_tensor(
         quantile: Which quantile is held against the tolerance, if that is the statistic.
         places: How many places an index may be away, for tensors that are lists of indices; else None.
         details: Whether to work out the further numbers too.
+        step: Of a quantized tensor, where being one step off may be a tie.
     """
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
@@ -152,6 +168,8 @@ def compare_tensor(
     if places is not None and reference.size:
         return compare_indices(reference, target, places, known)
     resolved = tolerance.resolve(reference, precision)
+    if step is not None and step.size is None and reference.dtype.kind == "f":
+        resolved = ResolvedTolerance(max(resolved.atol, RIPPLE * finite_rms(reference)), max(resolved.rtol, RIPPLE))
     known |= {"atol": resolved.atol, "rtol": resolved.rtol}
     if not reference.size:
         return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
@@ -167,6 +185,7 @@ def compare_tensor(
             nonfinite_equal=nonfinite_equal,
             infinities_equal=infinities_equal or nonfinite_equal,
             want_details=details,
+            step=step,
         )
 
 

@@ -24,6 +24,7 @@ from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, Wors
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.metrics import details
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
+from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.tolerance import ResolvedTolerance
 
 _EPSILON = 2.0**-52
@@ -40,6 +41,7 @@ def compare_numbers(
     nonfinite_equal: bool,
     infinities_equal: bool,
     want_details: bool,
+    step: Step | None = None,
 ) -> TensorComparison:
     """Compare two tensors of numbers.
 
@@ -51,6 +53,7 @@ def compare_numbers(
         nonfinite_equal: Whether the same NaN in the same place counts as no error.
         infinities_equal: Whether the same Inf does.
         want_details: Whether to work out the further numbers too.
+        step: Of a quantized tensor, where being one step off may be a tie.
     """
     # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
     shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
@@ -73,6 +76,10 @@ def compare_numbers(
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
+    if step is not None and stat is ErrorStat.ELEMWISE:
+        ties = step.ties(absolute, mismatch, shape)
+        mismatch &= ~ties
+        statistics["ties"] = int(np.count_nonzero(ties))
     statistics["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat_index = _worst(theirs, ours, absolute, mismatch, finite)
     statistics["worst"] = WorstElement(
@@ -163,11 +170,13 @@ def _worst(
 ) -> tuple[ComparisonKind, int]:
     """How the tensor fails, should it fail, and the flat index of the element that shows it best."""
     if not finite:
-        if (new_nan := np.isnan(target) & ~np.isnan(reference)).any():
-            return ComparisonKind.NAN, int(new_nan.argmax())
-        # NaN is beyond any tolerance; Inf is not beyond an infinite one.
-        if (new_inf := np.isinf(target) & np.isfinite(reference) & mismatch).any():
-            return ComparisonKind.INF, int(new_inf.argmax())
+        # What only one side has is the worst, on whichever side: first what the target made, then what it lost.
+        for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
+            made, lost = has(target) & ~has(reference), has(reference) & ~has(target)
+            # NaN is beyond any tolerance; Inf is not beyond an infinite one.
+            for alone in (made & mismatch, lost & mismatch):
+                if alone.any():
+                    return kind, int(alone.argmax())
     if not mismatch.any():
         return ComparisonKind.MISMATCH, int(absolute.argmax())
     # Only among the mismatching, for an error that the relative tolerance forgives explains nothing; and NaN, left over

@@ -19,9 +19,9 @@ class ComparisonKind(str, Enum):
     MATCH = "match"
     MISMATCH = "mismatch"
     NAN = "nan"
-    """The target has NaN where the reference has none."""
+    """One side has NaN where the other has none."""
     INF = "inf"
-    """The target has no such NaN, but Inf where the reference is finite."""
+    """There is no such NaN, but one side has Inf where the other has none."""
     SHAPE = "shape"
     DTYPE = "dtype"
     """One holds strings and the other numbers; numbers of different types are compared by value."""
@@ -30,7 +30,7 @@ class ComparisonKind(str, Enum):
 
 @dataclass(frozen=True)
 class WorstElement:
-    """The element that differs most: new NaN before new Inf before the largest absolute error.
+    """The element that differs most: NaN of one side alone before such Inf before the largest absolute error.
 
     Attributes:
         index: Its position, one entry a dimension.
@@ -109,6 +109,7 @@ class TensorComparison:
         reason: Why it passed or failed, where that is not a matter of errors and tolerances.
         details: Further numbers, where they were asked for.
         sample: The number of the input sample, from 1, where there are several.
+        ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
     """
 
     name: str
@@ -138,6 +139,7 @@ class TensorComparison:
     reason: str | None = None
     details: Details | None = None
     sample: int | None = None
+    ties: int = 0
 
     @property
     def required_atol(self) -> float | None:
@@ -146,7 +148,7 @@ class TensorComparison:
 
     @property
     def severity(self) -> float:
-        """How many times its worst element is past the tolerance; infinite for new NaN or Inf and for another shape.
+        """How many times its worst element is past the tolerance; infinite for NaN or Inf of one side alone, another shape.
 
         A statistic over all elements says nothing of the worst, so what fails by one is infinitely severe too.
         """
@@ -202,7 +204,13 @@ class TensorComparison:
             text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
         if self.worst.error != 0:
             text += f" at {self.worst.index}: {_short(self.worst.reference)} became {_short(self.worst.target)}"
-        return f"{text} (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements)"
+        text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements)"
+        return f"{text}; {self.describe_ties()}" if self.ties else text
+
+    def describe_ties(self) -> str:
+        """The elements that are one step off, for people."""
+        are = "element is" if self.ties == 1 else "elements are"
+        return f"{self.ties} {are} one quantization step off, as ties in rounding are"
 
     def of_sample(self, number: int) -> TensorComparison:
         """The same, of an input sample."""

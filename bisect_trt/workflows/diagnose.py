@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
@@ -18,6 +20,7 @@ from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.layerwise.telling import tell, to_json
 from bisect_trt.workflows.minimal_case import HELD, extract_origin
+from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -35,6 +38,7 @@ class DiagnoseSettings:
         output: The folder for the reproducer.
         archive: Where it goes as a ``.zip`` too, if it does.
         anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
     """
 
     check: CheckSettings
@@ -42,6 +46,7 @@ class DiagnoseSettings:
     output: Path
     archive: Path | None = None
     anonymous: bool = False
+    find_all: bool = False
 
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
@@ -59,7 +64,12 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         case = reduce_all(investigation, layers, case)
         answer = investigation.settle(case)
         left = deliver(investigation, settings, case, answer)
+
+    def another(other: Case, number: int) -> dict[str, Any]:
+        return deliver_another(investigation, settings, other, number)
+
     try:
+        look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
     finally:  # the probes that its texts count are those of the whole run
         left.finish(describe_search(investigation, left.minimum), settings.archive)
@@ -90,7 +100,10 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
         steps.append("other samples of the failing deployment's inputs")
     else:
         steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
-    return [*steps, "a tighter --atol and --rtol", "the other options of the failing deployment"]
+    steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
+    # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
+    second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
+    return [*steps, f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
 
 
 def is_broken(investigation: Investigation) -> bool:
@@ -165,6 +178,29 @@ def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None
     if investigation.best is not None:
         make_folder(settings.output)
         investigation.save_best(settings.output / MODEL)
+
+
+def deliver_another(
+    investigation: Investigation, settings: DiagnoseSettings, case: Case, number: int
+) -> dict[str, Any]:
+    """Leave a folder for another failure beside that of the first, and say what the result does of it."""
+    answer, whole = investigation.settle(case), settings.output.resolve()
+    if settings.search.shrink:
+        answer = shrink(investigation, answer)
+    sentence, found = describe_answer(investigation.subject, answer), describe_search(investigation, case.minimum)
+    folder = settings.output.parent / f"{whole.name}-{number}"
+    left = leave_reproducer(
+        investigation,
+        settings.check,
+        Answer(answer, case.minimum, sentence, found),
+        folder,
+        anonymous=settings.anonymous,
+    )
+    left.finish(describe_search(investigation, left.minimum), None)
+    failure = investigation.failure(left.minimum, answer, left.files[0])
+    investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
+    investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
+    return failure
 
 
 def describe_search(investigation: Investigation, minimum: Minimum) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bisect_trt.graph.save import save_model
 from bisect_trt.options.choices import Mode
@@ -19,7 +19,7 @@ from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Completion, Minimum
 from bisect_trt.search.question import Oracle, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
@@ -51,10 +51,12 @@ class Case:
     Attributes:
         minimum: Its units, and whether that is proven.
         held: Whether it fails only with the target held to its low precision; see ``Candidate``.
+        outputs: What it gives back, where that is not all that something outside it reads.
     """
 
     minimum: Minimum
     held: bool = False
+    outputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,17 @@ class Investigation(Examination):
         assert outcome is not None, "it was probed"
         return outcome
 
-    def minimise(self, oracle: Oracle, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
-        """The algorithm that reduces the whole model; see :func:`bisect_trt.search.strategy.minimise`."""
+    def minimise(
+        self,
+        oracle: Oracle,
+        mode: Mode = Mode.AUTO,
+        suspect: int | None = None,
+        searched: Sequence[int] | None = None,
+    ) -> Minimum:
+        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
         minimum = minimise(
-            units.searched,
+            units.searched if searched is None else searched,
             about_units(oracle),
             mode,
             weights=units.with_weights,
@@ -112,16 +120,22 @@ class Investigation(Examination):
         )
         return self.confirmed(oracle, minimum)
 
-    def confirmed(self, oracle: Oracle, minimum: Minimum) -> Minimum:
-        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed."""
+    def confirmed(self, oracle: Oracle, minimum: Minimum, complete: Completion | None = None) -> Minimum:
+        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
+
+        Args:
+            oracle: The oracle.
+            minimum: What the algorithm found.
+            complete: Adds to a set what cannot be left out while the rest is in it; for units if not given.
+        """
         if isinstance(self.prober.runner.check, PromptCheck):
             return minimum
         flakiness = self.prober.runner.flakiness if self.prober.measured else None
-        return confirm(minimum, oracle, self.subject.units.bare, flakiness)
+        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
-        candidate = self.subject.cut(case.minimum.units, held=case.held)
+        candidate = self.subject.cut(case.minimum.units, held=case.held, outputs=case.outputs)
         outcome = self.prober.ledger.outcome(candidate.key)
         if outcome is None or outcome.sample is None:
             return candidate
@@ -130,21 +144,31 @@ class Investigation(Examination):
 
     def conclude(self, minimum: Minimum) -> None:
         """Put into the result what was found, and how sure that is."""
-        flakiness, result = self.prober.runner.flakiness, self.result
+        result = self.result
         result.status = "found"
-        result.minimality = "1-minimal" if minimum.proven else "unproven"
-        result.why = minimum.why
+        result.minimality, result.why = self._proof(minimum)
         if minimum.proven and minimum.pairs:
             result.extra["pairs_tried"] = True
-        if minimum.proven and flakiness.passes_needed > 1:
-            result.minimality = "unproven"
-            passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
-            confidence = flakiness.reached(passed)
-            result.extra["flaky"]["reached"] = round(confidence, 6)
-            result.why = (
-                f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
-                f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
-            )
+
+    def failure(self, minimum: Minimum, answer: Candidate, path: Path) -> dict[str, Any]:
+        """What the result says of one failure among several."""
+        minimality, why = self._proof(minimum)
+        culprits = self.subject.describe_searched(answer.units)
+        return {"culprits": culprits, "minimality": minimality, "why": why, "reduced": str(path)}
+
+    def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
+        """``1-minimal`` or ``unproven``, and what is to be said of it."""
+        flakiness = self.prober.runner.flakiness
+        if not minimum.proven or flakiness.passes_needed == 1:
+            return "1-minimal" if minimum.proven else "unproven", minimum.why
+        passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
+        confidence = flakiness.reached(passed)
+        self.result.extra["flaky"]["reached"] = round(confidence, 6)
+        why = (
+            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
+            f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
+        )
+        return "unproven", why
 
     def doubted(self, minimum: Minimum) -> Minimum:
         """Not proven, where without a unit the model breaks in the way of the original after all, but for the words."""

@@ -56,6 +56,7 @@ _FILES = {
     "extracted": "the piece that was cut out",
     "annotated": "the original model with each node's verdict in its metadata",
     "mixed": "the model in mixed precision",
+    "marks": "the tensors whose marks hide the failure",
 }
 """What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
 VERDICTS = {

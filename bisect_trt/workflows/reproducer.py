@@ -18,15 +18,14 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
-from bisect_trt.reporting.reproducer import MODEL, Reproducer, pack
-from bisect_trt.reporting.script import TargetScript, onnxrt_script, trt_script
+from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.trials import carry, ruled_out, try_commands
 
 NEUTRAL = "reproducer"
 """What the folder in an archive is called, before what fails; alone where nothing of the model is named."""
@@ -133,26 +132,34 @@ def leave_reproducer(
     candidate = replace(answer.candidate, proto=strip(answer.candidate.proto), title="the reproducer, read back")
     disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
     candidate, record = disguised or _read_back(investigation, candidate, folder)
-    comparisons = investigation.outcome(record).comparisons
-    target = replace(check.target, held=candidate.held or check.target.held)
-    found = subject.models.lowered(folder / MODEL, check.target)
-    lowered = None if isinstance(found, Failed) else found
+    outcome = investigation.outcome(record)
+    keep = candidate.keep or check.target.keep
+    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    found = subject.models.lowered(folder / MODEL, target)
+    carried, files = carry(target, folder / FILES)
     reproducer = Reproducer(
         candidate.proto,
-        lowered,
+        None if isinstance(found, Failed) else found,
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
-        comparisons,
-        _script(target, lowered=lowered is not None),
+        outcome.comparisons,
         _sentence(candidate.proto) if disguised else answer.sentence,
-        target,
+        carried,
         answer.found,
-        None if comparisons else without_paths(record.reason, subject),
+        outcome.signature,
+        None if outcome.comparisons else without_paths(record.reason, subject),
+        check.timeout,
+        check.tolerance.method.validate,
+        files,
+        ruled_out(investigation, check, candidate, target),
     )
-    files, minimum = reproducer.write(folder), answer.minimum
+    written, minimum = reproducer.write(folder), answer.minimum
+    trials = try_commands(investigation, reproducer, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    return Left(minimum, reproducer, folder, files, anonymous)
+    elif not trials[SCRIPT].shows:
+        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
+    return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
 
 
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
@@ -216,12 +223,3 @@ def without_paths(text: str, subject: Subject) -> str:
     absolute = re.escape(str(subject.workspace.folder.absolute()))
     text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
     return text.replace(str(subject.settings.path.absolute()), MODEL).replace(str(subject.settings.path), MODEL)
-
-
-def _script(target: TargetSettings, *, lowered: bool) -> TargetScript:
-    if target.runtime == "trt":
-        return trt_script(target, lowered=lowered)
-    # ONNX Runtime takes long to import, and this is the one place where the driver itself needs it.
-    from bisect_trt.targets.onnxrt.runtime import provider_names  # noqa: PLC0415
-
-    return onnxrt_script(provider_names(target.of(OnnxRuntimeSettings).providers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bisect_trt.options.choices import Mode
@@ -37,6 +37,22 @@ class ModelSettings:
     array_swap_mb: int | None = None
     external_data_dir: Path | None = None
     shape_inference: bool = False
+
+    def words(self) -> list[str]:
+        """What was said of it, as options of a command line; what has its default is left out."""
+        data = self.data
+        ranges = [(f"{name}:" if name else "") + f"[{low!r},{high!r}]" for name, (low, high) in data.val_range.items()]
+        options: dict[str, Sequence[object]] = {
+            "--input-shapes": [f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.input_shapes.items()],
+            "--val-range": ranges,
+            "--seed": [] if data.seed == DataOptions().seed else [data.seed],
+            "--iterations": [] if data.iterations is None else [data.iterations],
+            "--load-inputs": data.load_inputs,
+            "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
+            "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
+            "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
+        }
+        return [word for option, values in options.items() if values for word in (option, *map(str, values))]
 
     @property
     def weights(self) -> Path:
@@ -122,6 +138,7 @@ class ReduceSettings:
         reduce_outputs: Whether its end may move.
         mode: Which algorithm.
         overwrite: Whether files that exist may be written over.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
     """
 
     output: Path
@@ -130,6 +147,17 @@ class ReduceSettings:
     reduce_outputs: bool = True
     mode: Mode = Mode.AUTO
     overwrite: bool = False
+    find_all: bool = False
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether both ends of the graph may move."""
+        return self.reduce_inputs and self.reduce_outputs
+
+    def of_another(self, number: int) -> ReduceSettings:
+        """Where the answer for another failure goes."""
+        output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
+        return replace(self, output=output, min_good=None)
 
     @property
     def inputs(self) -> Path:

@@ -205,10 +205,16 @@ class Subject:
             network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
         )
 
-    def cut(self, units: Subset, *, held: bool = False) -> Candidate:
-        """The candidate made of some units; ``held`` if the target is to be held to its low precision."""
+    def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
+        """The candidate made of some units.
+
+        Args:
+            units: The units.
+            held: Whether the target is to be held to its low precision.
+            outputs: What it gives back, where that is not all that something outside reads.
+        """
         bare = self.units.bare(units)
-        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value)
+        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held)
 

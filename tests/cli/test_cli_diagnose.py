@@ -210,6 +210,8 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next: ")[2]
     assert bare.startswith("first the precision of the failing deployment (--fp16")
     assert "--load-inputs" in bare
+    assert "(bisect-trt run model.onnx --onnx)" in bare
+    assert cli("run", "model.onnx", "--onnx").status == 0
 
 
 def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, save, script
 
 from bisect_trt.graph.lower import tensor_dtypes
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.workflows.settings import ModelSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -278,6 +281,53 @@ def test_the_accuracy_of_the_best_so_far_is_known(cli: CommandLine, here: Path) 
     assert f"accuracy: '{accuracy['name']}': max error" in ran.out
 
 
+def test_the_best_so_far_is_told_as_an_answer_is(cli: CommandLine, here: Path) -> None:
+    """Which nodes are kept, which suspects are not, and on what that was seen."""
+    overflowing(here / "model.onnx", before=12, after=12)
+    line = [*LINE, *TARGET, "--workers", "1", "--exclude", "small", "--max-probes"]
+    for probes in ("3", "4", "5"):
+        ran = cli(*line, probes, "--overwrite")
+        result = read_json(Path("r.json"))
+        if ran.status == 3 and result["artifacts"].get("mixed"):
+            assert kept(result)
+            for node in result["keep_fp32"][:30]:
+                assert f"  {node['op']} '{node['name']}': {node['reason']}" in ran.out
+            assert f"measured on {result['measured_on']}" in ran.out
+            return
+    pytest.fail("no budget of these left a best so far")
+
+
+@pytest.mark.parametrize("command", ["precision", "diagnose"])
+def test_how_many_samples_a_fix_was_seen_on_is_said(cli: CommandLine, command: str) -> None:
+    overflowing(Path("model.onnx"))
+    line = [command, "model.onnx", *TARGET, "--overwrite", "-o", "out.onnx"]
+    assert "on 1 input sample only: others may need more nodes in fp32" in cli(*line).out
+    for number in range(2):
+        np.savez(f"{number}.npz", x=np.full(SHAPE, number, np.float32))
+    if command == "diagnose":
+        line[-1] = "other"
+    ran = cli(*line, "--load-inputs", "0.npz", "1.npz")
+    assert "on 2 input samples" in ran.out
+
+
+def test_a_diagnosis_whose_budget_ends_within_the_fix_leaves_the_best_so_far(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"), before=12, after=12)
+    line = ["diagnose", "model.onnx", *TARGET, "--workers", "1", "--overwrite", "-o", "out", "--json", "r.json"]
+    assert cli(*line).status == 0
+    whole = read_json(Path("r.json"))
+    culprits, probes = whole["culprits"], whole["probes"]["run"]
+    ran = cli(*line, "--max-probes", str(probes - 2))
+    result = read_json(Path("r.json"))
+    assert (ran.status, result["culprits"]) == (0, culprits), "what fails is proven all the same"
+    assert "out/mixed.onnx: the best so far" in ran.out
+    assert result["artifacts"]["mixed"] == "out/mixed.onnx"
+    assert kept(result)
+    assert {f"  {node['op']} '{node['name']}': {node['reason']}" for node in result["keep_fp32"]} <= set(
+        ran.out.splitlines()
+    )
+    check_mixed(Path("out/mixed.onnx"), kept(result))
+
+
 def test_an_interrupted_search_goes_on(here: Path) -> None:
     check = planted(here, 30, 7, 21)
     body = (here / "check").read_text().removeprefix("#!/bin/sh\n")
@@ -324,6 +374,38 @@ def test_a_diagnosis_leaves_the_fix_where_the_budget_ends(cli: CommandLine) -> N
     assert "This goes on: bisect-trt precision model.onnx --onnxrt --fp16 -o mixed.onnx" in ran.out
     assert not Path("out/mixed.onnx").exists()
     assert Path("out/reproduce.py").exists()
+
+
+def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
+    overflowing(Path("model.onnx"))
+    for number in range(2):
+        np.savez(f"{number}.npz", x=np.full(SHAPE, number, np.float32))
+    given = ["--load-inputs", "0.npz", "1.npz", "--atol", "b2_out:0.25", "--rtol", "b2_out:0.125"]
+    line = ["diagnose", "model.onnx", *TARGET, "-o", "out", *given, "--workers", "1", "--overwrite", "--json", "r.json"]
+    assert cli(*line).status == 0
+    ran = cli(*line, "--max-probes", str(read_json(Path("r.json"))["probes"]["run"] - 2))
+    (said,) = (line for line in ran.out.splitlines() if "This goes on: " in line)
+    command = shlex.split(said.partition("This goes on: ")[2])
+    assert set(given) <= set(command)
+    ran = cli(*command[1:])
+    assert ran.status == 0, ran.err
+    assert "on 2 input samples" in ran.out
+    random = [
+        "--input-shapes",
+        "x:[2,3]",
+        "--val-range",
+        "[0.5,2.0]",
+        "x:[1.0,3.0]",
+        "--seed",
+        "7",
+        "--iterations",
+        "2",
+    ]
+    settings = ModelSettings(
+        Path("model.onnx"), {"x": (2, 3)}, DataOptions(7, {"": (0.5, 2.0), "x": (1.0, 3.0)}, iterations=2)
+    )
+    assert settings.words() == random
+    assert cli("run", "model.onnx", "--onnxrt", *random).status == 0
 
 
 def test_the_fix_says_what_it_was_measured_on(cli: CommandLine) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.reporting.issue import Issue, issue_files
+from bisect_trt.reporting.issue import Command, Issue, issue_files
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -24,9 +27,21 @@ TRT = TrtSettings(pool_limits=(("workspace", 1 << 30),), builder_optimization_le
 TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, own=TRT)
 
 
+def model_of(nodes: int) -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 3]) for name in ("x", "a:b")]
+    names = ["x", *(f"t{number}" for number in range(1, nodes)), "a:b"]
+    chained = [helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}") for n in range(nodes)]
+    return helper.make_model(helper.make_graph(chained, "g", ends[:1], ends[1:]))
+
+
 def issue(target: TargetSettings = TARGET, model: str = "model.onnx", refusal: str | None = None) -> Issue:
-    seen = [] if refusal else [SEEN]
-    return Issue("It fails", target, "model.onnx", model, ["Add `a`"] * 14, seen, refusal, "Found.", {"GPU": "H100"})
+    seen, failure = ([], "build: no kernel for Foo") if refusal else ([SEEN], "inf")
+    return Issue(model_of(14), target, "model.onnx", model, seen, failure, refusal, "Found.", {"GPU": "H100"})
+
+
+def words_for(tool: str, issue: Issue, inputs: Mapping[str, Path] | None = None) -> list[str]:
+    (command,) = [c for c in issue.commands(inputs or {}) if isinstance(c, Command) and c.tool == tool]
+    return list(command.words)
 
 
 def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
@@ -34,12 +49,13 @@ def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
     files = issue_files(issue(), tmp_path, {"x": x}, {"a:b": x})
     assert files == ["inputs.json", "golden.json", "trtexec/input_0.bin"]
     np.testing.assert_array_equal(np.fromfile(tmp_path / files[-1], np.float16), x.ravel())
-    line = issue().trtexec({"x": Path(files[-1])})
+    inputs = {"x": Path(files[-1])}
+    line = words_for("trtexec", issue(), inputs)
     assert line[:2] == ["trtexec", "--onnx=model.onnx"]
     for word in ("--fp16", "--int8", "--noTF32", "--memPoolSize=workspace:1073741824B", "--builderOptimizationLevel=3"):
         assert word in line
     assert line[-2:] == ["--loadInputs=x:trtexec/input_0.bin", "--dumpOutput"]
-    page = (tmp_path / "ISSUE.md").read_text()
+    page = issue().render(inputs, {}, "")
     for word in (
         "| GPU | H100 |",
         "`a:b` at [0, 1]: 70000",
@@ -51,18 +67,18 @@ def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_lowered_already_is_built_as_it_is_typed() -> None:
-    line = issue(TargetSettings("trt", fp16=True), "model_fp16.onnx").trtexec({})
+    line = words_for("trtexec", issue(TargetSettings("trt", fp16=True), "model_fp16.onnx"))
     assert "--stronglyTyped" in line
     assert "--fp16" not in line
-    assert "--strongly-typed" in issue(TargetSettings("trt", bf16=True), "model_bf16.onnx").polygraphy()
-    assert "--noTF32" not in issue(TargetSettings("trt", tf32=True)).trtexec({})
+    assert "--strongly-typed" in words_for("polygraphy", issue(TargetSettings("trt", bf16=True), "model_bf16.onnx"))
+    assert "--noTF32" not in words_for("trtexec", issue(TargetSettings("trt", tf32=True)))
 
 
 def test_a_refusal_is_shown_by_building() -> None:
     refused = issue(refusal="no kernel for Foo")
-    assert "--load-outputs" not in refused.polygraphy()
-    page = refused.render({})
-    for word in ("is refused", "it fails to build", "no kernel for Foo"):
+    assert "--load-outputs" not in words_for("polygraphy", refused)
+    page = refused.render({}, {}, "")
+    for word in ("is refused", "no kernel for Foo"):
         assert word in page
 
 
@@ -76,7 +92,7 @@ def options() -> str:
     "target", [TARGET, TargetSettings("onnxrt", own=OnnxRuntimeSettings(("cpu",))), TargetSettings("trt", tf32=True)]
 )
 def test_polygraphy_has_the_options(target: TargetSettings, options: str) -> None:
-    words = issue(target, "model_fp16.onnx").polygraphy()
+    words = words_for("polygraphy", issue(target, "model_fp16.onnx"))
     flags = [word for word in words if word.startswith("--")]
     assert flags
     assert [flag for flag in flags if flag not in options] == []

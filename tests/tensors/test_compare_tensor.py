@@ -138,10 +138,12 @@ def test_what_it_says_is_consistent(
             assert again.kind is result.kind
     elif result.passed and not math.isnan(result.max_abs or 0):
         assert result.worst.error == result.max_abs
-    new_nan = (np.isnan(target) & ~np.isnan(reference)).any()
-    new_inf = (np.isinf(target) & np.isfinite(reference)).any() and math.inf not in (atol, rtol)
+    one_nan = (np.isnan(target) != np.isnan(reference)).any()
+    # An error of Inf is within a tolerance of Inf; what Inf became has no relative error.
+    made_inf = (np.isinf(target) & ~np.isinf(reference)).any() and math.inf not in (atol, rtol)
+    one_inf = made_inf or ((np.isinf(reference) & ~np.isinf(target)).any() and atol != math.inf)
     if not result.passed:
-        wanted = ComparisonKind.NAN if new_nan else ComparisonKind.INF if new_inf else ComparisonKind.MISMATCH
+        wanted = ComparisonKind.NAN if one_nan else ComparisonKind.INF if one_inf else ComparisonKind.MISMATCH
         assert result.kind is wanted
     assert "\n" not in result.describe()
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["kind"] == result.kind.value
@@ -187,7 +189,7 @@ def test_an_overflow_reads_as_one() -> None:
     assert result.to_json()["worst"]["target"] == "inf"
 
 
-def test_new_nan_comes_before_new_inf_before_the_rest() -> None:
+def test_nan_of_one_side_comes_before_inf_of_one_side_before_the_rest() -> None:
     reference = np.array([1, 1, 1, np.inf], np.float32)
     for target, kind, index in (
         ([9, np.inf, np.nan, np.inf], ComparisonKind.NAN, 2),
@@ -197,6 +199,22 @@ def test_new_nan_comes_before_new_inf_before_the_rest() -> None:
     ):
         result = compare_tensor("x", reference, np.array(target, np.float32), TIGHT)
         assert (result.kind, result.worst and result.worst.index) == (kind, (index,))
+
+
+@pytest.mark.parametrize("stat", ErrorStat)
+@pytest.mark.parametrize(("lost", "kind"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "inf")])
+def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: str, stat: ErrorStat) -> None:
+    """Beside errors of rounding, and beside one that is past the tolerance."""
+    reference = np.linspace(1, 2, 99, dtype=np.float32)
+    target = reference + np.float32(8e-6)
+    reference[40], target[70] = lost, 9
+    result = compare_tensor("x", reference, target, TIGHT, stat)
+    if stat in (ErrorStat.MEDIAN, ErrorStat.QUANTILE) and kind == "inf":
+        return  # these are meant to look away from a few
+    assert not result.passed
+    assert (result.kind.value, result.worst and result.worst.index) == (kind, (40,))
+    assert result.severity == math.inf
+    assert f"at (40,): {lost} became" in result.describe()
 
 
 @given(SHAPES)

@@ -10,6 +10,7 @@ import pytest
 from light import Light, tag_light
 
 from benchmarks.cases import LIGHT_MODELS
+from bisect_trt.options.choices import Mode
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
 from bisect_trt.probing.outcome import Ending, Outcome
@@ -22,7 +23,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.reduce import find_minimum
-from bisect_trt.workflows.settings import ModelSettings, ReduceSettings
+from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
 SEEDS = range(2)
@@ -56,7 +57,7 @@ def search(subject: Subject, names: list[str], folder: Path) -> Minimum:
     try:
         prober.probe_original(subject.original)
         investigation = Investigation(subject, Console(-1), Result("reduce"), prober)
-        return find_minimum(investigation, ReduceSettings(folder / "unused.onnx"))
+        return find_minimum(investigation, Mode.AUTO)
     finally:
         ledger.close()
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import IO
 
 MARK = "BISECT_TRT_PROCESS"
@@ -72,6 +73,7 @@ class Guard:
         *,
         output: IO[bytes] | int = subprocess.DEVNULL,
         pass_fds: Collection[int] = (),
+        cwd: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process in a group of its own, to be killed with all its group if the driver dies.
 
@@ -80,6 +82,7 @@ class Guard:
             env: Its whole environment.
             output: Where its stdout and stderr go; it has no stdin.
             pass_fds: Files that it gets.
+            cwd: Where it runs; here if not given.
 
         Raises:
             OSError: It cannot be started.
@@ -90,6 +93,7 @@ class Guard:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
+                cwd=cwd,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**env, MARK: mark},

@@ -88,6 +88,7 @@ def run_to_end(
     environment: Mapping[str, str],
     timeout: float | None = None,
     cancel: Cancel | None = None,
+    cwd: Path | None = None,
 ) -> ProcessEnd:
     """Run a command in a process group of its own, without a shell, stdout and stderr to ``log``.
 
@@ -99,13 +100,14 @@ def run_to_end(
         environment: Set on top of the caller's environment.
         timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
         cancel: Ends it too when set.
+        cwd: Where it runs; here if not given.
 
     Raises:
         OSError: It cannot be started.
     """
     began = time.monotonic()
     with log.open("wb") as output:
-        process = guard.start(argv, {**os.environ, **environment}, output=output)
+        process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
     ended = False
     try:
         ended = wait(process, timeout, cancel)

@@ -50,6 +50,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
+from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 
 _MOST_RUNTIMES = 16
@@ -198,7 +199,8 @@ def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
 
 
 def _compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
-    outputs = _run(session, _feed(request, sample), request.feeds)
+    feed = _feed(request, sample)
+    outputs = _run(session, feed, request.feeds)
     if request.keep_in is not None:
         with StoreWriter(request.keep_in, append=request.feeds is not None) as writer:
             for name in request.keep:
@@ -210,7 +212,19 @@ def _compare_sample(session: Session, request: Compare, sample: Sample, number: 
     if request.unfused:
         wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
-    return compare_all(known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details)
+    steps = _steps(request.model, feed, reference)
+    return compare_all(
+        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps
+    )
+
+
+def _steps(model: Path, *values: dict[str, Any] | NpzFile | ActivationStore) -> dict[str, Step]:
+    """The steps of the model's quantized tensors; values are those of scales that are computed."""
+    try:
+        from bisect_trt.graph import quantized  # noqa: PLC0415 - it needs onnx, which may not be there
+    except ImportError:
+        return {}
+    return quantized.quantization_steps(model, lambda name: next((v[name] for v in values if name in v), None))
 
 
 def _print_to(log: Path) -> None:

@@ -129,7 +129,8 @@ def _hiding(hiding: Json | None, makers: Mapping[str, str]) -> Markup | None:
         return None
     marks = hiding["marks"]
     those = "this tensor as an output" if len(marks) == 1 else "these tensors as outputs"
-    said = f"With {those} of the model too, the failure is gone ({hiding['minimality']}). That is a workaround."
+    role = "That is a workaround." if hiding.get("workaround", True) else "So many outputs are no workaround."
+    said = f"With {those} of the model too, the failure is gone ({hiding['minimality']}). {role}"
     return tag(
         "div",
         tag("h2", "What hides the failure"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.targets.base import Runtime, Target
+from bisect_trt.targets.base import Minimal, Runtime, Script, Target
 from bisect_trt.targets.settings import TargetSettings
 
 
@@ -16,6 +16,11 @@ class EvaluatorTarget(Target):
         from bisect_trt.targets.evaluator.runtime import Evaluator  # noqa: PLC0415 - a target that may not be asked for
 
         return Evaluator(settings)
+
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - the file says its precision
+        """With nothing but ONNX."""
+        modules = ("bisect_trt.targets.signatures", "bisect_trt.targets.evaluator.standalone")
+        return Script("onnx and numpy", modules, self.reproducible(settings))
 
     def describe(self, settings: TargetSettings) -> str:
         """Its name and its precisions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.targets.base import Capabilities, Runtime, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
@@ -14,6 +14,7 @@ class OnnxRuntimeTarget(Target):
 
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
+    needs = "onnxruntime"
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """ONNX Runtime, set up."""
@@ -31,6 +32,28 @@ class OnnxRuntimeTarget(Target):
     def flag(self, name: str, value: Value) -> list[str]:
         """Each provider after a flag of its own; whether it optimises is no option."""
         return [word for each in value for word in ("--providers", each)] if name == "providers" else []
+
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - the file says its precision
+        """With nothing but ONNX Runtime."""
+        modules = ("bisect_trt.targets.signatures", "bisect_trt.targets.onnxrt.standalone")
+        return Script(f"{self.needs} and numpy", modules, self.reproducible(settings))
+
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
+        """To Polygraphy."""
+        if tool != "polygraphy":
+            return super().said_to(tool, settings, model)
+        own = settings.of(OnnxRuntimeSettings)
+        words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]
+        return words + ([] if own.optimize else ["--graph-optimization-level", "ORT_DISABLE_ALL"])
+
+    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
+        """Without optimisations, and on the CPU, too."""
+        own, others = settings.of(OnnxRuntimeSettings), super().alternatives(settings)
+        if own.optimize:
+            others.append(("With graph optimisations off", settings.with_own(optimize=False)))
+        if not self.emulates_low(settings):
+            others.append(("On the CPU's execution provider", settings.with_own(providers=())))
+        return others
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.base import Capabilities, Runtime, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.named import quoted
 
@@ -37,6 +39,15 @@ class TensorRtTarget(Target):
     name, title, own = "trt", "TensorRT", TrtSettings
     capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
     engines = TensorRtEngines()
+    needs = "tensorrt"
+    files = ("plugins", "load_timing_cache", "calibration_cache")
+    not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
+        "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
+        "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
+        "save_engine": NotReproducible("says where a file goes, and changes no engine"),
+        "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
+        "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
+    }
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """TensorRT, set up."""
@@ -49,6 +60,23 @@ class TensorRtTarget(Target):
         own = [name.replace("_", " ") for name, _ in self.changed(settings)]
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
+
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:
+        """With nothing but TensorRT, CUDA's runtime and NumPy."""
+        known = (
+            "bisect_trt.targets.signatures",
+            "bisect_trt.targets.trt.messages",
+            "bisect_trt.targets.trt.standalone",
+        )
+        values = self.reproducible(settings)
+        values |= {"precisions": list(settings.low_precisions), "lowered": model.lowered, "held": settings.held}
+        values |= {"keep": list(settings.keep), "nodes": model.nodes if settings.keep or settings.held else ()}
+        return Script(f"{self.needs}, numpy and an NVIDIA GPU", known, values)
+
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
+        """To Polygraphy and ``trtexec``; see :mod:`bisect_trt.targets.trt.said`."""
+        own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
+        return say(tool, own, settings, model)
 
     def flag(self, name: str, value: Value) -> list[str]:
         """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""

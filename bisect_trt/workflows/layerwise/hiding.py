@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bisect_trt.errors import UsageError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
@@ -21,6 +22,10 @@ from bisect_trt.workflows.layerwise.origins import Layerwise
 MOST_QUESTIONS = 24
 """Each may be a build; one mark among a thousand takes about a dozen."""
 _SHOWN = 5
+"""More marks go into a file."""
+_USEFUL = 20
+"""Each mark is a tensor that is computed, kept and copied out; of more than this nobody makes outputs."""
+MARKS = "marks.txt"
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ class Hiding:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         proven = "1-minimal" if self.minimum.proven else "unproven"
-        return {"marks": list(self.marks), "minimality": proven, "why": self.minimum.why}
+        return {
+            "marks": list(self.marks),
+            "minimality": proven,
+            "why": self.minimum.why,
+            "workaround": len(self.marks) <= _USEFUL,
+        }
 
 
 def report_hiding(investigation: Investigation, look: Look, layers: Layerwise, budget: int | None = None) -> None:
@@ -60,15 +70,29 @@ def report_hiding(investigation: Investigation, look: Look, layers: Layerwise, b
     if hiding is None:
         console.say("  all of them together do not hide it again, so they are no workaround")
     else:
-        investigation.result.extra["hiding"] = hiding.to_json()
-        names = ", ".join(f"'{name}'" for name in hiding.marks[:_SHOWN])
-        more = f" and {len(hiding.marks) - _SHOWN} more" if len(hiding.marks) > _SHOWN else ""
+        known = investigation.result.extra["hiding"] = hiding.to_json()
         role = "an output" if len(hiding.marks) == 1 else "outputs"
-        console.answer(
-            f"A workaround: with {names}{more} as {role} of the model too, the failure is gone "
-            f"({hiding.to_json()['minimality']})."
-        )
+        gone = f"as {role} of the model too, the failure is gone ({known['minimality']})."
+        if known["workaround"]:
+            console.answer(f"A workaround: with {_named(investigation, hiding.marks)} {gone}")
+        else:
+            console.answer(f"No workaround, with so many: with {_named(investigation, hiding.marks)} {gone}")
     prober.ledger.check_budget()
+
+
+def _named(investigation: Investigation, marks: Sequence[str]) -> str:
+    """The marks in words: by name where they are few, else by the file that lists them."""
+    if len(marks) <= _SHOWN:
+        return ", ".join(f"'{name}'" for name in marks)
+    path = investigation.subject.workspace.folder / MARKS
+    try:
+        path.write_text(
+            "".join(name.replace("\n", "\\n") + "\n" for name in marks), encoding="utf-8", errors="backslashreplace"
+        )
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; make room and run again.") from error
+    investigation.result.artifacts["marks"] = str(path)
+    return f"the {len(marks)} tensors that {path} lists"
 
 
 def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MOST_QUESTIONS) -> Hiding | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -17,6 +18,7 @@ _SHOWN_ATTRIBUTES = 8
 _SHOWN_ORIGINS = 5
 _SHOWN_OWN = 5
 _SHOWN_REASONS = 3
+_SHOWN_TIES = 3
 
 
 def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str]:
@@ -112,6 +114,7 @@ def tell(subject: Subject, layers: Layerwise, console: Console) -> None:
             console.say(f"    {line}")
     if len(layers.origins) > _SHOWN_ORIGINS:
         console.say(f"  ... and {len(layers.origins) - _SHOWN_ORIGINS} more origins (--json lists them)")
+    _tell_ties(layers.tensors.values(), console)
     if layers.mild:
         console.say(
             f"  {len(layers.mild)} layer(s) are off by far less than the outputs are: rounding (--json lists them)"
@@ -125,6 +128,14 @@ def tell(subject: Subject, layers: Layerwise, console: Console) -> None:
     _tell_unseen(layers.unseen, console)
     if layers.own:
         _tell_own(subject, layers, console)
+
+
+def _tell_ties(comparisons: Iterable[TensorComparison], console: Console) -> None:
+    tied = [comparison for comparison in comparisons if comparison.ties]
+    for comparison in tied[:_SHOWN_TIES]:
+        console.say(f"  '{comparison.name}': {comparison.describe_ties()}")
+    if len(tied) > _SHOWN_TIES:
+        console.say(f"  ... and so are some of {len(tied) - _SHOWN_TIES} more tensors (--json lists them)")
 
 
 def _tell_unseen(unseen: dict[str, str], console: Console) -> None:

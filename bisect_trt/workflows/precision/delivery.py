@@ -14,7 +14,7 @@ from bisect_trt.workflows.precision.by_layer import engine_path, trtexec_line
 from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_accuracy
+from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_details
 from bisect_trt.workflows.subject import Subject
 
 
@@ -63,28 +63,34 @@ def add_measures(task: Task, keep: Subset) -> None:
         result.extra["trtexec"] = trtexec_line(subject, settings.target, result.extra["keep_fp32"])
 
 
-def save_best(task: Task) -> None:
-    """Write the model with the fewest nodes in fp32 that was seen to pass so far."""
+def save_best(task: Task) -> Subset | None:
+    """Write the model with the fewest nodes in fp32 that was seen to pass so far, and say all that is known of it.
+
+    Returns:
+        Its units in fp32; ``None`` if there is none but all of them.
+    """
     best = best_keep(task)
     if best is None:
-        return
+        return None
     output = task.settings.output
     task.lowering.write(best, output)
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
-    task.result.culprits = task.subject.describe_searched(best)
     task.result.artifacts["mixed"] = str(output)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(best).key)
     fill_in(task, Answer(minimum, find_suspects(task)), outcome)
     add_measures(task, best)
     task.console.answer(f"{output}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
-    tell_accuracy(task.result, task.console)
+    tell_details(task.result, task.console)
+    return best
 
 
 def best_keep(task: Task) -> Subset | None:
     """The smallest set of units that was seen to be enough, if there is one but all of them."""
     everything = frozenset(task.lowering.units)
-    passed = {identity.units for identity in task.prober.ledger.passed if identity.units < everything}
-    return min(passed, key=lambda units: (len(units), sorted(units)), default=None)
+    passed = {identity.key: identity.units for identity in task.prober.ledger.passed if identity.units < everything}
+    ordered = sorted(passed.items(), key=lambda entry: (len(entry[1]), sorted(entry[1])))
+    # After a diagnosis the pieces that it probed are among them.
+    return next((units for key, units in ordered if task.lowering.candidate(units).key == key), None)
 
 
 def latencies(prober: Prober, lowering: Lowering, keep: Subset) -> dict[str, float | None] | None:

@@ -17,7 +17,7 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.precision.delivery import write_answer
+from bisect_trt.workflows.precision.delivery import save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
@@ -56,10 +56,10 @@ def find_fix(
     by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
     settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    if subject.settings.external_data_dir is not None:
-        command += ["--external-data-dir", str(subject.settings.external_data_dir)]
+    command += [*subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
+    task = None
     try:
         record = fixer.probe(_in_fp32(case, precision, by_layer=by_layer))
         if record.verdict is not Verdict.PASS:
@@ -70,6 +70,8 @@ def find_fix(
         most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
         minimum = write_answer(task, Answer(search_keep(task, suspects, most), suspects))
     except BudgetSpent as error:
+        if task is not None:
+            save_best(task)
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return
     except BisectError as error:

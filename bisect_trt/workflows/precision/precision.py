@@ -72,7 +72,7 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     task.result.extra |= {"keep_fp32": [], "latency_ms": None}
-    with saving_best(lambda: save_best(task)):
+    with saving_best(lambda: _leave_best(task)):
         return task.until_done(lambda: _find(task, search))
 
 
@@ -90,6 +90,12 @@ def _find(task: Task, search: SearchSettings) -> Result:
     for step in minimum.steps:
         console.say(f"  {step}")
     return deliver(task, Answer(minimum, suspects))
+
+
+def _leave_best(task: Task) -> None:
+    best = save_best(task)
+    if best is not None:
+        task.result.culprits = task.subject.describe_searched(best)
 
 
 def measure_lowered(task: Task, search: SearchSettings) -> None:

@@ -68,14 +68,18 @@ def lowered_suspects(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
     return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
 
 
-def measured_on(settings: PrecisionSettings) -> str:
-    """What the accuracy was measured on, in words."""
+def measured_on(task: Task) -> str:
+    """What the accuracy was measured on, in words; what a check command feeds is not known."""
+    settings, samples = task.settings, len(task.subject.samples)
+    if settings.target is None:
+        return "the check"
+    seen = "1 input sample only: others may need more nodes in fp32" if samples == 1 else f"{samples} input samples"
     if settings.emulated:
         return (
             f"ONNX Runtime's CPU provider, which does not compute in {settings.precision}: fp32 nodes with every value "
-            f"rounded to {settings.precision} between them, not the nodes of the written model themselves"
+            f"rounded to {settings.precision} between them, not the nodes of the written model themselves; on {seen}"
         )
-    return "the check" if settings.target is None else settings.target.describe()
+    return f"{settings.target.describe()}, on {seen}"
 
 
 def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
@@ -95,19 +99,25 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "precision": settings.precision,
         "lowered": len(lowering.units) - len(nodes),
         "not_lowered": len(subject.network.nodes) - len(lowering.units),
-        "measured_on": measured_on(settings),
+        "measured_on": measured_on(task),
         "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
     }
 
 
 def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
     """Say what to keep, why, and how accurate the rest is."""
-    nodes = result.extra["keep_fp32"]
-    lowered = result.extra["lowered"]
+    nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
     console.answer(
-        f"{settings.output}: {_nodes(len(nodes))} in fp32, {lowered} in {settings.precision} ({result.minimality})."
+        f"{settings.output}: {_nodes(nodes)} in fp32, {lowered} in {settings.precision} ({result.minimality})."
     )
-    tell_nodes(nodes, console)
+    tell_details(result, console)
+    if result.why:
+        console.answer(f"  {result.why}")
+
+
+def tell_details(result: Result, console: Console) -> None:
+    """Say which nodes are kept and which suspects are not, and what was measured of the rest."""
+    tell_nodes(result.extra["keep_fp32"], console)
     tell_lowered(result, console)
     tell_accuracy(result, console)
     latency = result.extra["latency_ms"] or {}
@@ -119,8 +129,6 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
     if "trtexec" in result.extra:
         console.answer(f"  {result.artifacts['engine']} is its engine; the same by trtexec:")
         console.answer(f"  {result.extra['trtexec']}")
-    if result.why:
-        console.answer(f"  {result.why}")
 
 
 def tell_accuracy(result: Result, console: Console) -> None:

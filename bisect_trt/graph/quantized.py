@@ -1,0 +1,96 @@
+"""The quantized tensors of a model, and the size of one step of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.tensors.step import Step
+
+Values = Callable[[str], "NDArray[Any] | None"]
+ONE = np.ones(1, np.float64)
+_ROUND = ("QuantizeLinear", "DynamicQuantizeLinear", "QGemm", "QAttention", "QEmbedLayerNormalization")
+"""What makes integers by rounding, and all that begins with ``QLinear``."""
+_TELL = (b"QuantizeLinear", b"QLinear", b"QGemm", b"QAttention", b"QEmbedLayerNormalization")
+_MOVE = re.compile(
+    "Identity|Reshape|Transpose|Flatten|Squeeze|Unsqueeze|Slice|Split|Gather|GatherElements|GatherND|Expand|Tile|Pad|Concat|"
+    "MaxPool|GlobalMaxPool|ReduceMax|ReduceMin|Relu|Clip|Max|Min|DepthToSpace|SpaceToDepth|Dropout|Where|Compress|"
+    "ReverseSequence"
+)
+"""What makes no new values, but for constants, so that a step stays what it is."""
+_UNTOLD = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
+"""What says nothing of how far off its input is: an index off by one is no tie."""
+
+
+def quantization_steps(model: Path, values: Values) -> dict[str, Step]:
+    """The steps of all tensors of a model that are rounded to a grid, and of those computed from them.
+
+    What a model is fed is taken as it is: a piece of one that begins after a rounding has no ties.
+
+    Args:
+        model: The ONNX file; one that cannot be read has none.
+        values: The value of a tensor that is no constant, where it is known: a scale that is computed.
+    """
+    try:
+        content = model.read_bytes()
+        if not any(word in content for word in _TELL):  # most have none, and need not be taken apart
+            return {}
+        graph = onnx.load(str(model), load_external_data=False).graph
+    except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
+        return {}
+    return steps_of(graph, values)
+
+
+def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
+    """The same of a main graph."""
+    stored: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            stored.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+
+    def value(name: str) -> NDArray[Any] | None:
+        known = stored.get(name)
+        if known is None or known.external_data:  # a scale is small, and lies in the file
+            return values(name)
+        return np.asarray(numpy_helper.to_array(known))
+
+    steps: dict[str, Step] = {}
+    for node in graph.node:
+        steps |= _made(node, steps, value)
+    return steps
+
+
+def _made(node: onnx.NodeProto, steps: Mapping[str, Step], value: Values) -> dict[str, Step]:
+    """The steps of what one node makes."""
+    read = [steps[name] for name in node.input if name in steps]
+    outputs = [name for name in node.output if name]
+    if node.op_type in _ROUND or node.op_type.startswith("QLinear"):
+        # Scale and zero point of what is quantized as it runs come of the same values, rounded as usual.
+        return {outputs[0]: Step(ONE, after=bool(read))}
+    if not read or _UNTOLD.fullmatch(node.op_type):
+        return {}
+    first, size, after = steps.get(node.input[0]), read[0].size, any(step.after for step in read)
+    made = Step(None, after=True)
+    if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
+        if (scale := value(node.input[1])) is not None:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+            made = Step(np.abs(scale.astype(np.float64)).reshape(-1) * first.size, after=after, axis=axis)
+    elif (
+        size is not None
+        and size.size == 1
+        and _MOVE.fullmatch(node.op_type)
+        and all(_same(step, size) for step in read)
+    ):
+        made = Step(size, after=after)
+    return dict.fromkeys(outputs, made)
+
+
+def _same(step: Step, size: NDArray[np.float64]) -> bool:
+    return step.size is not None and np.array_equal(step.size, size)

@@ -1,0 +1,302 @@
+"""How ``reproduce.py`` runs a model on TensorRT; its source goes into that file, so it needs nothing of bisect-trt.
+
+It sets a build up as :mod:`bisect_trt.targets.trt.config` and :mod:`~bisect_trt.targets.trt.layers` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import re
+import sys
+from typing import Any, Mapping
+
+from bisect_trt.targets.standalone import Refused
+from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
+
+
+def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of the model, by name."""
+    import tensorrt
+
+    print(f"TensorRT {tensorrt.__version__}")
+    for library in settings["plugins"]:
+        ctypes.CDLL(str(path.parent / library), mode=ctypes.RTLD_GLOBAL)
+    errors: list[str] = []
+    logger = make_logger(tensorrt, errors)
+    tensorrt.init_libnvinfer_plugins(logger, "")
+    plan = build(tensorrt, logger, errors, path, inputs, settings)
+    engine = tensorrt.Runtime(logger).deserialize_cuda_engine(plan)
+    return execute(tensorrt, engine, inputs, errors)
+
+
+def make_logger(trt: Any, errors: list[str]) -> Any:
+    """Prints warnings, and keeps errors for the reason of a refusal."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                errors.append(message)
+            if severity not in (trt.ILogger.VERBOSE, trt.ILogger.INFO):
+                print(f"TensorRT: {message}")
+
+    return Logger()
+
+
+def build(
+    trt: Any, logger: Any, errors: list[str], path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Any:
+    """The serialised engine of the model."""
+    flags = trt.NetworkDefinitionCreationFlag
+    # TensorRT 11 has nothing but strong typing, and no such flag any more.
+    strong = settings["strongly_typed"] or settings["lowered"] or not hasattr(flags, "EXPLICIT_BATCH")
+    wanted = ["EXPLICIT_BATCH"] + (["STRONGLY_TYPED"] if strong else [])
+    bits = sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
+    # TensorRT 8.6 has no strong typing: there each layer is told to run in the type that it reads.
+    by_reading = strong and not hasattr(flags, "STRONGLY_TYPED") and hasattr(flags, "EXPLICIT_BATCH")
+    builder = trt.Builder(logger)
+    network = builder.create_network(bits)
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(path)):
+        raise Refused("build", why_not_parsed(parser, path))
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    set_precision(trt, config, settings, strong, by_reading)
+    if not strong or by_reading:
+        constrain(trt, network, settings, by_reading)
+    set_limits(trt, config, settings)
+    profile = make_profile(builder.create_optimization_profile(), network, inputs, settings)
+    if profile is not None:
+        config.add_optimization_profile(profile)
+    if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
+        config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"])
+    timings = settings["load_timing_cache"]
+    cache = config.create_timing_cache(b"" if timings is None else (path.parent / timings).read_bytes())
+    config.set_timing_cache(cache, ignore_mismatch=False)
+    del errors[:]
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise Refused("build", why(errors, "the builder gives no engine and does not say why"))
+    return plan
+
+
+def set_precision(trt: Any, config: Any, settings: Mapping[str, Any], strong: bool, by_reading: bool) -> None:
+    """In which types layers may run, and whether that is an order."""
+    config.clear_flag(trt.BuilderFlag.TF32)
+    for name in settings["precisions"]:
+        if name == "tf32" or not strong or by_reading:
+            config.set_flag(getattr(trt.BuilderFlag, name.upper()))
+    constraints = settings["precision_constraints"]
+    if constraints == "none" and (settings["keep"] or by_reading):
+        constraints = "obey"
+    if constraints == "none" and settings["held"]:
+        constraints = "prefer"
+    if (not strong or by_reading) and constraints != "none":
+        config.set_flag(getattr(trt.BuilderFlag, constraints.upper() + "_PRECISION_CONSTRAINTS"))
+
+
+def why(errors: list[str], otherwise: str) -> str:
+    """What TensorRT said last, for people."""
+    return ("out of memory: " if is_out_of_memory(errors) else "") + reason(errors, otherwise)
+
+
+def why_not_parsed(parser: Any, path: pathlib.Path) -> str:
+    """The parser's first error: which node, and what of it."""
+    if parser.num_errors == 0:
+        return "the ONNX parser refuses the model and does not say why"
+    error = parser.get_error(0)
+    where = ""
+    try:
+        import onnx
+
+        node = onnx.load(str(path), load_external_data=False).graph.node[error.node()]
+        where = f"{node.op_type} node '{node.name}': "
+    except (ImportError, IndexError):
+        pass
+    return f"the ONNX parser refuses {where}{error.desc().strip()}"
+
+
+def set_limits(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
+    """What the builder may use, and what its engine shall run on."""
+    for pool, size in settings["pool_limits"]:
+        config.set_memory_pool_limit(entry(trt.MemoryPoolType, pool), size)
+    if settings["tactic_sources"] is not None:
+        config.set_tactic_sources(sum({1 << int(entry(trt.TacticSource, n)) for n in settings["tactic_sources"]}))
+    if settings["builder_optimization_level"] is not None:
+        config.builder_optimization_level = settings["builder_optimization_level"]
+    if settings["hardware_compatibility_level"] is not None:
+        level = entry(trt.HardwareCompatibilityLevel, settings["hardware_compatibility_level"])
+        config.hardware_compatibility_level = level
+    if settings["version_compatible"]:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+
+
+def entry(enum: Any, name: str) -> Any:
+    """An entry of one of TensorRT's enumerations, by name in any case."""
+    return {key.lower(): value for key, value in enum.__members__.items()}[name.lower()]
+
+
+def make_profile(profile: Any, network: Any, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """The ranges of dimensions that vary; of an input that no range is given for, that of what it is fed."""
+    ranges = [dict(settings[name]) for name in ("min_shapes", "opt_shapes", "max_shapes")]
+    ranges[1] = ranges[1] or ranges[2]
+    free = False
+    for tensor in [network.get_input(index) for index in range(network.num_inputs)]:
+        name = tensor.name
+        if tensor.is_shape_tensor:
+            profile.set_shape_input(name, *[[int(size) for size in inputs[name].ravel()]] * 3)
+            free = True
+        elif -1 in tuple(tensor.shape):
+            given = [shapes.get(name, inputs[name].shape) for shapes in ranges]
+            profile.set_shape(name, *[tuple(shape) for shape in given])
+            free = True
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    return profile if free or any(-1 in tuple(tensor.shape) for tensor in outputs) else None
+
+
+def make_calibrator(trt: Any, cache: pathlib.Path) -> Any:
+    """Hands out the ranges for INT8 that were found before."""
+
+    class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IInt8EntropyCalibrator2.__init__(self)
+
+        def get_batch_size(self) -> int:
+            return 1
+
+        def get_batch(self, names: list[str]) -> None:  # noqa: ARG002 - TensorRT's own
+            return None
+
+        def read_calibration_cache(self) -> bytes:
+            return cache.read_bytes()
+
+        def write_calibration_cache(self, content: Any) -> None:
+            pass
+
+    return Calibrator()
+
+
+def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: bool) -> None:
+    """Say in what precision layers run: those of kept nodes in fp32; all others in the low one if they are held to it."""
+    low = trt.DataType.BF16 if "bf16" in settings["precisions"] else trt.DataType.HALF
+    if not (by_reading or settings["keep"] or settings["held"]):
+        return
+    for layer, made_by in zip(layers_of(network), nodes_of(network, settings["nodes"])):
+        if by_reading:
+            tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
+            half = any(tensor is not None and tensor.dtype == trt.DataType.HALF for tensor in tensors)
+            hold(trt, layer, low if half else trt.DataType.FLOAT)
+        elif made_by in settings["keep"]:
+            hold(trt, layer, trt.DataType.FLOAT)
+        elif settings["held"]:
+            hold(trt, layer, low)
+
+
+def layers_of(network: Any) -> list[Any]:
+    """In the order they were made."""
+    return [network.get_layer(index) for index in range(network.num_layers)]
+
+
+def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
+    """For each layer the first output of the node that it was made of; ``nodes`` are names and outputs.
+
+    The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
+    it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
+    """
+    suffix = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
+    by_name = {name: outputs[0] for name, outputs in nodes if name}
+    by_output = {output: outputs[0] for _, outputs in nodes for output in outputs if output}
+    found: list[Any] = []
+    pending = 0
+    for layer in layers_of(network):
+        node = by_name.get(layer.name, by_name.get(suffix.sub("", layer.name)))
+        if node is None:
+            made = [layer.get_output(index).name for index in range(layer.num_outputs)]
+            node = next((by_output[name] for name in made if name in by_output), None)
+        found.append(node)
+        pending += 1
+        if node is not None:
+            found[-pending:] = [node] * pending
+            pending = 0
+    return found
+
+
+def hold(trt: Any, layer: Any, precision: Any) -> None:
+    """Have a layer that makes floats make them in one type; what the network returns keeps the model's."""
+    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE, trt.LayerType.CAST):
+        return
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
+    if not floats or any(outputs[index].is_shape_tensor for index in floats):
+        return
+    layer.precision = precision
+    for index in floats:
+        if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
+            layer.set_output_type(index, precision)
+
+
+def load_cudart() -> Any:
+    """The CUDA runtime, from the loader's path, NVIDIA's Python packages or the toolkit."""
+    places = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"]
+    for folder in map(pathlib.Path, sys.path):
+        places += map(str, folder.glob("nvidia/*/lib/libcudart.so*"))
+    for place in [*places, *map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*"))]:
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            pass
+    raise RuntimeError("libcudart.so is not found; add its folder to LD_LIBRARY_PATH")
+
+
+def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
+    """The outputs of an engine, by name."""
+    import numpy as np
+
+    cudart = load_cudart()
+
+    def cuda(name: str, *arguments: Any) -> None:
+        status = getattr(cudart, name)(*arguments)
+        if status:
+            raise Refused("run", f"CUDA error {status} in {name}")
+
+    context = engine.create_execution_context()
+    stream = ctypes.c_void_p()
+    cuda("cudaStreamCreate", ctypes.byref(stream))
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    given = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+    arrays: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
+    for name in given + [name for name in names if name not in given]:
+        dtype = trt.nptype(engine.get_tensor_dtype(name))
+        if name in given:
+            arrays[name] = np.array(inputs[name], dtype, order="C")
+            context.set_input_shape(name, arrays[name].shape)
+        else:
+            arrays[name] = np.empty(tuple(context.get_tensor_shape(name)), dtype)
+        if engine.get_tensor_location(name) == trt.TensorLocation.HOST:
+            context.set_tensor_address(name, arrays[name].ctypes.data)
+            continue
+        buffers[name] = ctypes.c_void_p()
+        cuda("cudaMalloc", ctypes.byref(buffers[name]), ctypes.c_size_t(max(arrays[name].nbytes, 1)))
+        context.set_tensor_address(name, buffers[name].value)
+        copy(cuda, buffers[name], ctypes.c_void_p(arrays[name].ctypes.data), arrays[name].nbytes, 1)
+    del errors[:]
+    if not context.execute_async_v3(stream.value):
+        raise Refused("run", why(errors, "the engine does not run and does not say why"))
+    cuda("cudaStreamSynchronize", stream)
+    for name, address in buffers.items():
+        copy(cuda, ctypes.c_void_p(arrays[name].ctypes.data), address, arrays[name].nbytes, 2)
+    return {name: arrays[name] for name in names if name not in given}
+
+
+def copy(cuda: Any, target: Any, source: Any, size: int, kind: int) -> None:
+    """Copy to the GPU (kind 1) or from it (2)."""
+    cuda("cudaMemcpy", target, source, ctypes.c_size_t(size), ctypes.c_int(kind))
+
+
+def sign(refused: Refused, names: list[str]) -> str:
+    """The signature of a refusal: a build's without the names in the model."""
+    return signature(refused.message, names if refused.doing == "build" else ())

@@ -1,0 +1,158 @@
+"""What a reproducer says is tried before it is said: its script, the commands of other tools, and the target set otherwise."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.protocol import Compare, Failed, Sample
+from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
+from bisect_trt.reporting.issue import Command, Issue, Trial, raw_inputs
+from bisect_trt.reporting.reproducer import FILES, SCRIPT, Reproducer
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.signatures import mask_message
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.settings import CheckSettings
+
+_GRACE_SECONDS = 120.0
+"""What a fresh process may take beside ten times what a worker took: TensorRT takes ten seconds to start."""
+_MOST_RUNS = 20
+"""Of a script whose failure comes only sometimes."""
+_NOT_TRIED = "not tried, for it is not installed here"
+
+
+def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[str]]:
+    """Copy the files that a target reads.
+
+    Args:
+        target: The target.
+        folder: Where they go, in the reproducer's folder.
+
+    Returns:
+        The target that reads the copies, by their path in the reproducer's folder; and those paths.
+
+    Raises:
+        UsageError: They cannot be copied.
+    """
+    carried: list[str] = []
+
+    def copy(path: str) -> str:
+        name = f"{len(carried) + 1}-{Path(path).name}"
+        try:
+            folder.mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / name)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be copied to {folder}: {error.strerror or error}; make room.") from error
+        carried.append(f"{FILES}/{name}")
+        return carried[-1]
+
+    changes: dict[str, object] = {}
+    for setting, value in target.target.changed(target):
+        if setting in target.target.files:
+            changes[setting] = tuple(map(copy, value)) if isinstance(value, tuple) else copy(value)
+    return target.with_own(**changes) if changes else target, carried
+
+
+def try_commands(
+    investigation: Investigation, reproducer: Reproducer, folder: Path, seconds: float
+) -> dict[str, Trial]:
+    """Run the script as its reader will, and the commands of other tools.
+
+    Args:
+        investigation: Whose failure it is.
+        reproducer: What is in the folder.
+        folder: The folder.
+        seconds: How long a worker took for the same.
+
+    Returns:
+        What came of each, by tool; of the script under its own name.
+    """
+    limit = 10 * seconds + _GRACE_SECONDS
+    log = investigation.subject.workspace.scratch("trial.log")
+    flakiness = investigation.prober.runner.flakiness
+    trials = {SCRIPT: _try_script(folder, log, limit, min(flakiness.passes_needed, _MOST_RUNS))}
+    issue = reproducer.issue()
+    for command in issue.commands(raw_inputs(issue, reproducer.inputs)):
+        if isinstance(command, Command):
+            trials[command.tool] = _try_tool(command, issue, folder, log, limit)
+    for tool, trial in trials.items():
+        said = "shows the failure" if trial.shows else trial.why or "does not show it"
+        investigation.console.note(f"{tool}, run as it stands in the reproducer: {said}")
+    if not trials[SCRIPT].shows:
+        investigation.console.say(f"  {trials[SCRIPT].why}")
+    return trials
+
+
+def _try_script(folder: Path, log: Path, limit: float, times: int) -> Trial:
+    """As ``python reproduce.py``; a failure that comes only sometimes is waited for."""
+    why = ""
+    for _ in range(times):
+        end = run_to_end([sys.executable, str(folder / SCRIPT)], log=log, environment={}, timeout=limit)
+        if end.code == 1 and not end.timed_out:
+            return Trial(True)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
+        why = f"{SCRIPT} ends with {how}{f': {lines[-1]}' if lines else ''}"
+    return Trial(False, why)
+
+
+def _try_tool(command: Command, issue: Issue, folder: Path, log: Path, limit: float) -> Trial:
+    beside = Path(sys.executable).with_name(command.tool)
+    program = shutil.which(command.tool) or (str(beside) if beside.exists() else None)
+    if program is None:
+        return Trial(None, _NOT_TRIED)
+    words = [program, *command.words[1:]]
+    try:
+        end = run_to_end(words, log=log, environment={}, timeout=limit, cwd=folder)
+    except OSError as error:
+        return Trial(None, f"not tried, for it does not start here ({error.strerror})")
+    return _read(command.tool, issue, end, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _read(tool: str, issue: Issue, end: ProcessEnd, text: str) -> Trial:
+    """What a tool's run says."""
+    if end.timed_out:
+        return Trial(None, "run here, it does not end")
+    if issue.refusal is not None and end.code != 0:
+        said = _masked(issue.refusal.rpartition(": ")[2])
+        return Trial(True) if said and said in _masked(text) else Trial(None, "run here, it fails in words of its own")
+    if issue.refusal is not None or (tool == "polygraphy" and end.code == 0):
+        return Trial(False)
+    if tool == "polygraphy":
+        shows = end.code == 1 and "FAILED" in text
+        return Trial(True) if shows else Trial(None, f"run here, it breaks for another reason (status {end.code})")
+    ran = "run here, it ends well" if end.code == 0 else f"run here, it breaks for another reason (status {end.code})"
+    return Trial(None, f"{ran}; compare what it prints with the values below" if end.code == 0 else ran)
+
+
+def _masked(text: str) -> str:
+    return " ".join(mask_message(text).split())
+
+
+def ruled_out(
+    investigation: Investigation, check: CheckSettings, candidate: Candidate, target: TargetSettings
+) -> Sequence[str]:
+    """Run the minimal model on the target set otherwise, each in a sentence with what came of it."""
+    subject, said = (
+        investigation.subject,
+        ["The reference (ONNX Runtime on the CPU, optimisations off) runs the model."],
+    )
+    model = subject.models.write("ruled-out", candidate.proto)
+    inputs = subject.models.feed("ruled-out.in", subject.values(candidate, candidate.inputs))
+    golden = subject.models.feed("ruled-out.golden", subject.values(candidate, candidate.outputs))
+    for words, other in target.target.alternatives(target):
+        request = Compare(other, model, (Sample(inputs, golden),), check.tolerance)
+        try:
+            reply = subject.models.ask(request, check.timeout)
+        except BisectError:  # it cannot be set so here
+            continue
+        if isinstance(reply, Failed):
+            said.append(f"{words} it fails too, but in another way: {reply.message}.")
+        else:
+            passed = all(comparison.passed for comparison in reply.comparisons)
+            said.append(f"{words} {'it passes' if passed else 'it fails too'}.")
+    return said
