@@ -12,6 +12,7 @@ import os
 import sys
 from typing import NoReturn
 
+from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.pool import end_spare, start_spare
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
@@ -21,6 +22,7 @@ def main() -> NoReturn:
     """Run the command line."""
     words = set(sys.argv[1:])
     try:
+        guard.adopt()
         if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
             start_spare()
         gc.disable()  # nothing that is imported is garbage

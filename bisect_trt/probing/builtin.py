@@ -33,6 +33,7 @@ class BuiltinCheck:
         timeout: Seconds a candidate may take.
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
         shelf: Where the engines of candidates that pass stay, if any shall.
+        confirm: Whether a crash counts only once it has been seen twice.
     """
 
     workers: WorkerPool
@@ -42,6 +43,7 @@ class BuiltinCheck:
     parallel: bool = True
     timed: bool = False
     shelf: EngineShelf | None = None
+    confirm: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -71,7 +73,7 @@ class BuiltinCheck:
 
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None) -> Outcome:
         began = time.monotonic()
-        reply = ask(self.workers, request, self.timeout, cancel, log=log)
+        reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm)
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, seconds)

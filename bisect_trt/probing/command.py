@@ -6,17 +6,20 @@ import difflib
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome, of_samples
-from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.outcome import CANCELLED, OVER_MEMORY, Ending, Outcome, of_samples
+from bisect_trt.probing.workers.memory import gate, oom_kills
+from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workspace import CandidateFiles
 
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096
+_SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
 _PLACES = ("model", "inputs", "golden", "dir", "engine")
@@ -37,6 +40,7 @@ class CommandCheck:
         ignore_fail_codes: These exit statuses are a pass.
         fail_regexes: Only output that one of these matches is the failure.
         timeout: Seconds a candidate may take.
+        memory_limit: Bytes that a candidate's check and all that it starts may hold.
     """
 
     argv: tuple[str, ...]
@@ -44,6 +48,7 @@ class CommandCheck:
     ignore_fail_codes: tuple[int, ...] = ()
     fail_regexes: tuple[re.Pattern[str], ...] = ()
     timeout: float | None = None
+    memory_limit: int | None = None
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> tuple[str, ...]:
@@ -92,29 +97,55 @@ class CommandCheck:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
         (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n")
-        try:
-            end = run_to_end(
-                argv,
-                log=files.log,
-                environment=files.environment(),
-                timeout=self.timeout,
-                cancel=cancel,
-            )
-        except OSError as error:
-            raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
+        for number in range(MOST_LOST):
+            if number or (files.sample or 1) > 1:
+                files.renew()
+            end, doubtful = self._end(argv, files, cancel)
+            if not doubtful:
+                break
         return self._read(end, files.log)
+
+    def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
+        """How the command ends, and whether somebody else may have ended it, or something that it had started.
+
+        That is known only if it ends so again. A shell says of a command that a signal has killed that its exit status is
+        128 and the signal's number.
+        """
+        kills = oom_kills()
+        with gate.turn(cancel):
+            try:
+                end = run_to_end(
+                    argv,
+                    log=files.log,
+                    environment=files.environment(),
+                    timeout=self.timeout,
+                    cancel=cancel,
+                    memory_limit=self.memory_limit,
+                )
+            except OSError as error:
+                raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
+        gate.saw_children()
+        if end.timed_out or end.cancelled or end.over_memory:
+            return end, False
+        wanted = end.code in (*self.fail_codes, *self.ignore_fail_codes)
+        return end, end.from_outside or (
+            not wanted and (end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills))
+        )
 
     def _read(self, end: ProcessEnd, log: Path) -> Outcome:  # noqa: PLR0911 - one return a row of the table
         """The table of the check command's contract, its first row that applies."""
         seconds = end.seconds
+        ours = end.timed_out or end.over_memory
         if end.cancelled:
             return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", seconds)
-        if end.code in self.ignore_fail_codes and not end.timed_out:
+        if end.code in self.ignore_fail_codes and not ours:
             return Outcome(Ending.PASSED, "pass", f"exit status {end.code}, which --ignore-fail-code lists", seconds)
-        if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and not end.timed_out:
+        if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and not ours:
             return Outcome(Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds)
         if end.timed_out:
             return Outcome(Ending.BROKEN, "time-out", f"no answer after {self.timeout:g} s", seconds, _tail(log))
+        if end.over_memory:
+            return Outcome(Ending.BROKEN, OVER_MEMORY, "it took more memory than --memory-limit", seconds, _tail(log))
         if end.signal_name:
             return Outcome(
                 Ending.BROKEN, f"signal {end.signal_name}", f"killed by {end.signal_name}", seconds, _tail(log)
@@ -128,12 +159,17 @@ class CommandCheck:
 
     def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
         met: list[str] = []
-        text = log.read_text(errors="replace") if self.fail_regexes else ""
+        text = _text(log) if self.fail_regexes else ""
         matched = next((pattern for pattern in self.fail_regexes if pattern.search(text)), None)
         if matched is not None:
             met.append(f"output matches '{matched.pattern}'")
         if end.code in self.fail_codes:
             met.append(f"exit status {end.code}")
+        lost = end.left_out or (self.fail_regexes and not log.exists())
+        if self.fail_regexes and matched is None and lost and (not self.fail_codes or end.code in self.fail_codes):
+            what = f"the {end.left_out} bytes of output that are not kept" if end.left_out else "the log, which is gone"
+            reason = f"--fail-regex may match in {what}"
+            return Outcome(Ending.OTHER, "too much output", reason, end.seconds, _tail(log))
         if len(met) == bool(self.fail_codes) + bool(self.fail_regexes):
             return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
         if end.code == 0:
@@ -154,9 +190,18 @@ def _check_spelling(argv: Sequence[str]) -> None:
                 )
 
 
+def _text(log: Path, last: int | None = None) -> str:
+    """What is in a log, or its last bytes; nothing if the check has taken it away."""
+    try:
+        with log.open("rb") as file:
+            if last is not None:
+                file.seek(max(log.stat().st_size - last, 0))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _tail(log: Path) -> str:
     """The last lines of a log."""
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
-        lines = file.read().decode(errors="replace").rstrip().splitlines()
+    lines = _text(log, _TAIL_BYTES).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probing.outcome import CANCELLED
+from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY
 from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import Cancel
@@ -18,9 +18,6 @@ from bisect_trt.probing.workspace import Workspace
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import load_npz, save_npz
-
-LOST = "lost"
-"""The signature of a failure that says nothing of the model, because somebody else ended the worker."""
 
 
 def ask(
@@ -48,6 +45,8 @@ def ask(
             return Failed("cancelled", "its answer was not needed any more", CANCELLED)
         if end.timed_out:
             return Failed("time-out", end.describe(), "time-out")
+        if end.over_memory:
+            return Failed("time-out", end.describe(), OVER_MEMORY)
         return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
 
 

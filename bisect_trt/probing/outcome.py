@@ -144,7 +144,11 @@ def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED)
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
+LOST = "lost"
+"""The signature of a check that somebody else has ended again and again, which says nothing of the candidate."""
+OVER_MEMORY = "memory limit"
+"""The signature of a check that was ended because it took too much memory."""
 BARE_EXIT = "exit "
 """How the signature of a check command begins that ended with a status of its own and met no condition."""
-BROKEN_PREFIXES = ("signal ", "time-out", "build: ", "run: ")
+BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")
 """How the signatures of ``Ending.BROKEN`` begin."""

@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.targets.settings import Lowering, TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.tolerance import ToleranceOptions
+
+if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
+    from bisect_trt.targets.base import Lowering
+    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.tensors.comparison import TensorComparison
+    from bisect_trt.tensors.tolerance import ToleranceOptions
 
 VERSION = 1
 """Raised whenever a worker of before would misread a request, or a driver its reply."""
@@ -253,11 +256,13 @@ class Answer:
         reply: What came of it.
         host_bytes: What the worker holds of memory.
         gpu_bytes: What is in use of its GPU, by anybody.
+        peak_bytes: The most memory that it held since it began.
     """
 
     reply: Reply
     host_bytes: int = 0
     gpu_bytes: int = 0
+    peak_bytes: int = 0
 
 
 BEGUN = b"begun\n"
@@ -335,4 +340,10 @@ def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - one return a kind of
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
-    return get_type_hints(kind)
+    from bisect_trt.targets.base import Lowering  # noqa: PLC0415 - as above
+    from bisect_trt.targets.settings import TargetSettings  # noqa: PLC0415
+    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415
+    from bisect_trt.tensors.tolerance import ToleranceOptions  # noqa: PLC0415
+
+    known = (TargetSettings, TensorComparison, ToleranceOptions)
+    return get_type_hints(kind, localns={"Lowering": Lowering, **{each.__name__: each for each in known}})

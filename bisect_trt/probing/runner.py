@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.flakiness import Flakiness, expected_verdicts
@@ -74,6 +75,7 @@ class Runner:
         outcome = self.check.run(files, cancel)
         seconds, number = outcome.seconds, 1
         while outcome.ending in going and number < most:
+            files.renew()
             outcome = self.check.run(files, cancel)
             seconds += outcome.seconds
             number += 1
@@ -89,13 +91,27 @@ class Runner:
         """
         began = time.monotonic()
         files = self._write(candidate)
-        outcomes = [self.check.run(files) for _ in range(repeat)]
+        outcomes = [self._again(files) for _ in range(repeat)]
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = (failures or outcomes[-1:])[0]
         seconds = sum(each.seconds for each in outcomes)
         reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {repeat} runs fail)"
         own = time.monotonic() - began - seconds
         return replace(outcome, reason=reason, seconds=seconds, own_seconds=own, runs=repeat, failures=len(failures))
+
+    def _again(self, files: CandidateFiles) -> Outcome:
+        """One run of the original, which has to say something.
+
+        Raises:
+            UnavailableError: Somebody ends it again and again.
+        """
+        files.renew()
+        outcome = self.check.run(files)
+        if outcome.signature == LOST:
+            raise UnavailableError(
+                f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
+            )
+        return outcome
 
     def expect(self, original: Outcome, *, confidence: float, units: int) -> None:
         """Learn from the original how often a candidate must pass.

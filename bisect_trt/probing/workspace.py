@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import filecmp
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.externals import copy_file, external_files, has_external_data
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.tensors.npz import save_npz
@@ -26,6 +26,10 @@ KEY_LENGTH = 12
 """Digits of a candidate's key that name its folder."""
 _MARK = "bisect-trt.candidate"
 """Metadata key of a file at the fixed path, so that nobody else's file is ever written over."""
+
+
+def _nothing() -> None:
+    """What nobody has written need not be written again."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class CandidateFiles:
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
         held: Whether the target is held to its low precision; see ``Candidate``.
         engine: The engine that was built of it, where there is one.
+        renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
 
     folder: Path
@@ -57,6 +62,7 @@ class CandidateFiles:
     keep: tuple[str, ...] | None = None
     held: bool = False
     engine: Path | None = None
+    renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
         """The same with the values of one input sample after the other."""
@@ -102,6 +108,7 @@ class Workspace:
         self.fixed_path = fixed_path
         self._copied: list[Path] = []
         self._beside: set[Path] = set()
+        self._shared: dict[Path, _Seal | None] = {}
         try:
             self.candidates.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -148,26 +155,50 @@ class Workspace:
         Raises:
             UsageError: The disk is full or the folder is gone.
         """
-        files = self.files(candidate.key, shared_weights=has_external_data(candidate.proto))
+        shared = has_external_data(candidate.proto)
+        files = self.files(candidate.key, shared_weights=shared)
         files = replace(files, keep=candidate.keep, held=candidate.held, engine=candidate.engine)
-        try:
-            files.folder.mkdir(parents=True, exist_ok=True)
-            files.model.write_bytes(candidate.content())
-            save_npz(files.inputs, inputs)
-            save_npz(files.golden, golden)
-            for number, (fed, made) in enumerate(more, 2):
-                paths = files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
-                save_npz(paths[0], fed)
-                save_npz(paths[1], made)
-                files = replace(files, more=(*files.more, paths))
-            if self.fixed_path is not None:
-                self._write_fixed(candidate.proto)
-                files = replace(files, model=self.fixed_path, kept=files.model)
-        except OSError as error:
-            raise UsageError(
-                f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
-            ) from error
-        return files
+        files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
+        values = {files.inputs: inputs, files.golden: golden}
+        for paths, sample in zip(files.more, more, strict=True):
+            values |= zip(paths, sample, strict=True)
+        kept = None
+        if self.fixed_path is not None:
+            kept, files = files.model, replace(files, model=self.fixed_path, kept=files.model)
+        seals: dict[Path, _Seal | None] = {}
+
+        def write_changed() -> None:
+            if shared:
+                self._check_shared(candidate.proto)
+            try:
+                files.folder.mkdir(parents=True, exist_ok=True)
+                for path in (kept or files.model, *values):
+                    if path in seals and seals[path] == _seal(path):
+                        continue
+                    if path in values:
+                        save_npz(path, values[path])
+                    else:
+                        path.write_bytes(candidate.content())
+                    seals[path] = _seal(path)
+                if kept is not None:
+                    self._write_fixed(candidate.proto)
+            except OSError as error:
+                raise UsageError(
+                    f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
+                ) from error
+
+        write_changed()
+        return replace(files, renew=write_changed)
+
+    def _check_shared(self, proto: onnx.ModelProto) -> None:
+        """Make sure that nobody has written over the weights that all candidates share."""
+        for location in external_files(proto):
+            path = self.candidates / location
+            if self._shared.setdefault(path, _seal(path)) != _seal(path):
+                raise BisectError(
+                    f"{path} holds the weights of all candidates, and a check has changed it; have the check write elsewhere, "
+                    "and start again."
+                )
 
     def _write_fixed(self, proto: onnx.ModelProto) -> None:
         assert self.fixed_path is not None
@@ -203,6 +234,22 @@ class Workspace:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+_Seal = tuple[int, int, int]
+
+
+def _seal(path: Path) -> _Seal | None:
+    """Something that is another once a file has been changed, whatever its times were set to; ``None`` if it is gone."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_ctime_ns
+
+
+def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:
+    return files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -160,6 +161,9 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
         require_target(subject, check.target)
         if not check.target.target.capabilities.runs_more:
             require_reference(subject)
+        # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
+        check = replace(check, confirm=search.repeat == 1)
+    reference = subject.reference
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
@@ -167,4 +171,4 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     workers = default_workers() if search.workers is None else search.workers
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
-    return Prober(Runner(check, subject.workspace, subject.reference), ledger, workers)
+    return Prober(Runner(check, subject.workspace, reference), ledger, workers)

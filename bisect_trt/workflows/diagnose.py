@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
@@ -14,12 +16,19 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.question import Search
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
-from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.layerwise.telling import tell, to_json
-from bisect_trt.workflows.minimal_case import HELD, extract_origin
+from bisect_trt.workflows.minimal_case import (
+    HELD,
+    Suspects,
+    extract_suspect,
+    named_suspects,
+    narrow_held,
+    weak_suspects,
+)
 from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
@@ -59,11 +68,11 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
     """
     confirm(investigation, settings)
     with saving_best(lambda: leave_best(investigation, settings)):
-        layers = None if is_broken(investigation) else look_at_layers(investigation, settings)
-        case = extract_origin(investigation, settings.check.target, layers, "3. ") if layers else None
-        case = reduce_all(investigation, layers, case)
+        suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
+        case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
+        case = reduce_all(investigation, settings, suspects, case)
         answer = investigation.settle(case)
-        left = deliver(investigation, settings, case, answer)
+        left = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
 
     def another(other: Case, number: int) -> dict[str, Any]:
         return deliver_another(investigation, settings, other, number)
@@ -106,18 +115,18 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     return [*steps, f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
 
 
-def is_broken(investigation: Investigation) -> bool:
-    """Whether the original does not even run, so that there are no tensors to look at."""
-    broken = investigation.prober.ledger.is_broken
-    if broken:
-        investigation.console.say(
-            "  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it"
-        )
-    return broken
+def who_is_named(investigation: Investigation) -> Suspects | None:
+    """Step 2 where the original does not even run, so that there are no tensors to look at: whom does the target name?"""
+    if not investigation.prober.ledger.is_broken:
+        return None
+    investigation.console.say(
+        "  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it"
+    )
+    return named_suspects(investigation)
 
 
-def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> Layerwise | None:
-    """Step 2: which tensor goes wrong first? ``None`` if looking does not show it."""
+def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> Suspects:
+    """Step 2: which tensor goes wrong first? Nobody is suspected if looking does not show it."""
     subject, console, check = investigation.subject, investigation.console, settings.check
     assert check.target is not None
     console.step("2. Mark every tensor as an output: which goes wrong first?")
@@ -126,44 +135,46 @@ def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> 
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
         console.say("  so go on to reduce the whole model")
-        return None
+        return weak_suspects(subject, check.target)
     investigation.result.extra |= to_json(subject, layers)
     tell(subject, layers, console)
     if layers.hidden:
         report_hiding(investigation, look, layers, settings.search.budget.probes)
     if not (layers.outputs_fail and layers.origins):
         console.say("  so go on to reduce the whole model")
-        return None
-    return layers
+        return weak_suspects(subject, check.target)
+    return Suspects(layers.origins)
 
 
-def reduce_all(investigation: Investigation, layers: Layerwise | None, case: Case | None) -> Case:
+def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspects: Suspects, case: Case | None) -> Case:
     """Step 4, unless there is a minimal case: reduce the whole model, step by step, to the smallest that still fails."""
     subject, console = investigation.subject, investigation.console
     if case is not None:
         console.step("4. Reduce the whole model: not needed, the minimal case is known")
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
-    suspect = subject.network.rank[layers.origins[0]] if layers is not None else None
+    suspect = suspects.unit(subject.network)
     search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
     minimum = investigation.prober.search(search, subject.cut, subject.original)
     for step in minimum.steps:
         console.say(f"  {step}")
-    return Case(investigation.doubted(minimum))
+    return narrow_held(investigation, settings.check.target, Case(investigation.doubted(minimum)))
 
 
-def deliver(investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate) -> Left:
+def deliver(
+    investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate, blamed: Sequence[int]
+) -> Left:
     """Step 5: leave a folder that shows the failure, and see that it does."""
     subject, console, result = investigation.subject, investigation.console, investigation.result
     smaller = "shrink its tensors, and " if settings.search.shrink else ""
     console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
     if settings.search.shrink:
         answer = shrink(investigation, answer)
-    sentence = describe_answer(subject, answer)
+    sentence = describe_answer(subject.network, blamed)
     found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum))
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
-    result.culprits = subject.describe_searched(answer.units)
+    result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
     if answer.held:
@@ -187,7 +198,8 @@ def deliver_another(
     answer, whole = investigation.settle(case), settings.output.resolve()
     if settings.search.shrink:
         answer = shrink(investigation, answer)
-    sentence, found = describe_answer(investigation.subject, answer), describe_search(investigation, case.minimum)
+    subject, blamed = investigation.subject, by_blame(investigation, answer)
+    sentence, found = describe_answer(subject.network, blamed), describe_search(investigation, case.minimum)
     folder = settings.output.parent / f"{whole.name}-{number}"
     left = leave_reproducer(
         investigation,
@@ -197,7 +209,7 @@ def deliver_another(
         anonymous=settings.anonymous,
     )
     left.finish(describe_search(investigation, left.minimum), None)
-    failure = investigation.failure(left.minimum, answer, left.files[0])
+    failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
     investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
     investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
     return failure
@@ -214,10 +226,8 @@ def describe_search(investigation: Investigation, minimum: Minimum) -> str:
     )
 
 
-def describe_answer(subject: Subject, answer: Candidate) -> str:
-    """The answer in a sentence."""
-    network = subject.network
-    nodes = [network.order[u] for u in sorted(answer.units) if not network.constant[network.order[u]]]
+def describe_answer(network: Network, nodes: Sequence[int]) -> str:
+    """The answer in a sentence, the guilty first."""
     if len(nodes) == 1:
         return f"{network.describe(nodes[0])} fails alone"
     names = ", ".join(network.describe(index) for index in nodes[:6])

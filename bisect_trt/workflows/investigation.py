@@ -13,7 +13,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import LOST, Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
@@ -150,17 +150,21 @@ class Investigation(Examination):
         if minimum.proven and minimum.pairs:
             result.extra["pairs_tried"] = True
 
-    def failure(self, minimum: Minimum, answer: Candidate, path: Path) -> dict[str, Any]:
-        """What the result says of one failure among several."""
+    def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
+        """What the result says of one failure among several: its nodes, whether that is proven, the model."""
         minimality, why = self._proof(minimum)
-        culprits = self.subject.describe_searched(answer.units)
-        return {"culprits": culprits, "minimality": minimality, "why": why, "reduced": str(path)}
+        return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
 
     def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
         """``1-minimal`` or ``unproven``, and what is to be said of it."""
         flakiness = self.prober.runner.flakiness
-        if not minimum.proven or flakiness.passes_needed == 1:
-            return "1-minimal" if minimum.proven else "unproven", minimum.why
+        if not minimum.proven:
+            return "unproven", minimum.why
+        lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
+        if lost is not None:
+            return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
+        if flakiness.passes_needed == 1:
+            return "1-minimal", minimum.why
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         self.result.extra["flaky"]["reached"] = round(confidence, 6)

@@ -18,10 +18,11 @@ from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.question import Again, Oracle, Search, Units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
-from bisect_trt.workflows.minimal_case import HELD, extract_origin
+from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
 from bisect_trt.workflows.others import check_finds_all, look_for_others
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
@@ -75,6 +76,8 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not search.shrink and not has_external_data(subject.network.proto)
         case = Case(find_minimum(investigation, settings.mode, suspect, confirm=same))
+        check = investigation.prober.runner.check
+        case = narrow_held(investigation, check.target if isinstance(check, BuiltinCheck) else None, case)
     for step in case.minimum.steps:
         console.say(f"  {step}")
     deliver(investigation, settings, smallest(investigation, settings, search, case), case.minimum)
@@ -112,14 +115,16 @@ def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
     check = investigation.prober.runner.check
     assert isinstance(check, BuiltinCheck)
     if ledger.is_broken:
-        return None, None
+        named = named_suspects(investigation)
+        return extract_suspect(investigation, check.target, named), named.unit(subject.network)
     investigation.console.step("Look at every tensor once: where does it go wrong first?")
     look = Look(subject, check.target, check.tolerance, check.timeout)
     layers = compare_layers(look, ledger.outcome(subject.original.key))
     if layers.refused or not (layers.outputs_fail and layers.origins):
         investigation.console.say("  that does not tell, so bisect without")
         return None, None
-    return extract_origin(investigation, check.target, layers), subject.network.rank[layers.origins[0]]
+    suspects = Suspects(layers.origins)
+    return extract_suspect(investigation, check.target, suspects), suspects.unit(subject.network)
 
 
 def find_minimum(
@@ -174,10 +179,9 @@ def deliver_another_model(
     answer = smallest(investigation, settings, search, case)
     minimum = write_answer(investigation, settings.output, answer, case.minimum)
     save_values(subject, settings, answer)
-    failure = investigation.failure(minimum, answer, settings.output)
-    names = ", ".join(
-        f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in failure["culprits"]
-    )
+    culprits = subject.describe_nodes(by_blame(investigation, answer))
+    failure = investigation.failure(minimum, culprits, settings.output)
+    names = ", ".join(f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in culprits)
     investigation.console.answer(f"{settings.output}: another failure ({failure['minimality']}): {names}")
     return failure
 
@@ -186,7 +190,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
     """Leave the answer, and say what it is."""
     subject, console, result = investigation.subject, investigation.console, investigation.result
     investigation.conclude(write_answer(investigation, settings.output, answer, minimum))
-    result.culprits = subject.describe_searched(answer.units)
+    result.culprits = subject.describe_nodes(by_blame(investigation, answer))
     result.artifacts |= {
         "reduced": str(settings.output),
         **save_values(subject, settings, answer),

@@ -230,10 +230,13 @@ class Subject:
 
     def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
         """The nodes of some units for the result, without those that only make weights: name, operator, outputs."""
-        network = self.network
-        order = (network.order[unit] for unit in sorted(units))
-        nodes = (network.nodes[index] for index in order if not network.constant[index])
-        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in nodes]
+        order = (self.network.order[unit] for unit in sorted(units))
+        return self.describe_nodes(index for index in order if not self.network.constant[index])
+
+    def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+        """Nodes for the result: name, operator, outputs."""
+        protos = (self.network.nodes[index] for index in nodes)
+        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in protos]
 
     def record(self, result: Result, prober: Prober | None = None) -> None:
         """Put what is known of the model and of the probes into a result."""

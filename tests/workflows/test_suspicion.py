@@ -51,7 +51,7 @@ class Builder:
         self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
         return name
 
-    def model(self) -> onnx.ModelProto:
+    def model(self, opset: int = 17) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}
         ends = [node.name for node in self.nodes if node.name not in read]
         fed = [name for name in ("x", "n", "m") if name in read]
@@ -59,7 +59,8 @@ class Builder:
         outputs = [onnx.ValueInfoProto(name=name) for name in ends]
         weights = [numpy_helper.from_array(value, name) for name, value in self.weights.items()]
         graph = helper.make_graph(self.nodes, "odd", inputs, outputs, weights)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("somebody.else", 1)]
+        opsets = [helper.make_opsetid("", opset), helper.make_opsetid("somebody.else", 1)]
+        opsets.append(helper.make_opsetid("com.microsoft", 1))
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         return onnx.shape_inference.infer_shapes(model)
 
@@ -80,6 +81,7 @@ def odd_nodes() -> onnx.ModelProto:
     g.op("few digits", "Mul", "x", np.full(COLUMNS, 1e-5, np.float32))
     zero = g.op("zero", "Sub", "x", "x")
     g.op("root", "Sqrt", g.op("needed epsilon", "Add", zero, 1e-12))
+    g.op("divided", "Div", zero, "root")
     g.op("root of x", "Sqrt", g.op("needless epsilon", "Add", "x", 1e-12))
     wide = g.op("wide", "Mul", "x", 2000.0)
     ones = np.ones(COLUMNS, np.float32)
@@ -150,12 +152,19 @@ def found(odd: Subject) -> dict[str, Suspect]:
         ("few digits", LOSES, "underflow", "which have fewer digits in fp16"),
         ("needed epsilon", BREAKS, "vanishing epsilon", "an epsilon of 1e-12, which becomes 0, and 32 values"),
         ("needless epsilon", MAY, "vanishing epsilon", "large enough without"),
+        (
+            "root",
+            BREAKS,
+            "vanishing divisor",
+            "Sqrt reads 32 values under 5.96046e-08, and they become 0, which its root",
+        ),
+        ("divided", LOSES, "underflow", "Div reads a tensor of values up to 1e-06, which have fewer digits in fp16"),
         ("norm", INSIDE, "sum of squares inside", "LayerNormalization adds squares up inside, to"),
         ("norm of x", MAY, "vanishing epsilon", "an epsilon of 1e-12"),
         ("length", INSIDE, "sum of squares inside", "ReduceL2 adds squares up inside, to"),
         ("log of exps", INSIDE, "exponential inside", "exp(20) inside"),
         ("sigmoid", MAY, "exponential inside", "exp(20) inside"),
-        ("mean", MAY, "sum inside", "ReduceMean adds up 8 values to"),
+        ("mean", INSIDE, "sum inside", "ReduceMean adds up 8 values to"),
         ("products", MAY, "products inside", "MatMul may add up products to"),
         ("gemm", MAY, "products inside", "Gemm may add up products to"),
         ("counts", LOSES, "large integers", "Add carries integers up to 3031; past 2048 not all of them exist"),
@@ -207,6 +216,53 @@ def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path
         found = by_name(subject)
     assert set(found) == {"big", "beside"}
     assert {entry.rule for entry in found.values()} == {"overflow"}
+
+
+def fp32_if(name: str, value: float) -> onnx.NodeProto:
+    """Control flow, which is not looked into."""
+    constant = helper.make_node("Mul", ["x", f"{name} factor"], [f"{name} in it"])
+    inner = helper.make_tensor_value_info(f"{name} in it", TensorProto.FLOAT, [ROWS, COLUMNS])
+    factor = numpy_helper.from_array(np.array(value, np.float32), f"{name} factor")
+    body = helper.make_graph([constant], "body", [], [inner], [factor])
+    return helper.make_node("If", ["condition"], [name], name=name, then_branch=body, else_branch=body)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"), [(1e6, "overflow"), (3001.0, "large integers"), (1e-9, "underflow"), (1e-6, "underflow")]
+)
+@pytest.mark.parametrize("kind", ["CumSum", "If", "FusedMatMul"])
+def test_a_value_that_a_node_in_fp32_makes_is_not_blamed_on_its_reader_alone(
+    tmp_path: Path, kind: str, value: float, rule: str
+) -> None:
+    """The reader is what has to be kept, for there the value is rounded; who made it is said."""
+    g = Builder()
+    g.weights["condition"] = np.array([True])
+    if kind == "CumSum":  # in fp16 since opset 14
+        small = g.op("integers", "Ceil", "x") if rule == "large integers" else "x"
+        g.op("maker", "CumSum", g.op("scaled", "Mul", small, value), np.array(1))
+    elif kind == "If":
+        g.op("beside", "Relu", "x")  # reads what the body captures
+        g.nodes.append(fp32_if("maker", value))
+    else:
+        g.op(
+            "maker",
+            "FusedMatMul",
+            "x",
+            np.eye(COLUMNS, dtype=np.float32) * np.float32(value),
+            domain="com.microsoft",
+        )
+    g.op("reader", "Abs", "maker")
+    model = g.model(opset=13)
+    model.graph.value_info.append(helper.make_tensor_value_info("maker", TensorProto.FLOAT, [ROWS, COLUMNS]))
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    save_npz(tmp_path / "in.npz", {"x": np.ones((ROWS, COLUMNS), np.float32) + np.eye(ROWS, COLUMNS, dtype=np.float32)})
+    with subject_of(tmp_path / "model.onnx", tmp_path / "in.npz", tmp_path) as subject:
+        found = by_name(subject)
+    reasons = [found["reader"].reason, *found["reader"].more]
+    assert found["reader"].rule == rule
+    assert f"as {kind} 'maker' makes it, which" in reasons[0]
+    assert ("no fp16 at this opset" in reasons[0]) is (kind == "CumSum")
+    assert "maker" not in found
 
 
 def run_example(name: str, folder: Path) -> Path:

@@ -6,6 +6,10 @@ driver holds, and then kills the groups that were still registered.
 
 A driver may be killed after it has started a process and before it has said so. Each process is therefore announced under
 a number that stands in its environment, and those that were only announced are looked for there (Linux).
+
+What a check has put into a session of its own (a daemon, by a double fork) is no longer of its group. On Linux the driver
+therefore adopts what loses its parent, and kills what it has adopted once the probe that started it has ended; what is still
+there when the driver dies is found by the number in its environment.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import IO
+
+from bisect_trt.probing.workers.memory import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts."""
@@ -42,17 +49,21 @@ def kill(group):
 for group in groups.values():
     if group:
         kill(group)
-lost = {{b'{MARK}=' + mark.encode() for mark, group in groups.items() if not group}}
-for _ in range(20 if lost else 0):
+started = b'\\0{MARK}=' + sys.argv[1].encode() + b'-'
+lost = any(not group for group in groups.values())
+for _ in range(20 if lost else 1):
     for path in glob.glob('/proc/[0-9]*/environ'):
         try:
             with open(path, 'rb') as file:
-                if lost.intersection(file.read().split(b'\\0')):
+                if started in b'\\0' + file.read():
                     kill(os.getpgid(int(path.split('/')[2])))
         except OSError:
             pass
-    time.sleep(0.05)
+    time.sleep(0.05 if lost else 0)
 """
+_PR_SET_CHILD_SUBREAPER = 36
+_STRAY_ROUNDS = 100
+"""How often to look for what a probe has left, while there is something: what is killed may have left more."""
 
 
 class Guard:
@@ -64,7 +75,18 @@ class Guard:
         self._owner = 0
         self._lock = threading.Lock()
         self._numbers = count()
+        self._live: set[str] = set()
         self._marks: dict[int, str] = {}
+        self._adopts = False
+
+    def adopt(self) -> None:
+        """Become the parent of what loses its own, where the system can (Linux); for a process that is all this program's."""
+        if sys.platform != "linux":
+            return
+        import ctypes  # noqa: PLC0415 - it takes a while to import, and a program that uses the library does without
+
+        with contextlib.suppress(OSError, AttributeError):
+            self._adopts = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
     def start(
         self,
@@ -89,6 +111,7 @@ class Guard:
         """
         mark = f"{os.getpid()}-{next(self._numbers)}"
         self._tell(mark, "0")
+        self._live.add(mark)
         try:
             process = subprocess.Popen(
                 argv,
@@ -101,15 +124,43 @@ class Guard:
                 start_new_session=True,
             )
         except BaseException:
+            self._live.discard(mark)
             self._tell(mark, "-")
             raise
         self._marks[process.pid] = mark
         self._tell(mark, str(process.pid))
+        prefer_to_end(process.pid)
         return process
 
     def release(self, group: int) -> None:
-        """The group has ended."""
-        self._tell(self._marks.pop(group), "-")
+        """The group has ended; what it has left in sessions of its own is ended too, where that can be seen."""
+        mark = self._marks.pop(group)
+        self._live.discard(mark)
+        self._tell(mark, "-")
+        for _ in range(_STRAY_ROUNDS if self._adopts else 0):
+            if not self._end_strays():
+                break
+
+    def _end_strays(self) -> bool:
+        """Kill what was adopted of probes that have ended, and bury what has died; whether there was anything to kill."""
+        found = False
+        prefix = f"{MARK}={os.getpid()}-".encode()
+        for pid in _children():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                mark = next((word.partition(b"=")[2].decode() for word in words if word.startswith(prefix)), None)
+                if mark is not None and mark not in self._live:
+                    found = True
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                elif not any(words) and self._is_foreign(pid):
+                    os.waitpid(pid, os.WNOHANG)
+        return found
+
+    def _is_foreign(self, pid: int) -> bool:
+        """Whether a process is none that was started here, which is not sure while another is being started."""
+        starting = len(self._live) != len(self._marks)
+        return not starting and pid not in self._marks and (self._process is None or pid != self._process.pid)
 
     def close(self) -> None:
         """End the guard's own process; whatever is still running is killed with it."""
@@ -126,7 +177,7 @@ class Guard:
             if self._process is None or self._owner != os.getpid():
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _WATCH],
+                    [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -137,6 +188,14 @@ class Guard:
             with contextlib.suppress(BrokenPipeError):  # somebody killed it: a run goes on without
                 self._process.stdin.write(f"{mark} {group}\n".encode())
                 self._process.stdin.flush()
+
+
+def _children() -> list[int]:
+    """The processes that this one has adopted, and those that its first thread has started."""
+    try:
+        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel that does not say
+        return []
 
 
 guard = Guard()

@@ -19,6 +19,8 @@ from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageEr
 from bisect_trt.probing.protocol import (
     BEGUN,
     Answer,
+    Build,
+    Compare,
     Failed,
     Misuse,
     Order,
@@ -29,14 +31,12 @@ from bisect_trt.probing.protocol import (
     encode,
 )
 from bisect_trt.probing.workers.guard import guard
-from bisect_trt.probing.workers.memory import oom_kills
-from bisect_trt.probing.workers.process import Cancel, ProcessEnd, kill_group
+from bisect_trt.probing.workers.memory import gate, oom_kills
+from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group
 
 _LAST_WORDS_SECONDS = 60.0
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
-MOST_LOST = 3
-"""How many workers somebody else may end over one request before it stays unanswered."""
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
@@ -88,29 +88,30 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
 
-    def ask(self, order: Order, timeout: float | None = None, cancel: Cancel | None = None) -> Reply:
+    def ask(self, order: Order, limits: Limits) -> Reply:
         """Send a request and wait for the answer.
 
         Raises:
-            WorkerDied: It crashed, took too long, was ended by somebody or was cancelled; it is gone then.
+            WorkerDied: It crashed, took too long or too much, was ended by somebody or was cancelled; it is gone then.
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
         """
         began, kills = time.monotonic(), oom_kills()
-        deadline = None if timeout is None else began + timeout
         begun = False
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
             _write(self._request_write, encode(order))
-            first = self._read_line(deadline, cancel)
+            first = self._read_line(limits)
             begun = first == BEGUN
-            line = self._read_line(deadline, cancel) if begun else first
+            line = self._read_line(limits) if begun else first
         if not line:
-            end = self._bury(line is None, cancel, began)
+            end = self._bury(limits.passed(self._process.pid) if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
         self.served += 1
         answer = decode_answer(line)
         self._see_wear(answer)
+        if isinstance(order.request, Build | Compare):
+            gate.saw(answer.peak_bytes)
         if isinstance(answer.reply, Misuse):
             raise _user_error(answer.reply)
         return answer.reply
@@ -123,14 +124,16 @@ class WorkerProcess:
         grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
-    def _read_line(self, deadline: float | None, cancel: Cancel | None) -> bytes | None:
-        """A line with its end; empty at the end of the pipe, ``None`` if it did not come in time."""
+    def _read_line(self, limits: Limits) -> bytes | None:
+        """A line with its end; empty at the end of the pipe, ``None`` if it is past a limit first."""
+        cancel = limits.cancel
         watched = [self._reply_read] if cancel is None else [self._reply_read, cancel.read_fd]
         while b"\n" not in self._buffer:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            ready, _, _ = select.select(watched, [], [], left)
+            ready, _, _ = select.select(watched, [], [], limits.seconds_left())
             if self._reply_read not in ready:
-                return None
+                if limits.passed(self._process.pid) is not None:
+                    return None
+                continue
             chunk = os.read(self._reply_read, 1 << 16)
             if not chunk:
                 return b""
@@ -138,13 +141,16 @@ class WorkerProcess:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line + b"\n"
 
-    def _bury(self, ended_by_us: bool, cancel: Cancel | None, began: float) -> ProcessEnd:
-        cancelled = ended_by_us and cancel is not None and cancel.is_set
-        if not ended_by_us:  # it crashes: its exit status is the finding, so let it finish, core dump and all
+    def _bury(self, why: str | None, began: float) -> ProcessEnd:
+        """End it for what limit it is past, if for any."""
+        if why is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS_SECONDS)
         self.close()
-        return ProcessEnd(self._process.returncode, ended_by_us and not cancelled, cancelled, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return ProcessEnd(
+            self._process.returncode, why == "timed out", why == "cancelled", seconds, why == "over memory"
+        )
 
     def close(self) -> None:
         """End it at once: it has nothing to lose."""
@@ -187,11 +193,20 @@ class WorkerPool:
 
     Attributes:
         fresh_process: Whether each request gets a worker of its own instead.
+        memory_limit: Bytes that one may hold; one that holds more is ended.
     """
 
-    def __init__(self, folder: Path, gpus: Sequence[str] = (), *, fresh_process: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gpus: Sequence[str] = (),
+        *,
+        fresh_process: bool = False,
+        memory_limit: int | None = None,
+    ) -> None:
         """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them."""
         self.fresh_process = fresh_process
+        self.memory_limit = memory_limit
         self._log = folder / "workers.log"
         self._gpus = list(gpus)
         self._given: Counter[str] = Counter()
@@ -237,29 +252,30 @@ class WorkerPool:
         order = Order(request, log or self._log, Path.cwd())
         lost = crashed = 0
         while True:
-            worker = self._take(fresh=lost + crashed > 0)
-            used = worker.served > 0
-            try:
-                reply = self._ask(worker, order, timeout, cancel)
-            except WorkerDied as death:
-                if death.end.cancelled or death.end.timed_out:
-                    raise
-                if death.outside is not None:
-                    lost += 1
-                    if lost >= MOST_LOST:
+            with gate.turn(cancel, alone=lost > 0):
+                worker = self._take(fresh=lost + crashed > 0)
+                used = worker.served > 0
+                try:
+                    reply = self._ask(worker, order, timeout, cancel)
+                except WorkerDied as death:
+                    if death.end.cancelled or death.end.timed_out or death.end.over_memory:
                         raise
-                    continue
-                crashed += 1
-                if crashed < 2 and (used or confirm):
-                    continue
-                raise
-            if used and isinstance(reply, Failed) and reply.poisoned:
-                reply = self._ask(self._take(fresh=True), order, timeout, cancel)
+                    if death.outside is not None:
+                        lost += 1
+                        if lost >= MOST_LOST:
+                            raise
+                        continue
+                    crashed += 1
+                    if crashed < 2 and (used or confirm):
+                        continue
+                    raise
+                if used and isinstance(reply, Failed) and reply.poisoned:
+                    reply = self._ask(self._take(fresh=True), order, timeout, cancel)
             return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
-            reply = worker.ask(order, timeout, cancel)
+            reply = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
         except WorkerDied:
             self._dismiss(worker)
             raise
@@ -311,7 +327,7 @@ def _write(fd: int, line: bytes) -> None:
 def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
     """Why the end of a worker says nothing of what it was asked, if so."""
     how = end.signal_name or f"exit status {end.code}"
-    if end.timed_out or end.cancelled:
+    if end.timed_out or end.cancelled or end.over_memory:
         return None
     if memory:
         return f"its process was ended ({how}) because memory ran out"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import resource
 import signal
 import sys
 import time
@@ -56,7 +55,7 @@ from bisect_trt.tensors.store import ActivationStore, StoreWriter
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
-_STATM = Path("/proc/self/statm")
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Worker:
@@ -76,6 +75,7 @@ class Worker:
     def serve(self, order: Order) -> Answer:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
+            _forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
             reply = self._serve[type(order.request)](order.request)
@@ -91,9 +91,8 @@ class Worker:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
-        pages = int(_STATM.read_text().split()[1]) if _STATM.exists() else 0
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-        return Answer(reply, pages * resource.getpagesize(), gpu)
+        return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
@@ -225,6 +224,18 @@ def _steps(model: Path, *values: dict[str, Any] | NpzFile | ActivationStore) -> 
     except ImportError:
         return {}
     return quantized.quantization_steps(model, lambda name: next((v[name] for v in values if name in v), None))
+
+
+def _status(field: str) -> int:
+    """A number of bytes that the kernel has of this process; 0 where it does not say."""
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
+
+
+def _forget_peak() -> None:
+    """Begin anew with the most memory that was held. Source: proc_pid_clear_refs(5)."""
+    with contextlib.suppress(OSError):
+        _CLEAR_REFS.write_text("5")
 
 
 def _print_to(log: Path) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
-from bisect_trt.probing.models import LOST
-from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings

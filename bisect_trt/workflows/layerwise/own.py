@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.isolate import is_frozen, isolate
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.workflows.layerwise.groups import Seen, gather
+from bisect_trt.workflows.layerwise.groups import MOST_BUILDS, Seen, gather
 from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.layerwise.origins import of_samples
 from bisect_trt.workflows.layerwise.slices import layer_slices
@@ -35,14 +35,20 @@ class Own:
     refused: str | None = None
 
 
-def compare_own(look: Look) -> Own:
+def compare_own(look: Look, names: Sequence[str] | None = None, most: int = MOST_BUILDS) -> Own:
     """Feed every layer the reference's values, all in one model, or in groups where the target refuses that.
 
     A model whose tensors do not fit into memory is looked at slice by slice, as with marks.
+
+    Args:
+        look: How to look.
+        names: The tensors whose makers are looked at; ``None`` for all.
+        most: How many models the target may be given.
     """
     subject, infos = look.subject, look.subject.reference.infos
+    wanted = [name for name in look.wanted if names is None or name in names]
     frozen = _frozen(subject)
-    fragile = {name for name in look.wanted if _is_fragile(subject, name, frozen)}
+    fragile = {name for name in wanted if _is_fragile(subject, name, frozen)}
     left_out: dict[str, str] = {}
 
     def attempt(names: Sequence[str]) -> Seen:
@@ -54,10 +60,12 @@ def compare_own(look: Look) -> Own:
         assert seen is not None
         return seen
 
-    slices = [[name for name in part.tensors if name in infos] for part in layer_slices(subject, look.target)]
-    found = [gather(names, fragile, attempt) for names in slices if names]
+    slices = [wanted]
+    if names is None:
+        slices = [[name for name in part.tensors if name in infos] for part in layer_slices(subject, look.target)]
+    found = [gather(part, fragile, attempt, most=most) for part in slices if part]
     comparisons = of_samples(each for part in found for seen in part.groups for each in seen.comparisons)
-    tensors = {name: comparisons[name] for name in look.wanted if name in comparisons}
+    tensors = {name: comparisons[name] for name in wanted if name in comparisons}
     unseen = {name: why for part in found for name, why in part.unseen.items()} | left_out
     refused = next((part.refused for part in found if not part.groups), None)
     builds = sum(part.builds for part in found)

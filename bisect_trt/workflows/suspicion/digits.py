@@ -59,6 +59,7 @@ def large_integers(facts: Facts, index: int) -> Iterator[Finding]:
             continue
         kind = "a weight of integers" if facts.is_weight(name) else "integers"
         reason = f"{facts.who(index)} carries {kind} up to {number(seen.absmax)}; past {exact} not all of them exist"
+        reason += facts.born(name) if name in facts.node(index).input else ""
         yield Finding(within(LOSES + 0.3, seen.absmax / exact), "large integers", reason)
         return
 

@@ -117,6 +117,30 @@ class Facts:
         maker = self.network.producer.get(name)
         return name in self.network.initializers if maker is None else self.network.constant[maker]
 
+    def born(self, name: str) -> str:
+        """Where a value that a node reads comes from, to end a sentence, if that is a node that stays in fp32 itself.
+
+        The reader is the first that has the value in low precision, and the one to keep; but it has not made it.
+        """
+        maker = self.network.producer.get(name)
+        if maker is None or self.network.constant[maker] or self._slots[maker].outputs:
+            return ""
+        node, precision = self.node(maker), self.precision
+        why = f"which has no {precision} at this opset" if self._lacks(node) else "which is computed in fp32"
+        return f", as {node.op_type} '{node.name or name}' makes it, {why}"
+
+    def _lacks(self, node: onnx.NodeProto) -> bool:
+        """Whether the schema of an operator of ONNX's own has the low precision later than at the model's opset, or never."""
+        wanted = f"tensor({'float16' if self.precision == 'fp16' else 'bfloat16'})"
+        opset = next((entry.version for entry in self.network.proto.opset_import if not entry.domain), 1)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        except onnx.defs.SchemaError:
+            return False
+        allowed = {entry.type_param_str: entry.allowed_type_strs for entry in schema.type_constraints}
+        kinds = [allowed.get(made.type_str, [made.type_str]) for made in schema.outputs]
+        return not any(wanted in kind for kind in kinds)
+
     def value(self, name: str) -> Values | None:
         """A tensor's values, if they are known."""
         known = self.subject.reference.select([name])

@@ -82,7 +82,7 @@ def _sums(facts: Facts, index: int, values: Values, made: str) -> Iterator[Findi
     total = result.absmax * count
     if total > FP16_MAX >= result.absmax:
         reason = f"{facts.who(index)} adds up {count} values to {number(total)} inside, past {number(FP16_MAX)}"
-        yield Finding(within(MAY + 0.5, total / FP16_MAX), "sum inside", reason)
+        yield Finding(within(INSIDE, total / FP16_MAX), "sum inside", reason)
 
 
 def _exponentials(facts: Facts, index: int, read: str) -> Iterator[Finding]:

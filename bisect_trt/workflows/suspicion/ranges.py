@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from bisect_trt.tensors.stats import blocks
 from bisect_trt.workflows.suspicion.facts import Facts
 from bisect_trt.workflows.suspicion.finding import (
     BREAKS,
@@ -39,6 +42,7 @@ def past_the_largest(facts: Facts, index: int) -> Iterator[Finding]:
         )
         extreme = seen.high if seen.high >= -seen.low else seen.low
         reason = f"{facts.who(index)} {what} {number(extreme)}, past {number(FP16_MAX)}"
+        reason += facts.born(name) if verb == "reads" else ""
         yield Finding(within(BREAKS, seen.absmax / FP16_MAX), "overflow", reason)
 
 
@@ -65,21 +69,34 @@ def under_the_smallest(facts: Facts, index: int) -> Iterator[Finding]:
             continue
         share = seen.tiny / seen.nonzero
         subject = f"{facts.who(index)} {verb} {'a weight' if facts.is_weight(name) else 'a tensor'}"
-        least = number(FP16_TINY)
+        least, born = number(FP16_TINY), facts.born(name) if verb == "reads" else ""
         if verb == "reads" and name == divisor and seen.tiny:
+            divides = "it divides by" if facts.node(index).op_type != "Sqrt" else "its root is divided by as well"
             reason = (
-                f"{facts.who(index)} reads {seen.tiny} values under {least}, and they become 0, which it divides by"
+                f"{facts.who(index)} reads {seen.tiny} values under {least}{born}, and they become 0, which {divides}"
             )
             yield Finding(within(BREAKS, 1 / FP16_TINY), "vanishing divisor", reason)
         elif seen.absmax < FP16_TINY:
-            reason = f"{subject} of values up to {number(seen.absmax)}, under {least}: all become 0"
+            reason = f"{subject} of values up to {number(seen.absmax)}, under {least}{born}: all become 0"
             yield Finding(within(LOSES, FP16_TINY / seen.absmax) + 0.5, "underflow", reason)
         elif seen.absmax < FP16_NORMAL:
-            reason = f"{subject} of values up to {number(seen.absmax)}, which have fewer digits in fp16"
+            reason = f"{subject} of values up to {number(seen.absmax)}{born}, which have fewer digits in fp16"
             yield Finding(within(LOSES, FP16_NORMAL / seen.absmax), "underflow", reason)
+        elif verb == "reads" and name == divisor and (few := _few_digits(facts, name)):
+            small = f"{few} values under {number(FP16_NORMAL)}{born}"
+            reason = f"{facts.who(index)} divides by {small}, which have fewer digits in fp16"
+            yield Finding(LOSES, "small divisor", reason)
         elif share >= _LOST_SHARE:
-            reason = f"{subject} in which {share:.0%} of the values are under {least}"
+            reason = f"{subject} in which {share:.0%} of the values are under {least}{born}"
             yield Finding(MAY + 0.5 * share, "underflow", reason)
+
+
+def _few_digits(facts: Facts, name: str) -> int:
+    """How many values are numbers that fp16 has not all digits of."""
+    values = facts.value(name)
+    if values is None:
+        return 0
+    return sum(int(np.count_nonzero((np.abs(block) < FP16_NORMAL) & (block != 0))) for block in blocks(values))
 
 
 def _slots(facts: Facts, index: int) -> Iterator[tuple[str, str]]:
@@ -89,8 +106,12 @@ def _slots(facts: Facts, index: int) -> Iterator[tuple[str, str]]:
 
 
 def _divisor(facts: Facts, index: int) -> str | None:
+    """The input of which no value may become 0."""
     node = facts.node(index)
     if node.op_type == "Pow":
         exponent = facts.scalar(node.input[1])
         return node.input[0] if exponent is not None and exponent < 0 else None
+    if node.op_type == "Sqrt":  # an epsilon that keeps its root from 0 has to last until there
+        readers = facts.network.consumers.get(node.output[0], ())
+        return node.input[0] if any(_divisor(facts, reader) == node.output[0] for reader in readers) else None
     return node.input[_DIVISORS[node.op_type]] if node.op_type in _DIVISORS else None
