@@ -28,11 +28,12 @@ from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.options import Target
+from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
@@ -167,7 +168,7 @@ class Call:
         began = time.monotonic()
         try:
             work(session)
-        except (DoesNotReproduce, BudgetSpent) as ending:
+        except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
             console.answer(result.why)
@@ -205,7 +206,7 @@ def refuse_target(check: object) -> None:
     Raises:
         UsageError: It does, and no program has that name.
     """
-    if isinstance(check, str) and check in ("onnxrt", "trt") and shutil.which(check) is None:
+    if isinstance(check, str) and check in {plugin.name for plugin in selectable()} and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from bisect_trt.errors import UsageError
 from bisect_trt.options.given import from_python
 from bisect_trt.options.spec import entries
+from bisect_trt.targets.options import selectable
 
 Group = TypeVar("Group")
 PLACE = Path("model.onnx")
@@ -24,14 +25,16 @@ class Keywords:
 
         Args:
             options: Options by their name on the command line, with underscores.
-            target: ``onnxrt``, ``trt`` or neither.
+            target: ``onnxrt``, ``trt``, that of a plug-in, or none.
             **named: More options; ``None`` and ``False`` count as not given.
 
         Raises:
             UsageError: There is no such target.
         """
-        if target not in (None, "onnxrt", "trt"):
-            raise UsageError(f"there is no target '{target}'; write 'onnxrt' or 'trt'.")
+        known = [plugin.name for plugin in selectable()]
+        if target is not None and target not in known:
+            *first, last = [f"'{name}'" for name in known]
+            raise UsageError(f"there is no target '{target}'; write {', '.join(first)} or {last}.")
         self._left = {**options, **{name: v for name, v in named.items() if v is not None and v is not False}}
         if target is not None:
             self._left[target] = True

@@ -18,6 +18,7 @@ Inputs = Values | Sequence[Values] | str | Path
 """One sample, several, or a file as ``--load-inputs`` takes."""
 Tolerance = float | Mapping[str, float]
 """For every output, or by its name (``""`` for all others)."""
-TargetName = Literal["onnxrt", "trt"]
+TargetName = Literal["onnxrt", "trt"] | str
+"""``onnxrt``, ``trt``, or the name of a plug-in."""
 Check = Callable[..., object] | str | Sequence[str]
 """A function, or a command as after ``--check``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bisect_trt.cli.sessions import open_session
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
@@ -33,10 +31,10 @@ def convert(given: Given, console: Console, result: Result) -> Result:
     if own.fp_to_fp16 or own.io_fp16:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
         raise UsageError(f"{flag} is about the ONNX model that is written, and {own.output} is an engine; use --fp16.")
-    runtime = replace(target, trt=not target.onnxrt).required()
+    runtime = (target if target.named() else target.but(trt=True)).required()
     if runtime.target.engines is None:
         raise UsageError(
-            f"ONNX Runtime has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
+            f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
     session = open_session(own.model, given, console, result)
     return session.build(EngineSettings(runtime, own.output, own.timeout, own.calibration_cache))
@@ -48,7 +46,7 @@ def _lowering(own: Convert, target: Target) -> LowerSettings:
     Raises:
         UsageError: Not to exactly one precision, or a target is named.
     """
-    if target != Target(fp16=target.fp16, bf16=target.bf16, keep_fp32=target.keep_fp32):
+    if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
         raise UsageError(
             "an ONNX model is written for any runtime; of a target's options only --fp16, --bf16 and --keep-fp32 fit."
         )

@@ -135,6 +135,18 @@ def _conv(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
         yield (name, axis), (made, 1)
 
 
+def _quantized(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
+    """``QuantizeLinear`` and its inverse, with scales for all, along an axis, or for blocks."""
+    read, made = node.input[0], node.output[0]
+    rank = len(shapes[read])
+    yield from _zipped(read, range(rank), made, range(rank))
+    for name in filter(None, node.input[1:]):
+        if len(shapes[name]) == 1:
+            yield (name, 0), (read, _attribute(node, "axis", 1) % rank)
+        else:
+            yield from _zipped(name, range(rank), read, range(rank))
+
+
 def _channels(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     """Normalisation with a scale for each channel."""
     read, made = node.input[0], node.output[0]
@@ -176,6 +188,8 @@ _RULES: dict[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], Pairs]] = {
     "Gemm": _gemm,
     "Transpose": _transpose,
     "Conv": _conv,
+    "QuantizeLinear": _quantized,
+    "DequantizeLinear": _quantized,
     "ConvTranspose": _conv,
     "BatchNormalization": _channels,
     "InstanceNormalization": _channels,
@@ -188,3 +202,38 @@ _RULES: dict[str, Callable[[onnx.NodeProto, Mapping[str, Shape]], Pairs]] = {
     "Unsqueeze": _reshaped,
     "Einsum": lambda node, shapes: _by_size([*node.input, *node.output], shapes),
 }
+
+
+def parameters_fit(network: Network) -> bool:
+    """Whether each layer's parameters have the length that its channels ask for, as far as shapes are known.
+
+    That is what ONNX's shape inference does not look at: biases of convolutions, the scales of normalisations, and those
+    of quantization along an axis.
+    """
+    shapes = _shapes(network)
+    return all(
+        shapes.get(name, (length,)) in ((length,), *loose)
+        for node in network.nodes
+        if node.domain in ("", "ai.onnx")
+        for name, length, loose in _parameters(node, shapes)
+    )
+
+
+def _parameters(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, int, tuple[Shape, ...]]]:
+    """Each parameter of one axis: its name, how long it has to be, and the other shapes that it may have."""
+    inputs = dict(enumerate(node.input))
+    read, weight = (shapes.get(inputs.get(place, ""), ()) for place in (0, 1))
+    if node.op_type in ("BatchNormalization", "InstanceNormalization") and len(read) > 1:
+        yield from ((name, read[1], ()) for name in node.input[1:])
+    elif node.op_type in ("Conv", "ConvTranspose") and len(weight) > 1:
+        turned = node.op_type == "ConvTranspose"
+        yield from (
+            (name, weight[1] * _attribute(node, "group", 1) if turned else weight[0], ()) for name in node.input[2:]
+        )
+    elif node.op_type == "QLinearConv" and len(filters := shapes.get(inputs.get(3, ""), ())) > 1:
+        yield from ((name, filters[0], ((), (1,))) for name in node.input[4:6])
+        yield from ((name, filters[0], ()) for name in node.input[8:])
+    elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and read and not _attribute(node, "block_size", 0):
+        axis = _attribute(node, "axis", 1)
+        if -len(read) <= axis < len(read):
+            yield from ((name, read[axis], ((), (1,))) for name in node.input[1:])

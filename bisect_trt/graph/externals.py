@@ -73,11 +73,11 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
         if uses_external_data(tensor):
             entries = {entry.key: entry.value for entry in tensor.external_data}
             try:
-                location = entries["location"]
+                location = Path(entries["location"]).as_posix()
                 place = [int(entries.get(key) or 0) for key in ("offset", "length")]
-            except (KeyError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 raise _misplaced(tensor) from error
-            if min(place) < 0:
+            if min(place) < 0 or location == "." or "\0" in location:
                 raise _misplaced(tensor)
             files[location] = max(files.get(location, 0), sum(place))
     return files

@@ -9,7 +9,7 @@ import onnx
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import between, number, splice
+from bisect_trt.graph.surgeon import between, nothing_stored, number, splice
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.named import quoted
 
@@ -38,11 +38,7 @@ def extract(
     piece = between(network, inputs, outputs)
     ends = [tensor.name for tensor in piece.inputs]
     _check_inputs(network, inputs, {number(node) for node in piece.nodes}, set(ends))
-    return splice(network, piece, infos, _nothing_stored), ends
-
-
-def _nothing_stored(name: str) -> onnx.TensorProto:
-    raise AssertionError(f"the maker of {name} was left out")
+    return splice(network, piece, infos, nothing_stored), ends
 
 
 def _computed_outputs(network: Network, inputs: Sequence[str]) -> tuple[str, ...]:

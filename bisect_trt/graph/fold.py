@@ -93,7 +93,9 @@ def fold_shapes(network: Network) -> onnx.ModelProto | None:
     values: dict[str, onnx.TensorProto] = {}
     types = {**network.declared, **network.inferred}
     for node in network.nodes:
-        if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS or node.input[0] not in types:
+        if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS:
+            continue
+        if not (node.input and node.output) or node.input[0] not in types:
             continue
         info = to_info(types[node.input[0]])
         name = node.output[0]

@@ -8,6 +8,7 @@ import onnx
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import external_files
+from bisect_trt.graph.validate import check_model
 
 _IR_WITH_OPSETS = 3
 """Before IR version 3 models did not say which operator set they mean."""
@@ -26,7 +27,9 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
         The model; initializers stored outside stay references to their files.
 
     Raises:
-        UnavailableError: The file is missing, empty, not an ONNX model, cut short, or names weights that are not there.
+        UnavailableError: The file is missing, empty, not an ONNX model, cut short, not valid, or names weights that are
+            not there.
+        UsageError: Its weights lie outside its folder.
     """
     if not path.exists():
         raise UnavailableError(f"{path}: no such file; give the path of an ONNX model.")
@@ -44,6 +47,10 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
         )
     if not model.graph.node:
         raise UnavailableError(f"{path} has no nodes, so there is nothing to search.")
+    try:
+        check_model(model)
+    except UnavailableError as error:
+        raise UnavailableError(f"{path}: {error}") from error
     if not structure:
         check_external_files(model, path, weights)
     return model
@@ -73,7 +80,7 @@ def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | Non
 
     Raises:
         UnavailableError: One is missing or too short, as is their folder, or a weight does not say which it is in.
-        UsageError: One lies outside the model's folder, which ONNX forbids.
+        UsageError: One lies outside the model's folder, by its name or through a link, which ONNX forbids.
     """
     if weights is not None and not weights.is_dir():
         raise UnavailableError(
@@ -89,7 +96,20 @@ def check_external_files(model: onnx.ModelProto, path: Path, weights: Path | Non
                 f"{path} keeps weights in {location}, outside its own folder, which ONNX forbids; move them beside the model."
             )
         file = (weights or path.parent) / location
-        if not file.is_file():
+        try:
+            real, is_file = file.resolve(), file.is_file()
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # too long a name, or links in a circle (RuntimeError before Python 3.13)
+            raise UnavailableError(f"{path} keeps weights in {location}, which cannot be read: {error}.") from error
+        # A model that is a link itself may have its weights beside what it leads to.
+        if not any(real.is_relative_to(folder.resolve()) for folder in (weights or path.parent, path.resolve().parent)):
+            raise UsageError(
+                f"{path} keeps weights in {location}, which leads to {real}, outside its own folder, which ONNX forbids; move "
+                "them beside the model."
+            )
+        if not is_file:
             raise UnavailableError(
                 f"{path} keeps weights in {file}, which does not exist; copy it there, or name the folder that has it with "
                 "--external-data-dir."

@@ -5,7 +5,7 @@ Nodes are kept as the protobuf messages of the original; ``surgeon.py`` says why
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 import onnx
@@ -114,13 +114,13 @@ class Network:
 
     def _find_constants(self) -> list[bool]:
         inputs = set(self.inputs)
-        functions = {(function.domain, function.name): function for function in self.proto.functions}
+        random = _random_functions(self.proto)
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
                 not any(name in inputs for name in self.reads[index])
                 and all(constant[parent] for parent in self.parents(index))
-                and not _is_random(self.nodes[index], functions)
+                and not _is_random(self.nodes[index], random)
             )
         if all(constant):
             # A model without inputs: every node that computes is worth searching, only bare weights are not.
@@ -217,8 +217,8 @@ class Network:
             proto.graph.node.extend(self.nodes[index] for index in self.order)
         try:
             inferred = onnx.shape_inference.infer_shapes(proto)
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-            return {}  # it gives up as a whole on what it does not understand
+        except Exception:  # it gives up as a whole on what it does not understand, in several ways
+            return {}
         return {value.name: value for values in (inferred.graph.value_info, inferred.graph.output) for value in values}
 
     def describe(self, index: int) -> str:
@@ -227,15 +227,22 @@ class Network:
         return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
 
 
-def _is_random(node: onnx.NodeProto, functions: dict[tuple[str, str], onnx.FunctionProto]) -> bool:
-    """Whether a node, or one in a body or function of it, draws random numbers."""
-    if node.op_type in RANDOM_OPERATORS:
+def _random_functions(proto: onnx.ModelProto) -> set[tuple[str, str]]:
+    """The functions that draw random numbers, themselves or through others."""
+    random: set[tuple[str, str]] = set()
+    while True:
+        rest = [each for each in proto.functions if (each.domain, each.name) not in random]
+        more = {(each.domain, each.name) for each in rest if any(_is_random(node, random) for node in each.node)}
+        if not more:
+            return random
+        random |= more
+
+
+def _is_random(node: onnx.NodeProto, functions: Collection[tuple[str, str]]) -> bool:
+    """Whether a node, or one in a body of it, draws random numbers, or calls one of these functions."""
+    if node.op_type in RANDOM_OPERATORS or (node.domain, node.op_type) in functions:
         return True
-    # A function is looked into once: without it below, one that calls itself (not valid ONNX) ends too.
-    rest = dict(functions)
-    function = rest.pop((node.domain, node.op_type), None)
-    inner = [function.node] if function is not None else [body.node for body in bodies(node)]
-    return any(_is_random(each, rest) for nodes in inner for each in nodes)
+    return any(_is_random(inner, functions) for body in bodies(node) for inner in body.node)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

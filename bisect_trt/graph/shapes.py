@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.values import element_dtype, to_info
 from bisect_trt.tensors.info import TensorInfo
@@ -17,11 +17,15 @@ def input_infos(network: Network) -> list[TensorInfo]:
 
     Raises:
         UsageError: An input is no tensor (a sequence, map or optional).
-        UnavailableError: An input is of a type that nothing here knows.
+        UnavailableError: An input declares no type, or one that nothing here knows.
     """
     infos = []
     for name in network.inputs:
-        value = network.declared[name]
+        value = network.declared.get(name)
+        if value is None:
+            raise UnavailableError(
+                f"the input '{name}' declares no type, so the model is not valid ONNX; export it again."
+            )
         info = to_info(value)
         if info is None:
             if value.type.tensor_type.elem_type:

@@ -12,9 +12,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.graph.axes import Axis, linked_axes
+from bisect_trt.graph.axes import Axis, linked_axes, parameters_fit
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import forget_shapes
+from bisect_trt.graph.surgeon import between, nothing_stored, splice
 from bisect_trt.graph.values import element_type
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -48,25 +49,11 @@ def _copy(piece: Piece) -> onnx.ModelProto:
 
 def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
     """The same with only some of its outputs, and without the nodes and weights that only others needed."""
-    proto = _copy(piece)
-    kept = [value for value in proto.graph.output if value.name in names]
-    del proto.graph.output[:]
-    proto.graph.output.extend(kept)
-    network = Network(proto)
-    needed: set[str] = set(names)
-    nodes = []
-    for index in reversed(network.order):
-        if needed.intersection(network.made(index)):
-            nodes.append(index)
-            needed.update(network.reads[index])
-    protos = [network.nodes[index] for index in reversed(nodes)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(protos)
-    for field in (proto.graph.input, proto.graph.initializer):
-        used = [entry for entry in field if entry.name in needed]
-        del field[:]
-        field.extend(used)
-    return Piece(proto, {name: value for name, value in piece.inputs.items() if name in needed})
+    network = Network(piece.proto)
+    kept = between(network, (), [name for name in piece.outputs if name in names])
+    fed = {tensor.name for tensor in kept.inputs}
+    inputs = {name: value for name, value in piece.inputs.items() if name in fed}
+    return Piece(splice(network, kept, {}, nothing_stored), inputs)
 
 
 def store_inputs(piece: Piece, names: Collection[str]) -> Piece:
@@ -104,10 +91,10 @@ def axis_groups(piece: Piece, size: int) -> list[list[Axis]]:
 
 
 def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
-    """The same with axes of its inputs and of its floating-point weights cut to windows.
+    """The same with axes of its inputs and of its weights cut to windows.
 
-    Axes that belong together have to be cut together: else the result is no consistent model, which the reference run
-    finds out.
+    Axes that belong together have to be cut together: else the result is no consistent model, which :func:`is_sound` or
+    the reference run finds out. Weights of 64-bit integers stay: they are shapes, axes and indices.
 
     Args:
         piece: The model.
@@ -117,7 +104,7 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     inputs = {name: _cut(name, value, windows) for name, value in piece.inputs.items()}
     cut = {name for name, _ in windows}
     for tensor in proto.graph.initializer:
-        if tensor.data_type in _FLOATS and tensor.name in cut:
+        if tensor.data_type in _CUT and tensor.name in cut:
             tensor.CopyFrom(
                 numpy_helper.from_array(_cut(tensor.name, numpy_helper.to_array(tensor), windows), tensor.name)
             )
@@ -128,6 +115,18 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
     forget_shapes(proto.graph)
     return Piece(proto, inputs)
+
+
+def is_sound(proto: onnx.ModelProto) -> bool:
+    """Whether a model passes ONNX's checker, with strict shape inference, and its layers' parameters have their lengths.
+
+    The lengths are what neither finds out; a runtime may read past the end of a bias that is too short.
+    """
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError):
+        return False
+    return parameters_fit(Network(proto))
 
 
 def _cut(name: str, value: NDArray[Any], windows: Mapping[Axis, slice]) -> NDArray[Any]:
@@ -171,3 +170,13 @@ def input_order(piece: Piece) -> Sequence[str]:
 
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+_CUT = (
+    *_FLOATS,
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT8,
+    onnx.TensorProto.INT16,
+    onnx.TensorProto.UINT16,
+    onnx.TensorProto.INT32,
+    onnx.TensorProto.BOOL,
+)
+"""Weights whose axes are cut with those that they are linked to: quantized ones, their biases, and masks too."""

@@ -16,6 +16,7 @@ from bisect_trt.graph.cut import cut
 from bisect_trt.graph.externals import tensor_bytes
 from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.surgeon import nothing_stored
 from bisect_trt.tensors.dtypes import is_extension
 from bisect_trt.tensors.info import TensorInfo
 
@@ -104,11 +105,7 @@ def slice_model(network: Network, part: Slice, infos: Mapping[str, TensorInfo]) 
         part: The slice.
         infos: Types and shapes of its inputs.
     """
-
-    def never(name: str) -> onnx.TensorProto:
-        raise AssertionError(f"the maker of {name} was left out")
-
-    return mark_outputs(Network(cut(network, part.nodes, infos, stored=never).proto), part.tensors, {})
+    return mark_outputs(Network(cut(network, part.nodes, infos, nothing_stored).proto), part.tensors, {})
 
 
 def _weight(network: Network, infos: Mapping[str, TensorInfo], name: str) -> int:

@@ -26,6 +26,11 @@ StoredValue = Callable[[str], onnx.TensorProto]
 """Gives the value of a tensor that a piece reads, that it neither makes nor is fed, and that is no initializer."""
 
 
+def nothing_stored(name: str) -> onnx.TensorProto:
+    """For pieces that have the makers of all their weights."""
+    raise AssertionError(f"the maker of {name} was left out")
+
+
 def number(node: gs.Node) -> int:
     """Which of the original's nodes a node of a skeleton stands for."""
     return int(node.name)

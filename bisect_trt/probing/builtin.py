@@ -68,7 +68,7 @@ class BuiltinCheck:
             self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
             log.write(outcome.reason + "\n")
-        (files.folder / "command.txt").write_text(self.by_hand(files) + "\n")
+        (files.folder / "command.txt").write_text(self.by_hand(files) + "\n", "utf-8", "surrogateescape")
         return outcome
 
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -15,9 +15,15 @@ _SHOWN_KINDS = 3
 _SHOWN_VALUES = 8
 
 
-def kinds(model: onnx.ModelProto) -> str:
-    """The operators, each once, in the order of the graph."""
-    found = list(dict.fromkeys(_operator(node) for node in model.graph.node))
+def guilty_first(model: onnx.ModelProto, blamed: Sequence[int]) -> list[onnx.NodeProto]:
+    """The nodes at these places in the graph, then the others."""
+    places = dict.fromkeys([*blamed, *range(len(model.graph.node))])
+    return [model.graph.node[place] for place in places]
+
+
+def kinds(nodes: Sequence[onnx.NodeProto]) -> str:
+    """The operators, each once."""
+    found = list(dict.fromkeys(_operator(node) for node in nodes))
     more = [f"{len(found) - _SHOWN_KINDS} more"] if len(found) > _SHOWN_KINDS else []
     words = [*found[:_SHOWN_KINDS], *more]
     return (
@@ -29,9 +35,8 @@ def kinds(model: onnx.ModelProto) -> str:
     )
 
 
-def describe_nodes(model: onnx.ModelProto) -> str:
-    """A list in Markdown."""
-    nodes = list(model.graph.node)
+def describe_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> str:
+    """A list of a model's nodes in Markdown."""
     tensors = dict(_tensors(model))
     rows = [_describe(node, tensors) for node in nodes[:_SHOWN]]
     rows += [f"- and {len(nodes) - _SHOWN} more"] if len(nodes) > _SHOWN else []

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.reporting.culprits import describe_nodes, kinds
+from bisect_trt.reporting.culprits import describe_nodes, guilty_first, kinds
 from bisect_trt.reporting.markdown import block, code, plain, prose, table
 from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
@@ -80,6 +80,7 @@ class Issue:
         found: What the search did, in a sentence.
         environment: Versions and devices, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
+        blamed: Places of the model's nodes, the guilty first.
     """
 
     model: onnx.ModelProto
@@ -92,6 +93,7 @@ class Issue:
     found: str
     environment: Mapping[str, str]
     ruled_out: Sequence[str] = field(default_factory=tuple)
+    blamed: Sequence[int] = ()
 
     @property
     def kind(self) -> str:
@@ -112,9 +114,8 @@ class Issue:
     @property
     def title(self) -> str:
         """Operators and symptom; no names of the model's."""
-        return (
-            f"{self.target.target.title}: {kinds(self.model)} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
-        )
+        who = kinds(guilty_first(self.model, self.blamed))
+        return f"{self.target.target.title}: {who} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
 
     @property
     def lowered(self) -> bool:
@@ -149,7 +150,7 @@ class Issue:
             f"Everything is in the attached folder. {script}",
             *self._commands(inputs, trials),
             "## The model",
-            describe_nodes(self.model),
+            describe_nodes(self.model, guilty_first(self.model, self.blamed)),
             "## Expected",
             self._expected(),
             "## Seen",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.errors import UsageError
-from bisect_trt.reporting.culprits import describe_nodes
+from bisect_trt.reporting.culprits import describe_nodes, guilty_first
 from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Issue, Trial, issue_files, minimal, raw_inputs
 from bisect_trt.reporting.markdown import block, code, prose, table
@@ -54,6 +54,7 @@ class Reproducer:
         files: Those that the target reads, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
+        blamed: Places of the model's nodes, the guilty first.
     """
 
     model: onnx.ModelProto
@@ -71,6 +72,7 @@ class Reproducer:
     files: Sequence[str] = ()
     ruled_out: Sequence[str] = ()
     trials: Mapping[str, Trial] = field(default_factory=dict)
+    blamed: Sequence[int] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -109,7 +111,7 @@ class Reproducer:
     @property
     def title(self) -> str:
         """What fails and how, as a part of a file's name: ``pow-overflow``, ``matmul-and-2-more-mismatch``."""
-        ops = [node.op_type.lower() for node in self.model.graph.node]
+        ops = [node.op_type.lower() for node in guilty_first(self.model, self.blamed)]
         words = ops if len(ops) <= _NAMED_OPS else [ops[0], "and", str(len(ops) - 1), "more"]
         return "-".join([*words, self.issue().kind])
 
@@ -157,6 +159,7 @@ class Reproducer:
             self.found,
             environment(),
             self.ruled_out,
+            self.blamed,
         )
 
     def source(self) -> str:
@@ -216,7 +219,7 @@ class Reproducer:
                 "you send."
             ),
             "## The model",
-            describe_nodes(self.model),
+            describe_nodes(self.model, guilty_first(self.model, self.blamed)),
             "## How it was found",
             self.found,
             "## Versions",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Target
@@ -25,12 +28,17 @@ def find(name: str) -> Target:
     Raises:
         UnavailableError: There is none of this name, or its package cannot be imported.
     """
-    if name in _BUILT_IN:
-        return _make(name, EntryPoint(name, _BUILT_IN[name], GROUP))
-    entry = _installed().get(name)
-    if entry is None:
+    place = _BUILT_IN.get(name) or _installed().get(name)
+    if place is None:
         raise UnavailableError(f"there is no target '{name}' here; install the package that has it.")
-    return _make(name, entry)
+    try:
+        module, _, attribute = place.partition(":")
+        target = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # somebody else's package: whatever it raises
+        raise UnavailableError(f"the target '{name}' cannot be used: {place} fails to load: {error!r}.") from error
+    if not isinstance(target, Target) or target.name != name:
+        raise UnavailableError(f"the target '{name}' cannot be used: {place} is no target of that name.")
+    return target
 
 
 def names() -> tuple[str, ...]:
@@ -38,21 +46,29 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in _installed() if name not in _BUILT_IN))
 
 
-@lru_cache(maxsize=1)
-def _installed() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+@cache
+def _installed() -> dict[str, str]:
+    """Where the targets of other packages are, by name."""
+    if not any(_mentions(folder) for folder in sys.path):
+        return {}
+    # It takes as long to import as half of a command line takes to parse.
+    from importlib.metadata import entry_points  # noqa: PLC0415 - see above
+
+    return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
 
 
-def _make(name: str, entry: EntryPoint) -> Target:
+def _mentions(folder: str) -> bool:
+    """Whether a package in a folder of Python's path has such an entry point."""
+    return any(f"[{GROUP}]" in text for text in _entry_points(folder or "."))
+
+
+def _entry_points(folder: str) -> Iterator[str]:
     try:
-        made = importlib.import_module(entry.module)
-        for part in entry.attr.split("."):
-            made = getattr(made, part)
-        target = made()  # type: ignore[operator]  # a class, or it raises
-    except Exception as error:  # somebody else's package: whatever it raises
-        raise UnavailableError(
-            f"the target '{name}' cannot be used: {entry.value} fails to load: {error!r}."
-        ) from error
-    if not isinstance(target, Target) or target.name != name:
-        raise UnavailableError(f"the target '{name}' cannot be used: {entry.value} is no target of that name.")
-    return target
+        found = [each.path for each in os.scandir(folder) if each.name.endswith((".dist-info", ".egg-info"))]
+    except OSError:  # an archive, or not there
+        return
+    for path in found:
+        try:
+            yield Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.tensors.info import TensorInfo
 
@@ -104,6 +105,27 @@ class OwnSettings:
     """What only one target has: a frozen dataclass of plain values and tuples, each with a default."""
 
 
+@dataclass
+class OwnOptions:
+    """The options that only one target has: a dataclass of ``Annotated[..., option(...)]``, each with a default."""
+
+    def settings(self, common: TargetOptions, *, engines: bool) -> OwnSettings:  # noqa: ARG002 - of others
+        """As plain data.
+
+        Args:
+            common: The options of all targets.
+            engines: Whether engines may be loaded and saved: where one model is built, and not one after the other.
+
+        Raises:
+            UsageError: One that others rule out, or a file that is not there.
+        """
+        return OwnSettings()
+
+    def files(self) -> list[Path]:
+        """The files that the target depends on."""
+        return []
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a target is like, where workflows go about it one way or the other.
@@ -189,6 +211,10 @@ class Target(ABC):
         name: What it is called in options (``--NAME``), settings and Python; the entry point's name too.
         title: What messages call it.
         own: The settings that only it has.
+        options: The options that only it has.
+        help: What ``--NAME`` says of itself.
+        precisions: The low precisions that it can be asked for.
+        selectable: Whether it can be under suspicion, and is not only looked at beside another.
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
@@ -199,6 +225,10 @@ class Target(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     own: ClassVar[type[OwnSettings]] = OwnSettings
+    options: ClassVar[type[OwnOptions]] = OwnOptions
+    help: ClassVar[str] = ""
+    precisions: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    selectable: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
@@ -255,6 +285,10 @@ class Target(ABC):
         """What else a minimal model is worth running on, to rule things out: in words (``In fp32``), and set so."""
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
         return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
+
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:  # noqa: ARG002 - of those that lower layers
+        """The ways in which users run a model with the low precision in its graph, where the target may lower one itself."""
+        return []
 
     def reproducible(self, settings: TargetSettings) -> dict[str, Value]:
         """What is said of its own settings in a reproducer, by name."""

@@ -155,10 +155,10 @@ def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspect
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
     suspect = suspects.unit(subject.network)
     search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
-    minimum = investigation.prober.search(search, subject.cut, subject.original)
+    minimum = investigation.found(investigation.prober.search(search, subject.cut, subject.original))
     for step in minimum.steps:
         console.say(f"  {step}")
-    return narrow_held(investigation, settings.check.target, Case(investigation.doubted(minimum)))
+    return narrow_held(investigation, settings.check.target, Case(minimum))
 
 
 def deliver(
@@ -171,7 +171,7 @@ def deliver(
     if settings.search.shrink:
         answer = shrink(investigation, answer)
     sentence = describe_answer(subject.network, blamed)
-    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum))
+    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_nodes(blamed)

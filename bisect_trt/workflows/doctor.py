@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
+from bisect_trt.probing.workers.process import ProcessEnd, module_command, run_to_end
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.result import Result
@@ -70,8 +69,8 @@ def doctor(folder: Path, console: Console, result: Result) -> Result:
 def examine(name: str, folder: Path) -> Examined:
     """Look at one runtime, in a process of its own."""
     log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "bisect_trt.targets.about", name, str(folder / f"{name}.json")]
-    end = run_to_end(command, log=log, environment={"PYTHONSAFEPATH": "1"}, timeout=TIMEOUT_SECONDS)
+    command = module_command("bisect_trt.targets.about", name, str(folder / f"{name}.json"))
+    end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
     try:
         plain = json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError):

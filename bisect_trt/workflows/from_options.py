@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -55,7 +55,7 @@ def _loader_script(data: Data) -> str | None:
         return script
     if script is None:
         raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
-    if not Path(script).is_file():
+    if not os.path.isfile(script):  # noqa: PTH113 - as for the words of a check
         split_script(script, "", "data-loader")
         raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
     return f"{script}:{function}"
@@ -123,7 +123,8 @@ def check_files(check: Check) -> list[Path]:
     Raises:
         UsageError: As :func:`check_words`.
     """
-    return [Path(word) for word in check_words(check) if Path(word).is_file()]
+    # Not Path.is_file: it raises where a word is longer than any file's name.
+    return [Path(word) for word in check_words(check) if os.path.isfile(word)]  # noqa: PTH113
 
 
 def check_settings(check: Check, target: TargetSettings | None, compare: Compare) -> CheckSettings:
@@ -178,8 +179,7 @@ def low_precision(target: Target) -> tuple[Low, TargetSettings | None]:
     Raises:
         UsageError: Not exactly one of --fp16 and --bf16 is given, or another option does not fit.
     """
-    named = target.onnxrt or target.trt
-    runtime = target.settings() if named else replace(target, fp16=False, bf16=False).settings()
+    runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
     if target.fp16 == target.bf16:
         raise UsageError("a search for precision is about one of --fp16 and --bf16; say which, and only one.")
     return "fp16" if target.fp16 else "bf16", runtime

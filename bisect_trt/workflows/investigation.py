@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from bisect_trt.search.oracle import Completion, Minimum
 from bisect_trt.search.question import Oracle, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -109,16 +111,17 @@ class Investigation(Examination):
     ) -> Minimum:
         """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
-        minimum = minimise(
+        algorithm = partial(
+            minimise,
             units.searched if searched is None else searched,
-            about_units(oracle),
-            mode,
+            mode=mode,
             weights=units.with_weights,
             inseparable=units.bare,
             pattern=self.subject.patterns.around,
             suspect=suspect,
         )
-        return self.confirmed(oracle, minimum)
+        everything = units.with_weights(units.searched if searched is None else searched)
+        return self.confirmed(oracle, unless_lost(algorithm, about_units(oracle), everything))
 
     def confirmed(self, oracle: Oracle, minimum: Minimum, complete: Completion | None = None) -> Minimum:
         """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
@@ -132,6 +135,16 @@ class Investigation(Examination):
             return minimum
         flakiness = self.prober.runner.flakiness if self.prober.measured else None
         return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
+
+    def found(self, minimum: Minimum) -> Minimum:
+        """What :meth:`minimise` ended with.
+
+        Raises:
+            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt.
+        """
+        subject = self.subject
+        everything = subject.units.with_weights(subject.units.searched)
+        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything)))
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""

@@ -67,6 +67,8 @@ def look_for_others(
                 return
             console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
             other = _search(investigation, case, rest, mode)
+            if other is None:
+                return
             failures.append(deliver(other, len(failures) + 1))
             taken |= other.minimum.units
     except BudgetSpent:
@@ -97,13 +99,16 @@ def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> boo
     return record.verdict is Verdict.FAIL
 
 
-def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode) -> Case:
-    """The fewest units of the rest that fail, where the answer was found with the target held or not."""
+def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
     subject = investigation.subject
     search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest))
     minimum = investigation.prober.search(
         search, lambda units: subject.cut(units, held=case.held), investigation.subject.original
     )
+    if not minimum.units:  # it failed once, and did not when it was asked about again
+        investigation.result.extra["more_failures"] = None
+        return None
     for step in minimum.steps:
         investigation.console.say(f"  {step}")
     return Case(investigation.doubted(minimum), case.held)

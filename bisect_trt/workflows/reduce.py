@@ -24,6 +24,7 @@ from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
 from bisect_trt.workflows.others import check_finds_all, look_for_others
+from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
@@ -142,12 +143,12 @@ def find_minimum(
 
     def story(oracle: Oracle) -> Minimum:
         minimum = investigation.minimise(oracle, mode, suspect)
-        if confirm:
+        if confirm and minimum is not LOST:
             oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
         return minimum
 
     minimum = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
-    return investigation.doubted(minimum)
+    return investigation.found(minimum)
 
 
 _READ_BACK = "the result, read back"

@@ -14,6 +14,8 @@ from onnx.external_data_helper import load_external_data_for_model
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.anonymise import anonymise, strip
 from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.graph.lower import first_output
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
@@ -69,12 +71,20 @@ class Answer:
         minimum: Whether that was proven.
         sentence: It in words.
         found: How it was found, in words.
+        blamed: Its nodes by their numbers, the guilty first.
     """
 
     candidate: Candidate
     minimum: Minimum
     sentence: str
     found: str
+    blamed: Sequence[int] = ()
+
+    def places(self, network: Network) -> list[int]:
+        """Where its nodes stand in its graph, the guilty first."""
+        places = {first_output(node): place for place, node in enumerate(self.candidate.proto.graph.node)}
+        names = (first_output(network.nodes[index]) for index in self.blamed)
+        return [places[name] for name in names if name in places]
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,7 @@ def leave_reproducer(
         check.tolerance.method.validate,
         files,
         ruled_out(investigation, check, candidate, target),
+        blamed=answer.places(subject.network),
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_trt.graph.axes import Axis
 from bisect_trt.graph.externals import has_external_data
@@ -15,6 +17,7 @@ from bisect_trt.graph.shrink import (
     axis_sizes,
     cut_axes,
     input_order,
+    is_sound,
     keep_outputs,
     plain_weights,
     store_inputs,
@@ -33,7 +36,8 @@ def shrink(investigation: Investigation, answer: Candidate) -> Candidate:
     """The smallest form of a candidate that was found that still fails with the same signature.
 
     In this order: fewer outputs; shorter axes (batch, channels, height, width, sequence); constants for inputs; zeros for
-    weights. A model on which the reference itself fails is no candidate and costs no probe.
+    weights. What ONNX's checker refuses is no candidate and costs no probe, nor is a model on which the reference fails or
+    gives NaN or Inf where it gave none.
 
     Args:
         investigation: The model, and who probes.
@@ -64,7 +68,10 @@ class _Shrinker:
         record = investigation.prober.probe(answer)
         self._signature = record.signature
         self._seen = investigation.outcome(record).comparisons
-        self._piece = Piece(answer.proto, dict(investigation.subject.values(answer, answer.inputs)))
+        values = investigation.subject.values(answer, (*answer.inputs, *answer.outputs))
+        self._piece = Piece(answer.proto, {name: values[name] for name in answer.inputs})
+        self._sound = is_sound(answer.proto)
+        self._finite = {name for name in answer.outputs if name in values and _is_finite(values[name])}
 
     def elements(self) -> int:
         weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self._piece.proto.graph.initializer)
@@ -74,8 +81,8 @@ class _Shrinker:
         """Take a smaller piece if it fails in the same way."""
         if self.probes >= MOST_PROBES:
             return False
-        golden = self._investigation.subject.reference.compute(piece.proto, piece.inputs)
-        if golden is None or not all(value.size for value in golden.values()):
+        golden = self._golden(piece)
+        if golden is None:
             return False
         proto = with_output_shapes(piece, golden)
         names = tuple(input_order(piece))
@@ -90,6 +97,17 @@ class _Shrinker:
         self._piece, self.best = replace(piece, proto=proto), candidate
         self._seen = self._investigation.outcome(record).comparisons
         return True
+
+    def _golden(self, piece: Piece) -> Mapping[str, NDArray[Any]] | None:
+        """What a sound piece gives; ``None`` for another, which a runtime may read past the ends of tensors of."""
+        if self._sound and not is_sound(piece.proto):
+            return None
+        golden = self._investigation.subject.reference.compute(piece.proto, piece.inputs)
+        if golden is None or not all(value.size for value in golden.values()):
+            return None
+        if not all(_is_finite(golden[name]) for name in self._finite.intersection(golden)):
+            return None
+        return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
 
     def outputs(self) -> None:
         """One output, if one will do; else leave out what can be."""
@@ -157,3 +175,7 @@ class _Shrinker:
         if names and not self._try(zero_weights(self._piece, names), "zeros for weights") and len(names) > 1:
             for name in names:
                 self._try(zero_weights(self._piece, [name]), "zeros for a weight")
+
+
+def _is_finite(values: NDArray[Any]) -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())

@@ -109,3 +109,42 @@ def test_weights_in_no_file(tmp_path: Path) -> None:
     model.graph.initializer[0].data_location = TensorProto.EXTERNAL
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     assert "'w'" in refusal(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("link", ["a link to a file", "a link to a folder", "a link to a link"])
+def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, link: str) -> None:
+    folder, secret = tmp_path / "folder", tmp_path / "elsewhere" / "w.bin"
+    folder.mkdir()
+    secret.parent.mkdir()
+    secret.write_bytes(bytes(12))
+    if link == "a link to a file":
+        (folder / "w.bin").symlink_to(secret)
+    elif link == "a link to a folder":
+        (folder / "sub").symlink_to(secret.parent)
+    else:
+        (tmp_path / "w.bin").symlink_to(secret)
+        (folder / "w.bin").symlink_to("../w.bin")
+    path = external(folder / "model.onnx", "sub/w.bin" if link == "a link to a folder" else "w.bin")
+    with pytest.raises(UsageError, match=r"leads to .*/elsewhere/w\.bin, outside its own folder"):
+        load_model(path)
+    # The user may name another folder; it is that which counts then.
+    with pytest.raises(UsageError, match="outside its own folder"):
+        load_model(path, folder)
+    assert load_model(external(folder / "model.onnx"), secret.parent)
+
+
+def test_a_model_that_is_a_link_itself_has_its_weights_where_it_leads(tmp_path: Path) -> None:
+    """As a cache of downloads keeps both."""
+    for name in ("blobs", "snapshot"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blobs" / "1234").write_bytes(bytes(12))
+    external(tmp_path / "blobs" / "5678")
+    (tmp_path / "snapshot" / "model.onnx").symlink_to("../blobs/5678")
+    (tmp_path / "snapshot" / "w.bin").symlink_to("../blobs/1234")
+    assert load_model(tmp_path / "snapshot" / "model.onnx")
+
+
+@pytest.mark.parametrize("location", ["w" * 300, "circle", "w.bin\0", "."])
+def test_weights_at_no_file_that_can_be(tmp_path: Path, location: str) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    assert refusal(external(tmp_path / "model.onnx", location)).endswith(".")

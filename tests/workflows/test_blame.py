@@ -205,7 +205,12 @@ def test_a_name_that_the_runtime_made_of_a_tensors_leads_to_the_answer(cli: Comm
     model = onnx.load(str(path))
     model.opset_import[0].version, model.ir_version = 21, 10
     onnx.save(model, str(path))
-    assert cli("diagnose", path, "--onnxrt", "-o", "out", "--json", "r.json").status == 0
+    ran = cli("diagnose", path, "--onnxrt", "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
     result = read_json(Path("r.json"))
     assert [node["name"] for node in result["culprits"]] == ["resh", "deq"]
     assert result["probes"]["run"] <= 6
+    assert "2 nodes fail together: Reshape 'resh', DequantizeLinear 'deq'" in ran.out
+    issue = Path("out/ISSUE.md").read_text()
+    assert issue.splitlines()[0].index("Reshape") < issue.splitlines()[0].index("DequantizeLinear")
+    assert issue.index("`resh`") < issue.index("`deq`")

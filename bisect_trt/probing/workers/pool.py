@@ -7,7 +7,6 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from bisect_trt.probing.protocol import (
 )
 from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.memory import gate, oom_kills
-from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group
+from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
 
 _LAST_WORDS_SECONDS = 60.0
 GROWTH_LIMIT = 4 << 30
@@ -79,9 +78,8 @@ class WorkerProcess:
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         warm = ["warm"] if first else []
         self._process = guard.start(
-            [sys.executable, "-m", "bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm],
-            # The user's folder may hold an onnx.py.
-            {**os.environ, **visible, "PYTHONSAFEPATH": "1"},
+            module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm),
+            {**os.environ, **visible},
             output=subprocess.DEVNULL,  # each request says where its output goes
             pass_fds=(request_read, reply_write),
         )

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,17 @@ MOST_LOST = 3
 """How often somebody else may end what is asked of a process before it stays unanswered."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command of a process that runs one of our modules and imports nothing from the folder it is started in.
+
+    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder that somebody was sent may hold an ``onnx.py``.
+    """
+    run = (
+        f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", run, *words]
 
 
 @dataclass(frozen=True)

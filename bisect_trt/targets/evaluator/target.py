@@ -9,7 +9,7 @@ from bisect_trt.targets.settings import TargetSettings
 class EvaluatorTarget(Target):
     """ONNX's ``ReferenceEvaluator``."""
 
-    name, title = "onnx", "ONNX's reference evaluator"
+    name, title, selectable = "onnx", "ONNX's reference evaluator", False
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """The evaluator."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
@@ -14,6 +15,7 @@ class OnnxRuntimeTarget(Target):
 
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
+    options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
     needs = "onnxruntime"
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:

@@ -9,7 +9,7 @@ import ctypes
 import pathlib
 import re
 import sys
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
@@ -173,7 +173,7 @@ def make_calibrator(trt: Any, cache: pathlib.Path) -> Any:
         def read_calibration_cache(self) -> bytes:
             return cache.read_bytes()
 
-        def write_calibration_cache(self, content: Any) -> None:
+        def write_calibration_cache(self, content: memoryview) -> None:
             pass
 
     return Calibrator()
@@ -292,7 +292,7 @@ def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str])
     return {name: arrays[name] for name in names if name not in given}
 
 
-def copy(cuda: Any, target: Any, source: Any, size: int, kind: int) -> None:
+def copy(cuda: Callable[..., None], target: object, source: object, size: int, kind: int) -> None:
     """Copy to the GPU (kind 1) or from it (2)."""
     cuda("cudaMemcpy", target, source, ctypes.c_size_t(size), ctypes.c_int(kind))
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import PRECISIONS, TargetSettings
+from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.named import quoted
@@ -39,6 +40,9 @@ class TensorRtTarget(Target):
     name, title, own = "trt", "TensorRT", TrtSettings
     capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
     engines = TensorRtEngines()
+    options = TrtOptions
+    help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
+    precisions = PRECISIONS
     needs = "tensorrt"
     files = ("plugins", "load_timing_cache", "calibration_cache")
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
@@ -77,6 +81,11 @@ class TensorRtTarget(Target):
         """To Polygraphy and ``trtexec``; see :mod:`bisect_trt.targets.trt.said`."""
         own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
         return say(tool, own, settings, model)
+
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:
+        """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
+        plain = replace(settings, keep=(), held=False).with_own(precision_constraints="none", save_engine=None)
+        return [plain, replace(plain, fp16=False, bf16=False).with_own(strongly_typed=True, lowering=None)]
 
     def flag(self, name: str, value: Value) -> list[str]:
         """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""

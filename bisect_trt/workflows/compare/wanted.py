@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
-from bisect_trt.targets.options import LoweringChoice, Target
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.options import LoweringChoice
 from bisect_trt.workflows.compare.compare import CompareSettings
 from bisect_trt.workflows.compare.outputs import MARK_ALL
 from bisect_trt.workflows.from_options import pictures, tolerance_options
@@ -23,15 +22,16 @@ def targets_to_run(more: MoreTargets, target: Target) -> list[TargetSettings]:
         UsageError: An option of a target without the target, or one that others rule out.
     """
     if more.fp_to_fp16:
-        target = replace(target, fp16=True, lowering=LoweringChoice.CAST if target.trt else target.lowering)
+        by_cast = any(each.capabilities.lowers_layers for each in target.named())
+        target = target.but(fp16=True, **({"lowering": LoweringChoice.CAST} if by_cast else {}))
     rest = [TargetSettings(own=OnnxRuntimeSettings(tuple(word.split(",")))) for word in more.also_providers]
     rest += [reference_settings()] if more.onnxrt_reference else []
-    named = target.onnxrt or target.trt
+    named = target.named()
     if more.onnx and not named:
-        replace(target, fp16=False, bf16=False, keep_fp32=[]).settings()  # raises if there is another option
+        target.but(fp16=False, bf16=False, keep_fp32=[]).settings()  # raises if there is another option
         first = TargetSettings("onnx", fp16=target.fp16, bf16=target.bf16, keep=tuple(target.keep_fp32))
         return [first, *rest]
-    if not named and rest and target == Target():
+    if not named and rest and not target.given():
         return rest
     runtime = target.settings(engines=True)
     return [] if runtime is None else [runtime, *([TargetSettings("onnx")] if more.onnx else []), *rest]

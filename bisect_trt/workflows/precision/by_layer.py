@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ class LayerLowering:
 
     Attributes:
         units: The units that it may lower, in topological order.
+        cast: Writes the same answer as a model with Casts.
     """
 
     def __init__(self, subject: Subject, units: Sequence[int], target: TargetSettings, cast: Lowering) -> None:
@@ -39,7 +39,7 @@ class LayerLowering:
         self.units = tuple(units)
         self._subject = subject
         self._target = target
-        self._cast = cast
+        self.cast = cast
         network = subject.network
         lowered = {network.order[unit] for unit in units}
         self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
@@ -71,7 +71,7 @@ class LayerLowering:
             UnavailableError: It cannot be built any more.
         """
         if self.writes_model(path):
-            self._cast.write(keep, path)
+            self.cast.write(keep, path)
         subject, engine = self._subject, engine_path(path)
         built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
         if built.exists():
@@ -98,15 +98,3 @@ def _copy(engine: Path, to: Path) -> None:
 def engine_path(path: Path) -> Path:
     """Where the engine of an answer lies."""
     return path if path.suffix in _ENGINES else path.with_suffix(".engine")
-
-
-def trtexec_line(subject: Subject, target: TargetSettings, nodes: Sequence[Mapping[str, object]]) -> str:
-    """The ``trtexec`` call that builds the same: by the names of TensorRT's layers, which are the nodes' where they have some.
-
-    Source of the options: TensorRT's developer guide, "trtexec", ``--layerPrecisions`` and ``--layerOutputTypes``.
-    """
-    names = [str(node["name"]) for node in nodes if node["name"]]
-    layers = ",".join(f"{name}:fp32" for name in names)
-    words = ["trtexec", f"--onnx={subject.settings.path}", *(f"--{name}" for name in target.low_precisions), "--noTF32"]
-    words += ["--precisionConstraints=obey", f"--layerPrecisions={layers}", f"--layerOutputTypes={layers}"]
-    return shlex.join(words)

@@ -6,15 +6,18 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from bisect_trt.probing.journal import Record
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.engine_layers import fp32_layers
-from bisect_trt.workflows.precision.by_layer import engine_path, trtexec_line
+from bisect_trt.workflows.precision.by_layer import engine_path
 from bisect_trt.workflows.precision.lowering import Lowering
+from bisect_trt.workflows.precision.ran import latencies, latency_of, ran_like
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_details
+from bisect_trt.workflows.precision.uses import recommended, try_uses
 from bisect_trt.workflows.subject import Subject
 
 
@@ -44,23 +47,32 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
         minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
     task.result.artifacts["mixed"] = str(output)
     fill_in(task, answer, task.outcome(record))
-    add_measures(task, keep)
+    add_measures(task, keep, record)
     return minimum
 
 
-def add_measures(task: Task, keep: Subset) -> None:
-    """Put how long it runs, and where its engine is, into a result that has the answer."""
+def add_measures(task: Task, keep: Subset, written: Record | None) -> None:
+    """Put how long it runs, in what precision, and how it is used, into a result that has the answer.
+
+    Args:
+        task: The search.
+        keep: The units in fp32.
+        written: What was said of what was written; ``None`` if the search was ended before.
+    """
     subject, settings, result = task.subject, task.settings, task.result
-    result.extra |= {"latency_ms": None, "ran_fp32": None}
+    uses = try_uses(task, keep, written)
+    result.extra |= {"latency_ms": None, "ran_fp32": None, "ran_like": None, "uses": [vars(use) for use in uses]}
     if settings.target is None or not settings.target.target.capabilities.timed:
         return  # nothing was measured, and to look it up each candidate is made again
-    result.extra["latency_ms"] = latencies(task.prober, task.lowering, keep)
+    result.extra["latency_ms"] = latencies(task, keep)
     network, outcome = subject.network, task.prober.ledger.outcome(task.lowering.candidate(keep).key)
     kept = frozenset(network.order[unit] for unit in keep)
     result.extra["ran_fp32"] = fp32_layers(network, outcome.layers, kept) if outcome is not None else None
-    if settings.by_layer and settings.target is not None:
+    ran = result.extra["ran_fp32"]
+    if ran is None or ran["inside"]:
+        result.extra["ran_like"] = ran_like(task, keep)
+    if settings.by_layer:
         result.artifacts["engine"] = str(engine_path(settings.output))
-        result.extra["trtexec"] = trtexec_line(subject, settings.target, result.extra["keep_fp32"])
 
 
 def save_best(task: Task) -> Subset | None:
@@ -78,8 +90,9 @@ def save_best(task: Task) -> Subset | None:
     task.result.artifacts["mixed"] = str(output)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(best).key)
     fill_in(task, Answer(minimum, find_suspects(task)), outcome)
-    add_measures(task, best)
-    task.console.answer(f"{output}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
+    add_measures(task, best, None)
+    name = recommended(task.result.extra["uses"]) or output
+    task.console.answer(f"{name}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
     tell_details(task.result, task.console)
     return best
 
@@ -91,20 +104,6 @@ def best_keep(task: Task) -> Subset | None:
     ordered = sorted(passed.items(), key=lambda entry: (len(entry[1]), sorted(entry[1])))
     # After a diagnosis the pieces that it probed are among them.
     return next((units for key, units in ordered if task.lowering.candidate(units).key == key), None)
-
-
-def latencies(prober: Prober, lowering: Lowering, keep: Subset) -> dict[str, float | None] | None:
-    """Milliseconds of one run with everything in fp32, with the answer, and with everything lowered.
-
-    Returns:
-        The median of several runs each; ``None`` where nothing was measured.
-    """
-    everything = frozenset(lowering.units)
-    found = {
-        name: _latency(prober, lowering.candidate(units).key)
-        for name, units in (("fp32", everything), ("mixed", keep), ("lowered", frozenset[int]()))
-    }
-    return found if any(value is not None for value in found.values()) else None
 
 
 def fastest(prober: Prober, lowering: Lowering, minimum: Minimum) -> Minimum:
@@ -119,15 +118,10 @@ def fastest(prober: Prober, lowering: Lowering, minimum: Minimum) -> Minimum:
     measured = {
         identity.units: latency
         for identity in prober.ledger.passed
-        if identity.units < everything and (latency := _latency(prober, identity.key)) is not None
+        if identity.units < everything and (latency := latency_of(prober, identity.key)) is not None
     }
     best = min(measured, key=lambda units: (measured[units], len(units), sorted(units)), default=minimum.units)
     if best == minimum.units:
         return minimum
     why = f"the fastest of {len(measured)} sets that pass ({measured[best]:.3f} ms), not the one with the fewest nodes"
     return Minimum(best, proven=False, why=why, steps=minimum.steps)
-
-
-def _latency(prober: Prober, key: str) -> float | None:
-    outcome = prober.ledger.outcome(key)
-    return None if outcome is None else outcome.latency_ms

@@ -24,6 +24,7 @@ from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes
+from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import lowers_by
@@ -85,7 +86,16 @@ def find_fix(
 def _tell(task: Task, minimum: Minimum, command: str) -> None:
     result, console = task.result, task.console
     nodes, count = result.extra["keep_fp32"], len(task.lowering.units)
-    console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {task.settings.output} does.")
+    use = recommended(result.extra["uses"])
+    if use is None:
+        console.answer(
+            f"No fix by precision: with {len(nodes)} of {count} nodes in fp32 nothing that was written passes."
+        )
+        tell_uses(result.extra["uses"], console)
+        console.answer(f"  {minimum.why}; this searches on: {command}")
+        return
+    console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {use} does.")
+    tell_uses(result.extra["uses"], console)
     tell_nodes(nodes, console)
     tell_lowered(result, console)
     console.answer(f"  measured on {result.extra['measured_on']}")

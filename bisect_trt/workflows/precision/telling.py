@@ -18,6 +18,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.settings import PrecisionSettings
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
 from bisect_trt.workflows.suspicion.finding import LOSES
@@ -107,9 +108,9 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
 def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
     """Say what to keep, why, and how accurate the rest is."""
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
-    console.answer(
-        f"{settings.output}: {_nodes(nodes)} in fp32, {lowered} in {settings.precision} ({result.minimality})."
-    )
+    name = recommended(result.extra["uses"]) or settings.output
+    free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
+    console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.precision} ({result.minimality}).")
     tell_details(result, console)
     if result.why:
         console.answer(f"  {result.why}")
@@ -126,9 +127,9 @@ def tell_details(result: Result, console: Console) -> None:
         console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
     for line in describe_fp32(result.extra["ran_fp32"]) if result.extra.get("ran_fp32") else ():
         console.answer(f"  {line}")
-    if "trtexec" in result.extra:
-        console.answer(f"  {result.artifacts['engine']} is its engine; the same by trtexec:")
-        console.answer(f"  {result.extra['trtexec']}")
+    if result.extra.get("ran_like"):
+        console.answer(f"  {result.extra['ran_like']}")
+    tell_uses(result.extra.get("uses", []), console)
 
 
 def tell_accuracy(result: Result, console: Console) -> None:

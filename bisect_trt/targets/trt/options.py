@@ -1,0 +1,163 @@
+"""The options that only TensorRT has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.spec import option
+from bisect_trt.options.values import pool_limit, shape
+from bisect_trt.targets.base import OwnOptions
+from bisect_trt.targets.settings import PRECISIONS
+from bisect_trt.targets.trt.settings import TrtSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.targets.options import TargetOptions
+
+_WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
+"""What a prebuilt engine leaves to be said."""
+
+
+class Constraints(str, Enum):
+    """What becomes of layer precisions."""
+
+    NONE = "none"
+    PREFER = "prefer"
+    OBEY = "obey"
+
+
+class LoweringChoice(str, Enum):
+    """Who lowers a model."""
+
+    CAST = "cast"
+    LAYER = "layer"
+
+
+@dataclass
+class TrtOptions(OwnOptions):
+    """What only TensorRT has."""
+
+    lowering: Annotated[
+        LoweringChoice | None,
+        option(help="fp16 by Casts in the graph, or by TensorRT's layers; default layer before TensorRT 11 (T)."),
+    ] = None
+    precision_constraints: Annotated[
+        Constraints, option(help="Whether precisions of layers are only preferred, or obeyed (T).")
+    ] = Constraints.NONE
+    strongly_typed: Annotated[
+        bool, option("--strongly-typed", help="The types in the graph are those that run (T).")
+    ] = False
+    trt_min_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(metavar="NAME:[D,...]", help="Smallest input shapes of the profile (T).", read=shape, need_name=True),
+    ] = field(default_factory=dict)
+    trt_opt_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(
+            metavar="NAME:[D,...]",
+            help="Usual ones; default those of --trt-max-shapes (T).",
+            read=shape,
+            need_name=True,
+        ),
+    ] = field(default_factory=dict)
+    trt_max_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(metavar="NAME:[D,...]", help="Largest ones (T).", read=shape, need_name=True),
+    ] = field(default_factory=dict)
+    pool_limit: Annotated[
+        list[tuple[str, int]], option(metavar="POOL:SIZE", help="Such as workspace:4G (T).", read=pool_limit)
+    ] = field(default_factory=list)
+    tactic_sources: Annotated[
+        list[str] | None, option(metavar="NAME", help="Only these sources of tactics; none: no others (T).")
+    ] = None
+    builder_optimization_level: Annotated[
+        int | None, option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
+    ] = None
+    plugins: Annotated[list[Path], option(metavar="FILE", help="Plugin libraries to load (T).")] = field(
+        default_factory=list
+    )
+    version_compatible: Annotated[
+        bool, option("--version-compatible", help="An engine for later versions too (T).")
+    ] = False
+    hardware_compatibility_level: Annotated[
+        str | None, option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
+    ] = None
+    load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
+    save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Where timings go (T).")] = None
+    load_engine: Annotated[
+        Path | None, option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
+    ] = None
+    save_engine: Annotated[Path | None, option(metavar="FILE", help="Where the engine goes (T).")] = None
+
+    def settings(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: An option that others rule out, or a file that is not there.
+        """
+        self._check_engines(common.given(), engines=engines)
+        self._check_types(common)
+        low, usual, high = (tuple(getattr(self, f"trt_{name}_shapes").items()) for name in ("min", "opt", "max"))
+        for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
+            if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
+                raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
+        sources = None if self.tactic_sources is None else tuple(n for n in self.tactic_sources if n.lower() != "none")
+        return TrtSettings(
+            precision_constraints=self.precision_constraints.value,
+            lowering=self.lowering.value if self.lowering is not None else None,
+            min_shapes=low,
+            opt_shapes=usual,
+            max_shapes=high,
+            pool_limits=tuple(self.pool_limit),
+            tactic_sources=sources,
+            builder_optimization_level=self.builder_optimization_level,
+            plugins=tuple(str(_existing("--plugins", path)) for path in self.plugins),
+            strongly_typed=self.strongly_typed,
+            version_compatible=self.version_compatible,
+            hardware_compatibility_level=self.hardware_compatibility_level,
+            load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
+            save_timing_cache=_text(self.save_timing_cache),
+            load_engine=_text(_existing("--load-engine", self.load_engine)),
+            save_engine=_text(self.save_engine),
+        )
+
+    def files(self) -> list[Path]:
+        """Those that are read."""
+        named = (self.load_timing_cache, self.load_engine, *self.plugins)
+        return [path for path in named if path is not None]
+
+    def _check_engines(self, options: list[str], *, engines: bool) -> None:
+        """Make sure that an engine that is loaded or saved is the one of the model that is run."""
+        for flag in options:
+            if flag in ("--load-engine", "--save-engine") and not engines:
+                raise UsageError(
+                    f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "
+                    "timings instead (--save-timing-cache)."
+                )
+        # The precision also says how far the results may be off.
+        idle = [flag for flag in options if flag[2:] not in (*PRECISIONS, *_WITH_AN_ENGINE)]
+        if self.load_engine is not None and idle:
+            raise UsageError(f"{idle[0]} says how an engine is built, and --load-engine brings one that is; drop it.")
+
+    def _check_types(self, common: TargetOptions) -> None:
+        """Make sure that those who say what runs in which type do not contradict each other."""
+        if self.lowering is not None and not (common.fp16 or common.bf16):
+            raise UsageError("--lowering says how half precision comes about, and none is asked for; add --fp16.")
+        if self.strongly_typed and self.lowering is LoweringChoice.LAYER:
+            raise UsageError(
+                "--lowering layer leaves types to TensorRT, and --strongly-typed takes them from the graph; drop one."
+            )
+
+
+def _existing(flag: str, path: Path | None) -> Path | None:
+    if path is not None and not path.is_file():
+        raise UsageError(f"{flag}: there is no file {path}; check the path.")
+    return path
+
+
+def _text(path: Path | None) -> str | None:
+    """Absolute: the worker reads it."""
+    return None if path is None else str(path.absolute())
