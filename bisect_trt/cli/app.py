@@ -7,8 +7,8 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from bisect_trt import __version__
 from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.interrupt import Interrupts
 from bisect_trt.cli.invocation import invocation
-from bisect_trt.errors import BisectError, ExitStatus
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.general import General
 from bisect_trt.options.given import Given
@@ -38,12 +38,13 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
     """
     given = Given(values)
     work = getattr(import_module(f"bisect_trt.cli.{name}"), name)
-    if General in COMMANDS[name]:
-        _finish(work, name, given, given[General])
-    elif "json" in values:
-        _finish(work, name, given, General(json=values["json"]))
     try:
-        work(given)
+        if General in COMMANDS[name]:
+            _finish(work, name, given, given[General])
+        elif "json" in values:
+            _finish(work, name, given, General(json=values["json"]))
+        with _said_of_the_system():
+            work(given)
     except BisectError as error:
         fail(error)
     sys.exit(0)
@@ -80,7 +81,8 @@ def _work(work: Callable[[], Result], console: Console, result: Result, general:
     """
     began = time.monotonic()
     try:
-        result = work()
+        with _said_of_the_system():
+            result = work()
         status = result.exit_status
     except BisectError as error:
         status = error.status
@@ -106,6 +108,27 @@ def _work(work: Callable[[], Result], console: Console, result: Result, general:
     status = _leave(result, general, console) or status
     _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
+
+
+@contextmanager
+def _said_of_the_system() -> Iterator[None]:
+    """What the system refuses, in a sentence.
+
+    Raises:
+        UnavailableError: A file cannot be used, or there is not enough memory.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename or 'a file'} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+        ) from error
+    except MemoryError as error:
+        raise UnavailableError(
+            "there is not enough memory for what is to be done; free some, or feed less at a time (--input-shapes)."
+        ) from error
+    except RecursionError as error:
+        raise UnavailableError("what is to be read is nested too deeply; export it in a simpler form.") from error
 
 
 def _stop_at_once(console: Console) -> None:

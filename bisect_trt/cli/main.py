@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from bisect_trt.errors import BisectError
 
 def main() -> NoReturn:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files and tensors need not be text that the terminal has
+            stream.reconfigure(errors="backslashreplace")
     invocation.argv, invocation.resumed, invocation.folder = tuple(sys.argv[1:]), None, None
     run_command_line(invocation.argv)
 

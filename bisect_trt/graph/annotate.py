@@ -26,7 +26,7 @@ def check_annotated(path: Path, model: Path) -> None:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--annotate: {path} is a folder or lies in none; name a file to write.")
-    if path.exists() and (path.samefile(model) or not _is_ours(path)):
+    if path.exists() and ((model.exists() and path.samefile(model)) or not _is_ours(path)):
         raise UsageError(f"--annotate: {path} exists and was not written by --annotate; name another file.")
 
 

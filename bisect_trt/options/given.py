@@ -51,7 +51,27 @@ def _of_words(entry: Entry, value: Any) -> Any:  # noqa: ANN401 - of many types
         value = [each(word) for word in value] if entry.several else each(value)
     elif entry.several:
         value = list(value)
+    return _checked(entry, entry.flag, value)
+
+
+def _checked(entry: Entry, called: str, value: Any) -> Any:  # noqa: ANN401 - of many types
+    """A value that its option's own check has seen, and that is no path which cannot be one."""
+    if entry.kind is Path and entry.option.read is None:
+        for path in value if entry.several else [value]:
+            _check_path(called, path)
     return value if entry.option.check is None else entry.option.check(value)
+
+
+def _check_path(called: str, path: Path | None) -> None:
+    try:
+        if path is not None:
+            path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:  # too long a name, links in a circle, a folder that may not be looked into
+        raise UsageError(f"{called} {path!s:.60}: {error.strerror}; give another path.") from error
+    except ValueError as error:
+        raise UsageError(f"{called}: {error} in {str(path)!r:.60}; give another path.") from error
 
 
 def _reader(flag: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -119,7 +139,7 @@ def of_python(entry: Entry, value: Any) -> Any:  # noqa: ANN401 - of many types
         value = one(value)
     for each in value if entry.form == "list" else [value]:
         _check_range(entry, each)
-    return value if entry.option.check is None else entry.option.check(value)
+    return _checked(entry, f"{entry.name}:", value)
 
 
 def _named(entry: Entry, value: Any, one: Callable[[Any], Any]) -> dict[str, Any]:  # noqa: ANN401 - of many types

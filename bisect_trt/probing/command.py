@@ -96,7 +96,7 @@ class CommandCheck:
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
-        (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n")
+        (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n", "utf-8", "surrogateescape")
         for number in range(MOST_LOST):
             if number or (files.sample or 1) > 1:
                 files.renew()

@@ -52,7 +52,9 @@ class FunctionCheck:
         takes = _parameters(self.function)
         paths = {"inputs": files.inputs, "golden": files.golden}
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
-        (files.folder / "command.txt").write_text(f"{_name(self.function)}({str(files.model)!r})\n")
+        (files.folder / "command.txt").write_text(
+            f"{_name(self.function)}({str(files.model)!r})\n", "utf-8", "surrogateescape"
+        )
         try:
             said = self.function(files.model, **values)
         except BisectError:

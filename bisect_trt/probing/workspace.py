@@ -21,6 +21,8 @@ from bisect_trt.tensors.npz import save_npz
 Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
 FIXED_PATH = Path("bisect_trt_debug.onnx")
+_NAME_LENGTH = 60
+"""How much of a model's name is in that of a run's folder, in characters of four bytes at most."""
 _SCRATCH = "scratch-"
 KEY_LENGTH = 12
 """Digits of a candidate's key that name its folder."""
@@ -122,7 +124,9 @@ class Workspace:
     def new_folder(cls, command: str, model: Path) -> Path:
         """A fresh path for a run, under ``.bisect-trt`` in the current directory."""
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{model.stem}"
+        # A model's name may be as long as a name can be, and need not be text, which runtimes cannot open.
+        name = model.stem[:_NAME_LENGTH].encode(errors="replace").decode()
+        folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
         return next(
             path for n in range(10_000) if not (path := folder.with_name(folder.name + (f"-{n}" if n else ""))).exists()
         )

@@ -1,4 +1,8 @@
-"""What a person sees while it works: on the terminal, in the log file, or as a library's log records."""
+"""What a person sees while it works: on the terminal, in the log file, or as a library's log records.
+
+Names in a model are a stranger's text. Each thing said is one line, and what is not printable stands there by its number: no
+name colours a terminal, turns the text around it, or adds a line of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Watcher
 from bisect_trt.reporting.live import STYLES, LiveView, is_live
+from bisect_trt.reporting.markdown import plain
 from bisect_trt.reporting.story import Story
 from bisect_trt.search.verdict import Verdict
 
@@ -50,7 +55,7 @@ class LogFile:
         """
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
         for line in text.splitlines():
-            self._file.write(f"{now} {line}\n")
+            self._file.write(f"{now} {plain(line)}\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -124,6 +129,7 @@ class Console:
     def step(self, text: str) -> None:
         """A step of the flow chart, and what it is for."""
         self.story.step(text)
+        text = plain(text)
         self.note(text)
         if self.view is not None:
             self.view.step(text)
@@ -133,6 +139,7 @@ class Console:
     def say(self, text: str) -> None:
         """A decision, and why."""
         self.story.say(text)
+        text = plain(text)
         self.note(text)
         if self.verbosity >= 0:
             self._out.print(escape(text))
@@ -140,16 +147,19 @@ class Console:
     def answer(self, text: str) -> None:
         """The result; shown however quiet."""
         self.story.answer(text)
+        text = plain(text)
         self.note(text)
         self._out.print(escape(text))
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
+        text = plain(text)
         self.note(f"warning: {text}")
         self._complain(f"[yellow]warning:[/yellow] {escape(text)}")
 
     def error(self, text: str) -> None:
         """Why the run ends."""
+        text = plain(text)
         self.note(f"error: {text}")
         self._complain(f"[bold red]error:[/bold red] {escape(text)}")
 
@@ -161,15 +171,16 @@ class Console:
         first = record.signature not in self._kinds
         fresh = record.verdict is Verdict.UNRESOLVED and first
         self._kinds.add(record.signature)
-        tail = [f"    | {line}" for line in record.tail.splitlines()] if fresh else []
+        tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()] if fresh else []
         if record.verdict is Verdict.FAIL and first and record.said:
-            tail = [f'  the check said: "{record.said}"; {_OTHERWISE}']
-        before, after = f"  probe {record.number:<3} ", f" {record.seconds:6.2f} s  {record.title}"
-        self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {record.reason}", *tail]))
+            tail = [f'  the check said: "{plain(record.said)}"; {_OTHERWISE}']
+        before, after = f"  probe {record.number:<3} ", f" {record.seconds:6.2f} s  {plain(record.title)}"
+        why = plain(record.reason)
+        self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {why}", *tail]))
         if self.verbosity < 0:
             return
         verdict = f"[{STYLES[record.verdict]}]{record.verdict.value:10}[/]"
-        reason = f"  {record.reason}" if self.verbosity > 0 or fresh or record.number == 1 else ""
+        reason = f"  {why}" if self.verbosity > 0 or fresh or record.number == 1 else ""
         self._out.print(f"{before}{verdict}{escape(after + reason)}")
         for line in tail:
             self._out.print(escape(line))
@@ -200,12 +211,12 @@ class QuietConsole(Console):
     def answer(self, text: str) -> None:
         """The result."""
         self.story.answer(text)
-        self.note(text)
+        self.note(plain(text))
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
-        _LOGGER.warning(text)
+        _LOGGER.warning(plain(text))
 
     def error(self, text: str) -> None:
         """Why the run ends."""
-        _LOGGER.error(text)
+        _LOGGER.error(plain(text))

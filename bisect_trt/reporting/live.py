@@ -20,6 +20,7 @@ from rich.text import Text
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead, Watcher
 from bisect_trt.reporting.html.words import plural, seconds
+from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.verdict import Verdict
 
 STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
@@ -108,7 +109,7 @@ class LiveView(Watcher):
         """Off the terminal for a prompt; how far the search is stays in sight."""
         with self.paused():
             best = [] if self._best is None else [f"best so far: {self._best}"]
-            self._console.print(Text(", ".join([*self.status(), *best]), "dim"))
+            self._console.print(Text(plain(", ".join([*self.status(), *best])), "dim"))
             yield
 
     def started(self, key: str, title: str) -> None:

@@ -9,6 +9,8 @@ from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.tree import Tree
 
+from bisect_trt.reporting.markdown import plain
+
 
 @dataclass
 class Branch:
@@ -30,10 +32,10 @@ class Branch:
 
 def print_tree(root: Branch) -> None:
     """Show it, without control codes off a terminal; lines are not broken, so that names can be copied and searched for."""
-    RichConsole(highlight=False, soft_wrap=True).print(_grow(root, Tree(f"[bold]{escape(root.text)}[/bold]")))
+    RichConsole(highlight=False, soft_wrap=True).print(_grow(root, Tree(f"[bold]{escape(plain(root.text))}[/bold]")))
 
 
 def _grow(branch: Branch, tree: Tree) -> Tree:
     for each in branch.branches:
-        _grow(each, tree.add(escape(each.text)))
+        _grow(each, tree.add(escape(plain(each.text))))
     return tree

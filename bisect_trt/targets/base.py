@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -220,6 +220,7 @@ class Target(ABC):
         needs: The packages that it takes, in words.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
+        rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
     """
 
     name: ClassVar[str]
@@ -234,6 +235,7 @@ class Target(ABC):
     needs: ClassVar[str] = ""
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
     @abstractmethod
     def make_runtime(self, settings: TargetSettings) -> Runtime:
@@ -243,6 +245,19 @@ class Target(ABC):
             UnavailableError: It is not there, or has no such provider, or no GPU.
             UsageError: It has no such option.
         """
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - of others
+        """What ``doctor`` finds, in a process of its own: what there is and what it is, as a version.
+
+        Args:
+            name: What is looked at, as :attr:`rows` name it.
+            plain: The target, nothing set.
+
+        Raises:
+            UnavailableError: The rest is not there.
+        """
+        self.make_runtime(plain)
+        yield from ()
 
     def describe(self, settings: TargetSettings) -> str:
         """In words."""

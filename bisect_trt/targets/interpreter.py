@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import LOW_TYPES
@@ -27,6 +28,10 @@ class Interpreter:
     def lowers_by(self) -> Lowering:
         """By Casts: it computes what the graph says."""
         return "cast"
+
+    def lowered(self, model: Path) -> ModelProto | None:  # noqa: ARG002 - of those that lower
+        """``None``: it runs the model itself."""
+        return None
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
         """There are no engines here.

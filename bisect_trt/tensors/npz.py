@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,8 +19,9 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string
+from bisect_trt.tensors.npy import read_npy, viewed
 
 _SUFFIX = ".npy"
 
@@ -80,9 +80,14 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise UsageError(
             f"Cannot read {path}: it is not an .npz file or it is damaged ({err}); write it again"
         ) from err
-    except (ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error) as err:
+    except BisectError:
+        raise
+    except MemoryError as err:
+        raise UsageError(f"Cannot read {path}: it needs more memory than there is; write fewer values") from err
+    except Exception as err:  # each way to compress has errors of its own, and a damaged archive can lead to any
+        reason = str(err) or type(err).__name__
         raise UsageError(
-            f"Cannot read {path}: {err}; write it with numpy.savez, arrays of numbers or strings only"
+            f"Cannot read {path}: {reason}; write it with numpy.savez, arrays of numbers or strings only"
         ) from err
 
 
@@ -176,9 +181,9 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
     if not entry.filename.endswith(_SUFFIX):
         raise ValueError(f"its entry '{entry.filename}' is not an array")
     with archive.open(entry) as stream:
-        values: NDArray[Any] = npy_format.read_array(stream, allow_pickle=False)
+        values = read_npy(stream, entry.file_size)
     if entry.comment:
-        values = values.view(dtype_from_name(entry.comment.decode()))
+        values = viewed(values, dtype_from_name(entry.comment.decode()))
     elif is_string(values.dtype):
         values = values.astype(np.str_).astype(object)
     return entry.filename[: -len(_SUFFIX)], values

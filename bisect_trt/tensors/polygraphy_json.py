@@ -19,8 +19,9 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string
+from bisect_trt.tensors.npy import read_npy, viewed
 from bisect_trt.tensors.npz import fixed_width, replacing
 
 Sample = dict[str, NDArray[Any]]
@@ -36,20 +37,24 @@ def read_json(path: Path) -> Runs:
         UnavailableError: A tensor's type needs ``ml_dtypes``, which is not installed.
     """
     try:
-        content = json.loads(path.read_bytes(), object_hook=_decode)
+        runs = _runs(path, json.loads(path.read_bytes(), object_hook=_decode))
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except BisectError:
+        raise
+    except Exception as error:  # what is nested too deep, and what has other types than it should
         raise UsageError(
             f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
         ) from error
-    if isinstance(content, _Runs):
-        runs: Runs = [(name, [_sample(path, sample) for sample in samples]) for name, samples in content.runs]
-    else:
-        runs = [("", [_sample(path, sample) for sample in (content if isinstance(content, list) else [content])])]
     if not runs or not all(samples for _, samples in runs):
         raise UsageError(f"{path} holds no values; save it again")
     return runs
+
+
+def _runs(path: Path, content: object) -> Runs:
+    if isinstance(content, _Runs):
+        return [(name, [_sample(path, sample) for sample in samples]) for name, samples in content.runs]
+    return [("", [_sample(path, sample) for sample in (content if isinstance(content, list) else [content])])]
 
 
 def write_inputs(path: Path, samples: Sequence[Mapping[str, NDArray[Any]]]) -> None:
@@ -102,9 +107,10 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
     """An object of JSON as what it stands for."""
     kind = entry.get(_CLASS)
     if kind == "ndarray":
-        values = npy_format.read_array(io.BytesIO(base64.b64decode(entry["array"])), allow_pickle=False)
+        stored = base64.b64decode(entry["array"])
+        values = read_npy(io.BytesIO(stored), len(stored))
         if "dtype" in entry:
-            return values.view(dtype_from_name(entry["dtype"]))
+            return viewed(values, dtype_from_name(str(entry["dtype"])))
         return values.astype(np.str_).astype(object) if is_string(values.dtype) else values
     if kind in ("LazyArray", "LazyNumpyArray"):
         return entry["values"]
@@ -120,4 +126,6 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
 def _sample(path: Path, sample: object) -> Sample:
     if not isinstance(sample, dict) or not sample or not all(isinstance(v, np.ndarray) for v in sample.values()):
         raise UsageError(f"{path} holds something else than arrays by tensor name; save it with polygraphy run")
+    for name in sample:
+        name.encode()  # JSON can hold halves of surrogate pairs, which are no text
     return sample

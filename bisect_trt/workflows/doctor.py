@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.workers.process import ProcessEnd, module_command, run_to_end
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.result import Result
+from bisect_trt.targets import find, names
 
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
-TARGETS = {
-    "--onnxrt": ("onnxruntime",),
-    "--onnxrt --providers cuda": ("onnxruntime", "cuda-provider"),
-    "--trt": ("tensorrt",),
-}
-"""What each target needs of :mod:`bisect_trt.targets.about`."""
+_CUDA = ("trt", "cuda")
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
@@ -40,6 +36,22 @@ class Examined:
     missing: str | None
 
 
+def rows() -> dict[str, list[tuple[str, str]]]:
+    """What is said of targets, as options ask for it: the looks that each needs, with their target."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in names():
+        try:
+            plugin = find(name)
+        except UnavailableError:
+            found[f"--{name}"] = [(name, "")]  # looking at it says why
+            continue
+        if plugin.selectable:
+            found |= {
+                f"--{name} {words}".strip(): [(name, look) for look in needed] for words, needed in plugin.rows.items()
+            }
+    return found
+
+
 def doctor(folder: Path, console: Console, result: Result) -> Result:
     """Look at everything, say what was found, and what is missing for what.
 
@@ -48,17 +60,20 @@ def doctor(folder: Path, console: Console, result: Result) -> Result:
         console: Who is told.
         result: Gets ``environment`` and ``targets``: for each target why it cannot be used, or ``None``.
     """
-    names = ("onnxruntime", "cuda-provider", "cuda", "tensorrt")
-    with ThreadPoolExecutor(len(names)) as threads:
-        looks = dict(zip(names, threads.map(lambda name: examine(name, folder), names), strict=True))
+    wanted = list(dict.fromkeys([*(look for needed in rows().values() for look in needed), _CUDA]))
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        looks = dict(zip(wanted, threads.map(lambda look: examine(look[0], look[1], folder), wanted), strict=True))
     machine = environment()
     for look in looks.values():
         machine |= look.found
     gpus = ask_nvidia_smi()
     if gpus:
         machine["GPU"] = "; ".join(gpus)
-    targets = {target: _missing(target, looks) for target in TARGETS}
-    result.extra |= {"environment": machine, "targets": targets, "cuda": looks["cuda"].missing}
+    targets = {
+        target: next((why for look in needed if (why := looks[look].missing)), None)
+        for target, needed in rows().items()
+    }
+    result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA].missing}
     for name, value in machine.items():
         console.answer(f"{name}: {value}")
     for target, missing in targets.items():
@@ -67,13 +82,13 @@ def doctor(folder: Path, console: Console, result: Result) -> Result:
     return result
 
 
-def examine(name: str, folder: Path) -> Examined:
-    """Look at one runtime, in a process of its own."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "bisect_trt.targets.about", name, str(folder / f"{name}.json")]
-    end = run_to_end(command, log=log, environment={"PYTHONSAFEPATH": "1"}, timeout=TIMEOUT_SECONDS)
+def examine(target: str, look: str, folder: Path) -> Examined:
+    """Look at one thing of a target, in a process of its own."""
+    log, file = (folder / f"{target}-{look}.{suffix}" for suffix in ("log", "json"))
+    command = module_command("bisect_trt.targets.about", target, look, str(file))
+    end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
     try:
-        plain = json.loads((folder / f"{name}.json").read_text())
+        plain = json.loads(file.read_text())
     except (OSError, ValueError):
         return Examined({}, _how_it_ended(end, log))
     return Examined(plain["found"], plain["missing"])
@@ -82,10 +97,6 @@ def examine(name: str, folder: Path) -> Examined:
 def _how_it_ended(end: ProcessEnd, log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return f"{end.describe()} when it was loaded{f', after: {lines[-1]}' if lines else ''}."
-
-
-def _missing(target: str, looks: dict[str, Examined]) -> str | None:
-    return next((why for name in TARGETS[target] if (why := looks[name].missing)), None)
 
 
 def ask_nvidia_smi() -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -44,7 +45,9 @@ def model_settings(model: Path, data: Data) -> ModelSettings:
     """
     script = _loader_script(data)
     fed = DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
-    return ModelSettings(model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir)
+    return ModelSettings(
+        model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir, memory_limit=data.memory_limit
+    )
 
 
 def _loader_script(data: Data) -> str | None:
@@ -54,7 +57,7 @@ def _loader_script(data: Data) -> str | None:
         return script
     if script is None:
         raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
-    if not Path(script).is_file():
+    if not os.path.isfile(script):  # noqa: PTH113 - as for the words of a check
         split_script(script, "", "data-loader")
         raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
     return f"{script}:{function}"
@@ -122,7 +125,8 @@ def check_files(check: Check) -> list[Path]:
     Raises:
         UsageError: As :func:`check_words`.
     """
-    return [Path(word) for word in check_words(check) if Path(word).is_file()]
+    # Not Path.is_file: it raises where a word is longer than any file's name.
+    return [Path(word) for word in check_words(check) if os.path.isfile(word)]  # noqa: PTH113
 
 
 def check_settings(check: Check, target: TargetSettings | None, compare: Compare) -> CheckSettings:

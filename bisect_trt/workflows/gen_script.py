@@ -12,7 +12,7 @@ from bisect_trt.targets.options import selectable
 from bisect_trt.tensors.npz import replacing
 
 _PROGRAM = '''\
-"""Compare {model} on a target with the reference; ends with the exit status of `bisect-trt run`."""
+"""Compare a model on a target with the reference; ends with the exit status of `bisect-trt run`."""
 
 import sys
 
@@ -45,7 +45,7 @@ def write_script(path: Path, model: Path, options: Mapping[str, Any]) -> None:
     target = next((name for name in reversed(names) if name in options), None)
     rest = {name: plain(value) for name, value in options.items() if name not in names}
     lines = [repr(str(model)), repr(target), *(f"{name}={value!r}" for name, value in rest.items())]
-    text = _PROGRAM.format(model=model, arguments="\n".join(f"        {line}," for line in lines))
+    text = _PROGRAM.format(arguments="\n".join(f"        {line}," for line in lines))
     with replacing(path) as file:
         file.write(text.encode())
 

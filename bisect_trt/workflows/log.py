@@ -56,7 +56,9 @@ def show_probe(run: Path, number: int, console: Console) -> None:
     if by_hand.exists():
         console.answer(f"again by hand: {by_hand.read_text().strip()}")
     if output.exists():
-        console.answer(f"output:\n{output.read_text(errors='replace').rstrip()}")
+        console.answer("output:")
+        for line in output.read_text(errors="replace").rstrip().splitlines():
+            console.answer(line.expandtabs())
 
 
 def _read(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

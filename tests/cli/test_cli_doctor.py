@@ -15,7 +15,7 @@ from support import Ran, bisect_trt, read_json, script
 from bisect_trt import __version__
 from bisect_trt.reporting.environment import environment
 from bisect_trt.workflows import doctor
-from bisect_trt.workflows.doctor import TARGETS, ask_nvidia_smi, examine
+from bisect_trt.workflows.doctor import ask_nvidia_smi, examine, rows
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     assert machine["execution providers"].split(", ") == onnxruntime.get_available_providers()
     for name, value in machine.items():
         assert f"{name}: {value}\n" in done.out
-    assert list(result["targets"]) == list(TARGETS)
+    assert list(result["targets"]) == list(rows())
     assert "--onnxrt: yes\n" in done.out
     for target, missing in result["targets"].items():
         assert f"{target}: {'yes' if missing is None else f'no: {missing}'}\n" in done.out
@@ -90,18 +90,18 @@ def test_a_library_that_crashes_is_a_finding(shadow: Path, tmp_path: Path, libra
 )
 def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: str) -> None:
     (shadow / "tensorrt.py").write_text(source)
-    assert examine("tensorrt", tmp_path).missing == says
+    assert examine("trt", "tensorrt", tmp_path).missing == says
 
 
 def test_what_was_found_before_it_broke_is_kept(shadow: Path, tmp_path: Path) -> None:
     (shadow / "tensorrt.py").write_text("__version__ = '8.5.0'")
-    assert examine("tensorrt", tmp_path).found == {"TensorRT": "8.5.0"}
+    assert examine("trt", "tensorrt", tmp_path).found == {"TensorRT": "8.5.0"}
 
 
 def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 2.0)
     (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
-    missing = examine("tensorrt", tmp_path).missing
+    missing = examine("trt", "tensorrt", tmp_path).missing
     assert missing is not None
     assert missing.startswith("no answer after 2.")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import resource
 import zipfile
 from pathlib import Path
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
 from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.tensors.saved import load_runs
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["file", "/a/b", "a/b:0", "", " ", ".npy", "x", "x.npy", "../up", "allow_pickle", "args"]
@@ -189,3 +192,61 @@ def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
 def test_missing_files_and_folders_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Cannot read"):
         load_npz(tmp_path / name)
+
+
+BROKEN = {
+    "'|V0', 'fortran_order': False, 'shape': (2, 3)": "of |V0, not of numbers",
+    "'<U0', 'fortran_order': False, 'shape': (2,)": "of <U0, not of numbers",
+    "[('a', '<f4')], 'fortran_order': False, 'shape': (6,)": "not of numbers or strings",
+    "('<f4', (3,)), 'fortran_order': False, 'shape': (2,)": "not of numbers or strings",
+    "'<M8[D]', 'fortran_order': False, 'shape': (3,)": "of datetime64[D], not of numbers",
+    "'|O', 'fortran_order': False, 'shape': (3,)": "of object, not of numbers",
+    f"'<f4', 'fortran_order': False, 'shape': ({2**43},)": f"says {2**45} bytes, and there are 24",
+    f"'<f4', 'fortran_order': False, 'shape': ({2**70}, 1)": f"says {2**72} bytes, and there are 24",
+    f"'<f4', 'fortran_order': False, 'shape': ({2**40}, {2**40}, 0)": "says 0 bytes, and there are 24",
+    "'<f4', 'fortran_order': False, 'shape': (-6,)": "of shape (-6,)",
+    "'<f4', 'fortran_order': False, 'shape': (True, 6)": "of shape (True, 6)",
+    "'<f4', 'fortran_order': False, 'shape': (2.0, 3)": "the header of an array cannot be read",
+    "'<f99', 'fortran_order': False, 'shape': (6,)": "the header of an array cannot be read",
+    "(" * 2000: "the header of an array cannot be read",
+}
+
+
+def npy(header: str) -> bytes:
+    """Six numbers under a header that says what it likes."""
+    text = f"{{'descr': {header}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + b"\0" * 24
+
+
+@pytest.mark.parametrize("header", BROKEN)
+def test_a_header_that_promises_what_is_not_there(tmp_path: Path, header: str) -> None:
+    """Said before anything is allocated, in both formats."""
+    archive, text = tmp_path / "x.npz", tmp_path / "x.json"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("x.npy", npy(header))
+    array = {"array": base64.b64encode(npy(header)).decode(), "polygraphy_class": "ndarray"}
+    text.write_text(json.dumps([{"x": array}]))
+    for path in (archive, text):
+        with pytest.raises(UsageError, match=f"Cannot read {path}: ") as raised:
+            [run.samples[0]["x"] for run in load_runs(path)]
+        assert path is text or BROKEN[header] in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"lst": 3, "polygraphy_class": "RunResults"}',
+        '{"lst": [["r", 3]], "polygraphy_class": "RunResults"}',
+        "[" * 10**5,
+        '{"x": {"array": 3, "polygraphy_class": "ndarray"}}',
+        '[{"\\ud800": 3}]',
+        "[3]",
+        "1e999",
+    ],
+    ids=lambda content: content[:20],
+)
+def test_json_that_holds_something_else(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=str(path)):
+        load_runs(path)

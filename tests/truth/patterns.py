@@ -107,17 +107,18 @@ def _turned_gemm(sketch: Sketch, tensor: str, shape: Shape) -> str:
 
 
 def _padded_pool(sketch: Sketch, tensor: str, shape: Shape) -> Planted:
-    """Pad_Fusion adds up the pads of a Pad and of an AveragePool that has its own, and so counts other elements (22177)."""
+    """Pad_Fusion adds up the pads of a Pad and of an AveragePool that does not count its own (22177)."""
     padded = sketch.add("Pad", tensor, sketch.weight([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
     pooled = sketch.add("AveragePool", padded, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     guilty = frozenset(sketch.last(2))
     return _cropped(sketch, pooled, shape), guilty
 
 
-def _pool_without_pads(sketch: Sketch, tensor: str, shape: Shape) -> str:
+def _counted_pads(sketch: Sketch, tensor: str, shape: Shape) -> str:
     own = sketch.add("AveragePool", tensor, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     padded = sketch.add("Pad", own, sketch.weight([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
-    pooled = sketch.add("AveragePool", padded, kernel_shape=[3, 3])
+    # 1.20.1 is wrong about one that does not count the pads, even if it has none of its own.
+    pooled = sketch.add("AveragePool", padded, kernel_shape=[3, 3], count_include_pad=1)
     return sketch.reshape(pooled, shape)
 
 
@@ -219,7 +220,7 @@ JOINED = Pattern(
 """In OpenVINO; its releases."""
 
 TRANSPOSED_GEMM = Pattern("Transpose, Gemm", _transposed_gemm, _turned_gemm, ("1.18.1", "1.29.0"), "1.31.1")
-PADDED_POOL = Pattern("Pad, AveragePool", _padded_pool, _pool_without_pads, ("1.19.2", "1.20.1"), "1.21.1")
+PADDED_POOL = Pattern("Pad, AveragePool", _padded_pool, _counted_pads, ("1.19.2", "1.20.1"), "1.21.1")
 UNSIGNED = Pattern(
     "DequantizeLinear, Reshape",
     _moved_scale("Reshape", None),

@@ -45,7 +45,7 @@ def interpreter(*requirements: str, tool: bool = False) -> Path:
     folder = _cache() / f"{requirements[0].replace('==', '-')}-{key}"
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)

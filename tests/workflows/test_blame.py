@@ -34,7 +34,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.workflows.blame import by_blame, named_nodes
 from bisect_trt.workflows.investigation import Case, Investigation
-from bisect_trt.workflows.minimal_case import extract_suspect, named_suspects, narrow_held
+from bisect_trt.workflows.minimal_case import extract_suspect, named_suspects, narrow_held, weak_suspects
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -182,6 +182,23 @@ def test_of_several_the_one_that_fails_held_is_the_answer(
         assert case.held == (held is not None)
         untold = narrow_held(investigation, TargetSettings(fp16=True), Case(Minimum(units, proven=True)))
         assert untold.minimum.units == units, "a target that does not choose runs alone what it runs in the whole"
+
+
+def test_where_nothing_can_be_marked_the_suspects_are_tried_held(tmp_path: Path) -> None:
+    everything = frozenset({"a0", "a1", "a2", "big", "small", "b0", "b1", "b2"})
+    check = Needs(everything, frozenset({"big"}))
+    with investigating(overflowing(tmp_path / "m.onnx"), lambda _: check) as investigation:
+        subject, target = investigation.subject, TargetSettings("trt", fp16=True)
+        investigation.prober.probe_original(subject.original)
+        suspects = weak_suspects(subject, target)
+        assert "big" in [name_of(investigation, node) for node in suspects.nodes]
+        case = extract_suspect(investigation, target, suspects)
+        assert case is not None
+        assert [name_of(investigation, subject.network.order[unit]) for unit in case.minimum.units] == ["big"]
+        assert case.held
+        assert len(investigation.prober.ledger.records) <= 1 + 2 * len(suspects.nodes) + 1
+        assert not weak_suspects(subject, TargetSettings(fp16=True)).nodes, "it runs alone what it runs in the whole"
+        assert not weak_suspects(subject, TargetSettings("trt")).nodes
 
 
 @pytest.mark.skipif(

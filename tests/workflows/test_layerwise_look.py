@@ -81,6 +81,41 @@ def test_a_mark_that_breaks_the_build_is_found_and_the_origin_all_the_same(mixed
     assert layers.builds <= 8
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("before", [3, 33, 50])
+def test_where_many_marks_break_the_build_the_origin_is_bisected_for(most: int, before: int, tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "long.onnx", before, 55 - before)
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if len(outputs_of(request)) > 1 + most else ask(request)
+
+    with looking(path, target, fp16=True) as look:
+        layers = compare_layers(look)
+        assert layers.is_exact(look.subject.network)
+    assert (origins(layers, path), layers.refused, layers.outputs_fail) == (["big"], None, True)
+    assert layers.builds <= 8 + 12
+    assert len(layers.tensors) < 30
+    assert layers.unseen.keys() | layers.tensors.keys() == set(look.wanted)
+
+
+def test_branches_are_narrowed_to_the_one_that_is_wrong(tmp_path: Path) -> None:
+    """Two long branches of which the second overflows; their sum shows it."""
+    nodes = [helper.make_node("Relu", ["x"], ["l0"]), helper.make_node("Relu", ["x"], ["r0"])]
+    for place in range(1, 30):
+        nodes.append(helper.make_node("Relu", [f"l{place - 1}"], [f"l{place}"]))
+        op = ("Mul", ["big"]) if place == 17 else ("Mul", ["small"]) if place == 18 else ("Relu", [])
+        nodes.append(helper.make_node(op[0], [f"r{place - 1}", *op[1]], [f"r{place}"], name=f"r{place}"))
+    nodes.append(helper.make_node("Add", ["l29", "r29"], ["y"], name="sum"))
+    weights = {"big": np.float32(1e5), "small": np.float32(1e-5)}
+    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(np.array(v), n) for n, v in weights.items()])
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if len(outputs_of(request)) > 3 else ask(request)
+
+    with looking(path, target, fp16=True) as look:
+        assert origins(compare_layers(look), path) == ["r17"]
+
+
 def test_a_crash_is_a_refusal_too(mixed: Path) -> None:
     """A worker that dies of a bool that is marked."""
 

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,17 @@ MOST_LOST = 3
 """How often somebody else may end what is asked of a process before it stays unanswered."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command of a process that runs one of our modules and imports nothing from the folder it is started in.
+
+    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder that somebody was sent may hold an ``onnx.py``.
+    """
+    run = (
+        f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", run, *words]
 
 
 @dataclass(frozen=True)
@@ -192,10 +204,16 @@ def run_to_end(
 
 
 class Limits:
-    """What a process may take until it is ended; see :func:`run_to_end`."""
+    """What a process may take until it is ended; see :func:`run_to_end`.
+
+    Attributes:
+        cancel: Says that its answer is not needed any more.
+        past: Which of them it was past when that was last looked at, if any.
+    """
 
     def __init__(self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None) -> None:
         self.cancel = cancel
+        self.past: str | None = None
         self._deadline = None if timeout is None else began + timeout
         self._memory = memory
         self._next_look = began
@@ -209,6 +227,10 @@ class Limits:
 
     def passed(self, pid: int) -> str | None:
         """Which of them a process is past, if any."""
+        self.past = self._passed(pid)
+        return self.past
+
+    def _passed(self, pid: int) -> str | None:
         now = time.monotonic()
         if self.cancel is not None and self.cancel.is_set:
             return "cancelled"

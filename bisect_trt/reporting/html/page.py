@@ -37,7 +37,7 @@ def write_report(result: Json, path: Path) -> None:
     """
     page = render(result)
     with replacing(path) as file:
-        file.write(page.encode())
+        file.write(page.encode(errors="backslashreplace"))  # a path need not be text
 
 
 def render(result: Json) -> str:

@@ -116,10 +116,16 @@ class OnnxRuntime(Interpreter):
         """
         lowered = self.lowered(model)
         if lowered is None:
-            session = _open(str(model), self._providers, optimize=self._own.optimize)
+            source = str(model) if _is_text(model) else model.read_bytes()
+            session = _open(source, self._providers, optimize=self._own.optimize)
         else:
             session = _open_in_memory(lowered, model, self._providers, optimize=self._own.optimize)
         return OnnxRuntimeSession(session)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a path is UTF-8; ONNX Runtime opens no others."""
+    return str(path).encode(errors="replace").decode() == str(path)
 
 
 def _open_in_memory(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
@@ -23,6 +26,17 @@ class OnnxRuntimeTarget(Target):
         from bisect_trt.targets.onnxrt.runtime import OnnxRuntime  # noqa: PLC0415 - a target that may not be asked for
 
         return OnnxRuntime(settings)
+
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "": ("onnxruntime",),
+        "--providers cuda": ("onnxruntime", "cuda-provider"),
+    }
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
+        """The package, or whether it runs a model on a GPU."""
+        from bisect_trt.targets.onnxrt import about  # noqa: PLC0415 - as above
+
+        return about.about_onnxruntime() if name == "onnxruntime" else about.about_cuda_provider()
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""

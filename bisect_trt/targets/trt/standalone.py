@@ -46,17 +46,23 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
     return Logger()
 
 
+def typing_of(trt: Any, settings: Mapping[str, Any]) -> tuple[int, bool, bool]:
+    """The network's flags, whether the types in the graph are those that run, and whether layers are told so one by one."""
+    flags = trt.NetworkDefinitionCreationFlag
+    # TensorRT 11 has nothing but strong typing, and no such flag any more; 8.6 has none yet: there each layer is told to
+    # run in the type that it reads.
+    strong = settings["strongly_typed"] or settings["lowered"] or not hasattr(flags, "EXPLICIT_BATCH")
+    wanted = ["EXPLICIT_BATCH"] + (["STRONGLY_TYPED"] if strong else [])
+    bits = sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
+    by_reading = strong and hasattr(flags, "EXPLICIT_BATCH") and not hasattr(flags, "STRONGLY_TYPED")
+    return bits, strong, by_reading
+
+
 def build(
     trt: Any, logger: Any, errors: list[str], path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Any:
     """The serialised engine of the model."""
-    flags = trt.NetworkDefinitionCreationFlag
-    # TensorRT 11 has nothing but strong typing, and no such flag any more.
-    strong = settings["strongly_typed"] or settings["lowered"] or not hasattr(flags, "EXPLICIT_BATCH")
-    wanted = ["EXPLICIT_BATCH"] + (["STRONGLY_TYPED"] if strong else [])
-    bits = sum(1 << int(getattr(flags, name)) for name in wanted if hasattr(flags, name))
-    # TensorRT 8.6 has no strong typing: there each layer is told to run in the type that it reads.
-    by_reading = strong and not hasattr(flags, "STRONGLY_TYPED") and hasattr(flags, "EXPLICIT_BATCH")
+    bits, strong, by_reading = typing_of(trt, settings)
     builder = trt.Builder(logger)
     network = builder.create_network(bits)
     parser = trt.OnnxParser(network, logger)

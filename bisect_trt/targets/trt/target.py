@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -58,6 +58,14 @@ class TensorRtTarget(Target):
         from bisect_trt.targets.trt.build import TensorRtRuntime  # noqa: PLC0415 - a target that may not be asked for
 
         return TensorRtRuntime(settings)
+
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("tensorrt",)}
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
+        """The package, or CUDA alone."""
+        from bisect_trt.targets.trt import about  # noqa: PLC0415 - as above
+
+        return about.about_tensorrt() if name == "tensorrt" else about.about_cuda()
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""

@@ -13,6 +13,11 @@ MOST_BUILDS = 8
 """A build may take a minute; after so many what is left stays unseen."""
 
 
+AT_A_TIME = 8
+MOST_NARROWING = 12
+"""Builds past those: with one tensor at a time they tell a thousand apart."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one run of a model showed.
@@ -92,6 +97,51 @@ def gather(
         why = f"{found.builds} builds were spent, and the target does not run the model with it and others shown"
         found.unseen |= dict.fromkeys(group, f"{why}: {first.refused}")
     return found
+
+
+def narrow(
+    found: Gathered,
+    names: Sequence[str],
+    leads_to: Callable[[str], Collection[str]],
+    attempt: Callable[[Sequence[str]], Seen],
+    tells: Callable[[Seen], bool],
+) -> None:
+    """Where a target refuses to show many tensors, bisect for the first wrong one: show a few at a time, evenly spaced.
+
+    What leads to the first that is wrong, and not to one that is right, is what is left to look at.
+
+    Args:
+        found: What was seen before; gets what is seen now.
+        names: The tensors, in topological order.
+        leads_to: The tensors that one is computed from.
+        attempt: Runs the model that shows some of them.
+        tells: Whether what a run shows is of the failure that is looked for.
+    """
+    known: dict[str, bool] = {}
+    for comparison in (each for seen in found.groups for each in seen.comparisons):
+        known[comparison.name] = known.get(comparison.name, True) and comparison.passed
+    left, width = set(names), AT_A_TIME
+    for _ in range(MOST_NARROWING):
+        # The model's own outputs, which every run gives back, come last.
+        wrong = next((name for name in (*names, *known) if not known.get(name, True)), None)
+        if wrong is not None:
+            before = set(leads_to(wrong))
+            left &= before.difference(*(leads_to(name) for name in before if known.get(name, False)))
+        region = [name for name in names if name in left and name not in known]
+        if not region:
+            return
+        width = min(width, len(region))
+        group = [region[(2 * place + 1) * len(region) // (2 * width)] for place in range(width)]
+        seen = attempt(group)
+        found.builds += 1
+        if seen.refused is not None or not tells(seen):
+            left -= set(group) if width == 1 else set()
+            width = max(1, width // 2)
+            continue
+        _take(found, seen, group)
+        for comparison in seen.comparisons:
+            known[comparison.name] = known.get(comparison.name, True) and comparison.passed
+            found.unseen.pop(comparison.name, None)
 
 
 def _take(found: Gathered, seen: Seen, names: Sequence[str]) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx
 
+from bisect_trt.graph.network import Network
 from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
@@ -15,7 +17,7 @@ from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.layerwise.groups import Gathered, Seen, gather
+from bisect_trt.workflows.layerwise.groups import Gathered, Seen, gather, narrow
 from bisect_trt.workflows.layerwise.origins import Layerwise, judge_layers
 from bisect_trt.workflows.layerwise.slices import compare_slices, layer_slices
 from bisect_trt.workflows.subject import Subject
@@ -166,6 +168,10 @@ def compare_marked(look: Look, original: Outcome | None = None) -> Layerwise:
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original.signature if original is not None and original.ending is Ending.BROKEN else None
     found = gather(look.wanted, fragile, look.marked, broken)
+    if found.refused is not None and found.builds > 1 and not _is_exact(look, original, found):
+        firm = [name for name in look.wanted if name not in fragile and name not in look.outputs]
+        leads_to = partial(_leads_to, look.subject.network)
+        narrow(found, firm, leads_to, look.marked, lambda seen: not look.hides(original, seen))
     if not found.groups:
         return replace(_judge(look, [], found.unseen), refused=found.refused, builds=found.builds)
     telling = _telling(look, original, found)
@@ -175,6 +181,24 @@ def compare_marked(look: Look, original: Outcome | None = None) -> Layerwise:
     # What is off all the same is not what was looked for.
     mild = (*layers.origins, *layers.mild)
     return replace(layers, origins=[], mild=mild, outputs_fail=False, hidden=True, builds=found.builds)
+
+
+def _is_exact(look: Look, original: Outcome | None, found: Gathered) -> bool:
+    """Whether what was seen shows an origin, and all that it reads."""
+    telling = [seen for seen in found.groups if not look.hides(original, seen)]
+    return _judge(look, telling, {}).is_exact(look.subject.network)
+
+
+def _leads_to(network: Network, name: str) -> set[str]:
+    """The tensors that one is computed from, without weights."""
+    found: set[int] = set()
+    pending = [network.producer[name]] if name in network.producer else []
+    while pending:
+        index = pending.pop()
+        new = [parent for parent in network.parents(index) if parent not in found and not network.constant[parent]]
+        found.update(new)
+        pending += new
+    return {made for index in found for made in network.made(index)}
 
 
 def _telling(look: Look, original: Outcome | None, found: Gathered) -> list[Seen]:

@@ -1,0 +1,1 @@
+"""NumPy as a target of bisect-trt: an example."""

@@ -1,0 +1,71 @@
+"""Names of files that are too long, or no text: a sentence, or the same as for any other name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import COMMANDS, bisect_trt, chain, command_lines, has, node_names, overflowing, read_json, script
+
+from bisect_trt.cli.commands import COMMANDS as GROUPS
+from bisect_trt.options.spec import entries
+
+LONG = f"{'n' * 300}.onnx"
+PATHS = [
+    (name, entry.flag)
+    for name, groups in GROUPS.items()
+    for group in groups
+    for entry in entries(group)
+    if entry.kind is Path and not entry.option.positional and name in command_lines("")
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), PATHS)
+def test_a_path_that_is_too_long(cli: CommandLine, here: Path, command: str, flag: str) -> None:  # noqa: ARG001
+    ran = cli(*command_lines(overflowing(Path("model.onnx")))[command], flag, LONG)
+    assert ran.status == 2
+    assert f"{flag} nnn" in ran.error
+    assert "File name too long; give another path" in ran.error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_model_whose_path_is_too_long(cli: CommandLine, command: str) -> None:
+    ran = cli(*command_lines(LONG)[command], "--json", "r.json")
+    assert (ran.status, "File name too long" in ran.error) == (2, True)
+    assert read_json(Path("r.json"))["status"] == "error"
+
+
+def test_a_check_with_a_word_that_is_longer_than_any_file_name(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx")
+    check = f"{has('<2>', model='{model}')} && exit 1; exit 0 # {'n' * 300}"
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "sh", "-c", check)
+    assert ran.status == 0, ran.err
+    assert node_names(here / "out.onnx") == ["<2>"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_path_that_is_no_text(here: Path, command: str) -> None:
+    """As Linux has them: any bytes. In a process of its own, whose terminal is strict."""
+    model = here / os.fsdecode(b"m\xff.onnx")
+    overflowing(here / "model.onnx").rename(model)
+    line = command_lines(model.name)[command]
+    ran = bisect_trt(*line, "--json", "r.json", "--log-file", "log.txt", cwd=here)
+    assert ran.status == (1 if command == "run" else 0), ran.err
+    assert "internal error" not in ran.err
+    result = read_json(here / "r.json")
+    assert result["model"]["path"] == model.name
+    report = here / result["artifacts"]["report"]
+    assert report.read_text(encoding="utf-8").startswith("<!")
+
+
+def test_a_check_is_given_paths_that_are_no_text(here: Path) -> None:
+    chain(here / "model.onnx")
+    folder = here / os.fsdecode(b"d\xff")
+    folder.mkdir()
+    check = script(folder / "check", f"{has('<1>')} && exit 1; exit 0")
+    ran = bisect_trt("reduce", "model.onnx", "-o", "out.onnx", "--check", check, "{model}", cwd=here)
+    assert (ran.status, node_names(here / "out.onnx")) == (0, ["<1>"]), ran.err

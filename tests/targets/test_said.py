@@ -1,0 +1,126 @@
+"""Every setting of every target is said to others, or is declared not to be, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bisect_trt.reporting.script import render_script
+from bisect_trt.targets import find, names
+from bisect_trt.targets.base import Minimal, NotReproducible, Target
+from bisect_trt.targets.settings import TargetSettings
+
+SAMPLES: dict[str, Any] = {
+    "providers": ("cuda", "cpu"),
+    "optimize": False,
+    "precision_constraints": "prefer",
+    "lowering": "cast",
+    "min_shapes": (("x", (1, 3)),),
+    "opt_shapes": (("x", (2, 3)),),
+    "max_shapes": (("x", (8, 3)),),
+    "pool_limits": (("workspace", 1 << 30), ("tactic_dram", 1 << 20)),
+    "tactic_sources": ("cublas",),
+    "builder_optimization_level": 2,
+    "plugins": ("files/1-a.so",),
+    "strongly_typed": True,
+    "version_compatible": True,
+    "hardware_compatibility_level": "ampere_plus",
+    "load_timing_cache": "files/1-timings",
+    "save_timing_cache": "timings",
+    "load_engine": "model.engine",
+    "save_engine": "model.engine",
+    "calibration_cache": "files/1-ranges",
+    "calibration_data": ("inputs.npz",),
+}
+"""A value of each setting that is not its default."""
+MODEL = Minimal("model.onnx", inputs=("x",), nodes=(("a", ("a_out",)), ("b", ("b_out",))))
+TOOLS = ("polygraphy", "trtexec")
+
+
+def own_settings() -> Iterator[Any]:
+    for name in names():
+        for entry in fields(find(name).own):
+            yield pytest.param(find(name), entry.name, id=f"{name}-{entry.name}")
+
+
+def shared_settings() -> Iterator[Any]:
+    for name in ("tf32", "fp16", "bf16", "fp8", "int8"):
+        yield {name: True}
+    yield {"fp16": True, "keep": ("a_out",)}
+    yield {"fp16": True, "held": True}
+
+
+def script(settings: TargetSettings, model: Minimal = MODEL) -> str:
+    how = settings.target.script(settings, model)
+    return render_script(how, model.file, [], [], answer="", described="", failure="inf")
+
+
+@pytest.mark.parametrize(("target", "name"), list(own_settings()))
+def test_each_setting_of_its_own(target: Target, name: str) -> None:
+    plain = TargetSettings(target.name)
+    changed = plain.with_own(**{name: SAMPLES[name]})
+    assert changed != plain, "the sample is the default"
+    declared = target.not_reproducible.get(name)
+    if declared is not None:
+        assert declared.reason
+        assert script(changed) == script(plain)
+        return
+    assert script(changed) != script(plain)
+    for tool in TOOLS:
+        before, after = target.said_to(tool, plain, MODEL), target.said_to(tool, changed, MODEL)
+        assert before is None or after != before, f"{tool} is not told"
+
+
+@pytest.mark.parametrize("changes", list(shared_settings()), ids=" ".join)
+def test_each_setting_that_targets_share(changes: dict[str, Any]) -> None:
+    plain = TargetSettings("trt", fp16=True) if len(changes) > 1 else TargetSettings("trt")
+    changed = replace(plain, **changes)
+    assert script(changed) != script(plain)
+    for tool in TOOLS:
+        assert changed.target.said_to(tool, changed, MODEL) != plain.target.said_to(tool, plain, MODEL)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_precision_that_is_in_the_model_is_not_asked_for_again(tool: str) -> None:
+    settings = TargetSettings("trt", fp16=True, keep=("a_out",), held=True)
+    words = settings.target.said_to(tool, settings, replace(MODEL, lowered=True))
+    assert isinstance(words, list)
+    assert not [word for word in words if "fp16" in word or "layer" in word.lower()]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_layers_that_have_no_name_cannot_be_said(tool: str) -> None:
+    settings = TargetSettings("trt", fp16=True, keep=("a_out",))
+    said = settings.target.said_to(tool, settings, replace(MODEL, nodes=(("", ("a_out",)),)))
+    assert isinstance(said, NotReproducible)
+    assert "no name" in said.reason
+
+
+def test_shapes_of_other_inputs_are_not_said() -> None:
+    settings = TargetSettings("trt").with_own(min_shapes=(("y", (1,)),), max_shapes=(("y", (2,)),))
+    assert settings.target.said_to("trtexec", settings, MODEL) == ["--noTF32"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_files_are_settings(name: str) -> None:
+    target = find(name)
+    own = {entry.name for entry in fields(target.own)}
+    assert own >= {*target.files, *target.not_reproducible}
+
+
+def test_what_polygraphy_is_told_are_its_options() -> None:
+    import subprocess
+    import sys
+
+    command = [str(Path(sys.executable).with_name("polygraphy")), "run", "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    target = find("trt")
+    for name, value in SAMPLES.items():
+        if name in {entry.name for entry in fields(target.own)} - set(target.not_reproducible):
+            said = target.said_to("polygraphy", TargetSettings("trt").with_own(**{name: value}), MODEL)
+            assert isinstance(said, list)
+            assert [word for word in said if word.startswith("--") and word not in known] == []

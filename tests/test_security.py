@@ -1,0 +1,103 @@
+"""What a stranger's files can do (docs/security.md): name things, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support import overflowing
+
+from bisect_trt.reporting.console import Console
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202egnp.\u2066\r\nFirst mismatch: nothing.\n\t\x9b31m\u2028"
+"""What clears a screen, names a window, turns text around, and pretends to be another line."""
+SHADOWED = ("onnx", "numpy", "onnxruntime", "onnx_graphsurgeon", "rich", "json", "zipfile", "typing", "sitecustomize")
+
+
+def named(name: str) -> onnx.ModelProto:
+    """Overflows in fp16, in a node of a name."""
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Mul", ["x", "c"], [f"{name}-out"], name),
+        helper.make_node("Sqrt", [f"{name}-out"], ["y"], "end"),
+    ]
+    ends = [value("x", TensorProto.FLOAT, [2, 2])], [value("y", TensorProto.FLOAT, [2, 2])]
+    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(np.array(1e6, np.float32), "c")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def is_calm(text: str) -> bool:
+    """Whether nothing in it moves a cursor or turns text around."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diagnose", "model.onnx", "--onnxrt", "--fp16", "-v"),
+        ("layerwise", "model.onnx", "--onnxrt", "--fp16", "-v"),
+        ("run", "model.onnx", "--onnxrt", "--fp16", "-v"),
+        ("reduce", "model.onnx", "-o", "left.onnx", "--onnxrt", "--fp16", "-v"),
+        ("precision", "model.onnx", "-o", "mixed.onnx", "--onnxrt", "--fp16", "-v"),
+        ("inspect", "model.onnx", "--show", "layers", "attrs", "weights"),
+        ("extract", "model.onnx", "-o", "piece.onnx", "--outputs", "nothing"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_names_are_shown_and_do_nothing(cli: CommandLine, words: tuple[str, ...]) -> None:
+    onnx.save(named(HOSTILE), "model.onnx")
+    ran = cli(*words, *(() if words[0] in ("inspect", "extract") else ("--log-file", "log.txt")))
+    assert is_calm(ran.out)
+    assert is_calm(ran.err)
+    assert "First mismatch: nothing." not in [line.strip() for line in (ran.out + ran.err).splitlines()]
+    if words[0] not in ("run", "extract"):  # they name the ends alone
+        assert "\\x1b[2J" in ran.out + ran.err
+    for page in [*Path.cwd().rglob("*.md"), *Path.cwd().rglob("log.txt")]:
+        assert is_calm(page.read_text(encoding="utf-8")), page
+
+
+@given(st.text())
+def test_whatever_is_said_is_one_line(text: str) -> None:
+    class Wire(Console):
+        def note(self, text: str) -> None:
+            assert text.isprintable()
+
+    console = Wire(-2)
+    console.step(text)
+    console.say(text)
+
+
+@pytest.mark.parametrize("words", [("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "reproducer"), ("doctor",)])
+def test_nothing_in_the_folder_one_works_in_is_imported(words: tuple[str, ...], here: Path) -> None:
+    overflowing(here / "model.onnx")
+    for module in SHADOWED:
+        (here / f"{module}.py").write_text(
+            f"open({str(here / 'canary')!r}, 'w').close()\nraise SystemExit('imported')\n"
+        )
+    command = [str(Path(sys.executable).with_name("bisect-trt")), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    assert not (here / "canary").exists()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_values_are_never_unpickled(cli: CommandLine, here: Path) -> None:
+    class Canary:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(here / "canary"),)
+
+    overflowing(Path("model.onnx"))
+    np.savez("values.npz", x=np.array([Canary()], dtype=object))
+    for option in ("--load-inputs", "--load-outputs"):
+        ran = cli("run", "model.onnx", "--onnxrt", option, "values.npz")
+        assert ran.status in (2, 4), ran.err
+    assert cli("inspect", "data", "values.npz").status in (2, 4)
+    assert not (here / "canary").exists()
