@@ -16,7 +16,7 @@ def extract(given: Given, console: Console, result: Result) -> Result:
     """Cut a piece out of a model."""
     own, data = given[Extract], given[Data]
     with_inputs = bool(data.load_inputs or data.data_loader_script)
-    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs)
+    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs, own.timeout)
     check_output(settings.output, overwrite=own.overwrite)
     if with_inputs:
         check_output(settings.values, overwrite=own.overwrite)

@@ -22,6 +22,7 @@ def sanitize(given: Given, console: Console, result: Result) -> Result:
         own.shape_inference,
         own.cleanup,
         own.toposort,
+        own.timeout,
     )
     check_output(own.output, overwrite=own.overwrite)
     session = open_session(own.model, given, console, result, input_shapes=own.override_input_shapes)

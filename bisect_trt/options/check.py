@@ -30,7 +30,12 @@ class Check:
     ignore_fail_code: Annotated[list[int], option(metavar="N", help="These exit statuses are a pass.")] = field(
         default_factory=list
     )
-    timeout: Annotated[float | None, seconds(help="Time one candidate may take.")] = None
+    timeout: Annotated[
+        float | None,
+        seconds(
+            help="Time one candidate may take; default any for a command, else 10 minutes, 2 hours on TensorRT.",
+        ),
+    ] = None
     candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
     artifacts: Annotated[
         list[Path], option(metavar="FILE", help="Files a check leaves, sorted into good/ and bad/.")

@@ -27,6 +27,7 @@ class Extract:
     outputs: Annotated[list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")] = field(
         default_factory=list
     )
+    timeout: Annotated[float | None, seconds(help="Time the reference may take; default 10 minutes.")] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
 
 
@@ -52,6 +53,7 @@ class Sanitize:
     shape_inference: Annotated[bool, option(help="Fold the shapes that inference finds too.")] = True
     cleanup: Annotated[bool, option(help="Take away what nothing reads.")] = True
     toposort: Annotated[bool, option(help="Sort the nodes.")] = True
+    timeout: Annotated[float | None, seconds(help="Time one run may take; default 10 minutes.")] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
 
@@ -72,7 +74,7 @@ class Convert:
         Path | None,
         option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),
     ] = None
-    timeout: Annotated[float | None, seconds(help="Time the build may take.")] = None
+    timeout: Annotated[float | None, seconds(help="Time the build may take; default 2 hours.")] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
 

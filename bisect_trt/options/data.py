@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import shape, value_range
+from bisect_trt.options.values import shape, size, value_range
 
 
 @dataclass
@@ -54,5 +54,13 @@ class Data:
             min=0,
             help="Past so much of weights and tensors, compute every tensor slice by slice, on the disk in between; "
             "default an eighth of the free memory, at most 1024.",
+        ),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        option(
+            metavar="SIZE",
+            help="Memory that one probe, with all that it starts, may hold, such as 8G; it is ended past that.",
+            read=size,
         ),
     ] = None

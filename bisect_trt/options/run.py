@@ -73,7 +73,9 @@ class RunOptions:
     warm_up: Annotated[int | None, option(metavar="N", min=0, help="Time each target, after N runs to warm up.")] = None
     use_subprocess: Annotated[bool, option("--use-subprocess", help="Accepted: it is always so.")] = False
     fail_fast: Annotated[bool, option("--fail-fast", help="Stop at the first output that does not match.")] = False
-    timeout: Annotated[float | None, seconds(help="Time the target may take.")] = None
+    timeout: Annotated[
+        float | None, seconds(help="Time the target may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")
     ] = None

@@ -29,7 +29,9 @@ class Diagnose:
         Path | None,
         option("-o", "--output", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
     ] = None
-    timeout: Annotated[float | None, seconds(help="Time one candidate may take.")] = None
+    timeout: Annotated[
+        float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
     annotate: Annotation = None
     archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
     anonymise: Annotated[
@@ -92,7 +94,9 @@ class Layerwise:
     """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
 
     model: Model
-    timeout: Annotated[float | None, seconds(help="Time the target may take.")] = None
+    timeout: Annotated[
+        float | None, seconds(help="Time the target may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
     isolate: Annotated[
         bool, option("--isolate", help="Show each layer's own error too: fed the reference's values.")
     ] = False

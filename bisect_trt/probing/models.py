@@ -44,7 +44,8 @@ def ask(
         if end.cancelled:
             return Failed("cancelled", "its answer was not needed any more", CANCELLED)
         if end.timed_out:
-            return Failed("time-out", end.describe(), "time-out")
+            more = "" if timeout is not None else ", the most by default; --timeout allows more"
+            return Failed("time-out", f"{end.describe()}{more}", "time-out")
         if end.over_memory:
             return Failed("time-out", end.describe(), OVER_MEMORY)
         return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
@@ -80,7 +81,7 @@ class Models:
         """The outputs of a model by name, or why it is not run; ``name`` is that of its files.
 
         Raises:
-            UnavailableError: Somebody ends the workers that run it.
+            UnavailableError: As :meth:`collect`.
         """
         made = self._scratch(f"{name}.made.npz")
         failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made)
@@ -99,10 +100,12 @@ class Models:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
 
         Raises:
-            UnavailableError: Somebody ends the workers that run it.
+            UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
         settings = reference_settings() if target is None else target
         reply = self.ask(Collect(settings, model, inputs, to, feeds, append))
+        if isinstance(reply, Failed) and reply.kind == "time-out" and target is None:
+            raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
             raise UnavailableError(
                 f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "

@@ -46,6 +46,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             settings.ignore_fail_codes,
             tuple(_compile(text) for text in settings.fail_regexes),
             settings.timeout,
+            workers.memory_limit,
         )
         if settings.by_layer and settings.target is not None:
             return EngineCheck(workers, settings.target, command)

@@ -24,12 +24,14 @@ class ExtractSettings:
         outputs: The tensors where it ends; the graph's outputs where empty.
         output: Where it goes.
         with_inputs: Whether to run the original and write the values of the inputs beside it.
+        timeout: Seconds that it may run, where that is more than by default.
     """
 
     inputs: Sequence[str]
     outputs: Sequence[str]
     output: Path
     with_inputs: bool = False
+    timeout: float | None = None
 
     @property
     def values(self) -> Path:

@@ -52,15 +52,17 @@ class Session:
     fresh_process: bool = False
     annotation: Path | None = None
 
-    def subject(self) -> Subject:
+    def subject(self, timeout: float | None) -> Subject:
         """The model, opened; to be closed."""
-        return Subject(self.model, self.workspace, self.console, fresh_process=self.fresh_process)
+        fresh = self.fresh_process
+        return Subject(self.model, self.workspace, self.console, fresh_process=fresh, timeout=timeout)
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        with self.subject() as subject, self._investigated(subject, settings.check, settings.search) as investigation:
+        opened = self.subject(settings.check.timeout)
+        with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -70,7 +72,7 @@ class Session:
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
-        with self.subject() as subject, self._investigated(subject, check, search) as investigation:
+        with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -78,7 +80,7 @@ class Session:
         from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
-        with self.subject() as subject:
+        with self.subject(check.timeout) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
@@ -90,41 +92,41 @@ class Session:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
-        with self._examined(settings.target) as examination:
+        with self._examined(settings.timeout, settings.target) as examination:
             return layerwise(examination, settings)
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
         from bisect_trt.workflows.compare.compare import compare  # noqa: PLC0415 - see above
 
-        with self._examined(settings.target, *settings.also) as examination:
+        with self._examined(settings.timeout, settings.target, *settings.also) as examination:
             return compare(examination, settings)
 
     def extract(self, settings: ExtractSettings) -> Result:
         """Cut a piece out; see :func:`bisect_trt.workflows.extract.extract_model`."""
         from bisect_trt.workflows.extract import extract_model  # noqa: PLC0415 - see above
 
-        with self._examined() as examination:
+        with self._examined(settings.timeout) as examination:
             return extract_model(examination, settings)
 
     def sanitize(self, settings: SanitizeSettings) -> Result:
         """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize.sanitize`."""
         from bisect_trt.workflows.sanitize.sanitize import sanitize  # noqa: PLC0415 - see above
 
-        with self._examined() as examination:
+        with self._examined(settings.timeout) as examination:
             return sanitize(examination, settings)
 
     def build(self, settings: EngineSettings) -> Result:
         """Write the engine; see :func:`bisect_trt.workflows.convert.convert_to_engine`."""
         from bisect_trt.workflows.convert import convert_to_engine  # noqa: PLC0415 - see above
 
-        with self._examined(settings.target) as examination:
+        with self._examined(settings.timeout, settings.target) as examination:
             return convert_to_engine(examination, settings)
 
     @contextmanager
-    def _examined(self, *targets: TargetSettings) -> Iterator[Examination]:
+    def _examined(self, timeout: float | None, *targets: TargetSettings) -> Iterator[Examination]:
         """The model, once its targets are there; what is found is in the result however it ends."""
-        with self.subject() as subject:
+        with self.subject(timeout) as subject:
             examination = Examination(subject, self.console, self.result)
             with recorded(examination, targets[0] if targets else None, self.annotation):
                 for each in targets:

@@ -29,6 +29,7 @@ class ModelSettings:
             the free memory says.
         external_data_dir: Where the files of its weights lie; beside it if ``None``.
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
+        memory_limit: Bytes that one probe, with all that it starts, may hold.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class ModelSettings:
     array_swap_mb: int | None = None
     external_data_dir: Path | None = None
     shape_inference: bool = False
+    memory_limit: int | None = None
 
     def words(self) -> list[str]:
         """What was said of it, as options of a command line; what has its default is left out."""
@@ -51,6 +53,7 @@ class ModelSettings:
             "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
             "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
             "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
+            "--memory-limit": [] if self.memory_limit is None else [self.memory_limit],
         }
         return [word for option, values in options.items() if values for word in (option, *map(str, values))]
 

@@ -54,7 +54,13 @@ class Subject:
     """
 
     def __init__(
-        self, settings: ModelSettings, workspace: Workspace, console: Console, *, fresh_process: bool = False
+        self,
+        settings: ModelSettings,
+        workspace: Workspace,
+        console: Console,
+        *,
+        fresh_process: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Read the model and make its inputs.
 
@@ -63,6 +69,7 @@ class Subject:
             workspace: The run's folder.
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
+            timeout: Seconds that any run of it may take, where that is more than by default.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -71,7 +78,13 @@ class Subject:
         self.settings = settings
         self.workspace = workspace
         self.console = console
-        self.workers = WorkerPool(workspace.folder, visible_gpus(), fresh_process=fresh_process)
+        self.workers = WorkerPool(
+            workspace.folder,
+            visible_gpus(),
+            fresh_process=fresh_process,
+            memory_limit=settings.memory_limit,
+            timeout=timeout,
+        )
         self.models = Models(workspace, self.workers)
         proto = load_model(settings.path, settings.external_data_dir)
         share_weights(proto, settings.path, workspace.candidates, settings.weights)

@@ -116,6 +116,17 @@ def test_what_several_share_counts_once(tmp_path: Path) -> None:
     assert run(f'{PYTHON} -c "{code}; time.sleep(1)"', tmp_path, memory_limit=300 * MB).over_memory is False
 
 
+def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
+    check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
+    model = chain(here / "model.onnx", 4)
+    ran = cli("reduce", model, "-o", "out.onnx", "--memory-limit", "150M", "--check", check, "{model}")
+    assert ran.status == 0, ran.err
+    assert node_names(Path("out.onnx")) == ["<2>"]
+    ran = cli("run", model, "--onnxrt", "--memory-limit", "1M")
+    assert ran.status == 4
+    assert "it took more memory than --memory-limit" in ran.error
+
+
 # children
 
 
@@ -206,6 +217,19 @@ def test_weights_that_a_check_writes_over_end_the_run_with_a_sentence(
     ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
     assert ran.status == 3
     assert "holds the weights of all candidates, and a check has changed it" in ran.error
+
+
+@pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
+def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
+    cli: CommandLine, here: Path, damage: str
+) -> None:
+    model = chain(here / "model.onnx", 8)
+    body = (
+        f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done; {has("<2>")}; test $? -ne 0'
+    )
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 4
+    assert "were changed while they were in use; if that was a check, have it write elsewhere" in ran.error
 
 
 # how much memory there is

@@ -67,6 +67,18 @@ def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: 
     assert len(processes(tmp_path)) == 3 + warm
 
 
+def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    ask.pool.memory_limit = 400 << 20
+    assert ask("fine") == Done()
+    with pytest.raises(WorkerDied) as death:
+        ask("hold")
+    assert (death.value.end.over_memory, death.value.outside) == (True, None)
+    files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
+    outcome = BuiltinCheck(ask.pool, TARGET, ToleranceOptions()).run(files)
+    assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
+    assert outcome.reason == "it took more memory than --memory-limit"
+
+
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:  # noqa: ANN401
     with pytest.raises(WorkerDied) as death:

@@ -34,6 +34,8 @@ from bisect_trt.probing.workers.memory import gate, oom_kills
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
 
 _LAST_WORDS_SECONDS = 60.0
+DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
+"""How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -103,7 +105,7 @@ class WorkerProcess:
             begun = first == BEGUN
             line = self._read_line(limits) if begun else first
         if not line:
-            end = self._bury(limits.passed(self._process.pid) if line is None else None, began)
+            end = self._bury(limits.past if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
         self.served += 1
         answer = decode_answer(line)
@@ -201,8 +203,10 @@ class WorkerPool:
         *,
         fresh_process: bool = False,
         memory_limit: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them."""
+        self._patience = max(DEFAULT_SECONDS, timeout or 0)
         self.fresh_process = fresh_process
         self.memory_limit = memory_limit
         self._log = folder / "workers.log"
@@ -236,7 +240,7 @@ class WorkerPool:
 
         Args:
             request: What to do.
-            timeout: Seconds it may take.
+            timeout: Seconds it may take; as long as by default if not said, or as the pool was told.
             cancel: Ends it when set.
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
@@ -248,6 +252,9 @@ class WorkerPool:
         """
         # A worker may be older than this run, and its folder another.
         order = Order(request, log or self._log, Path.cwd())
+        if timeout is None:
+            costly = request.target.target.capabilities.costly
+            timeout = max(self._patience, COSTLY_SECONDS) if costly else self._patience
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0):
@@ -279,6 +286,9 @@ class WorkerPool:
             raise
         except BisectError:
             self._give_back(worker)
+            raise
+        except BaseException:  # Ctrl-C: nobody waits for its answer
+            self._dismiss(worker)
             raise
         self._give_back(worker)
         return reply

@@ -204,10 +204,16 @@ def run_to_end(
 
 
 class Limits:
-    """What a process may take until it is ended; see :func:`run_to_end`."""
+    """What a process may take until it is ended; see :func:`run_to_end`.
+
+    Attributes:
+        cancel: Says that its answer is not needed any more.
+        past: Which of them it was past when that was last looked at, if any.
+    """
 
     def __init__(self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None) -> None:
         self.cancel = cancel
+        self.past: str | None = None
         self._deadline = None if timeout is None else began + timeout
         self._memory = memory
         self._next_look = began
@@ -221,6 +227,10 @@ class Limits:
 
     def passed(self, pid: int) -> str | None:
         """Which of them a process is past, if any."""
+        self.past = self._passed(pid)
+        return self.past
+
+    def _passed(self, pid: int) -> str | None:
         now = time.monotonic()
         if self.cancel is not None and self.cancel.is_set:
             return "cancelled"

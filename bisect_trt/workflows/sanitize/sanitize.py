@@ -39,6 +39,7 @@ class SanitizeSettings:
         shape_inference: Whether shapes that inference finds are folded too.
         cleanup: Whether to take away what nothing reads.
         toposort: Whether to sort the nodes.
+        timeout: Seconds that a run of a model may take, where that is more than by default.
     """
 
     output: Path
@@ -48,6 +49,7 @@ class SanitizeSettings:
     shape_inference: bool = True
     cleanup: bool = True
     toposort: bool = True
+    timeout: float | None = None
 
 
 def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
