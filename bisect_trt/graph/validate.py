@@ -70,6 +70,9 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
         if not all(names):
             raise UnavailableError(f"{what} has no name, so the model is not valid ONNX; export it again.")
     _check_text("a tensor", (value.name for value in graph.value_info))
+    _check_text("the graph", [graph.name])
+    declared = (*graph.input, *graph.output, *graph.value_info)
+    _check_text("a dimension", (dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim))
     _check_text("a function", (text for each in model.functions for text in (each.name, each.domain)))
     _check_text("an operator set", (each.domain for each in model.opset_import))
     for node in nodes:
