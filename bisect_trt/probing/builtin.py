@@ -18,7 +18,7 @@ from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.base import Engines
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 
@@ -122,7 +122,8 @@ def outcome_of_comparisons(reply: Compared, seconds: float, tolerance: Tolerance
     sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
     given = bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
-    severity = None if given else max((comparison.severity for comparison in comparisons), default=None)
+    weight = severity_weight(tolerance.precision)
+    severity = None if given else max((weight * comparison.severity for comparison in comparisons), default=None)
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         known: dict[str, Any] = {

@@ -44,7 +44,8 @@ class Outcome:
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         failures: How many of the runs failed; only measured of the original.
-        severity: How many times the worst output is past the tolerance; ``None`` where any mismatch counts.
+        severity: How many times the worst output is past the tolerance, weighed by ``severity_weight``; ``None`` where any
+            mismatch counts.
         latency_ms: How long one run took, the median of several, where that was measured.
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.

@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.plain import from_plain, to_plain
+from bisect_trt.tensors.tolerance import Precision
 
 
 class ComparisonKind(str, Enum):
@@ -241,3 +242,13 @@ def required_severity(original: float) -> float:
     mismatches and what the original is off by tells the two apart; ten times the tolerance is enough in any case.
     """
     return min(math.sqrt(max(original, 1.0)), 10.0)
+
+
+def severity_weight(precision: Precision) -> float:
+    """What a severity counts, for a target that computes in this precision.
+
+    In half precision what is off by less than ten times the tolerance may be the rounding of all layers before. The tolerance
+    of fp32 holds that already, for any depth, so there three times is as much: an error of a thousandth of a tensor's root
+    mean square, five times the tolerance, is one also where it has grown to hundreds of times at the outputs.
+    """
+    return 10 / 3 if precision is Precision.FP32 else 1.0

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tolerances
 
+from bisect_trt.probing.builtin import outcome_of_comparisons
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.protocol import Compared
+from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import TensorComparison, required_severity
+from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 
 def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0") -> TensorComparison:
@@ -45,3 +50,35 @@ def test_what_is_required_lies_between_barely_and_the_original(one: float, other
     assert required_severity(low) <= required_severity(high)
     assert 1 <= required_severity(high) <= max(high, 1)
     assert required_severity(math.inf) == 10
+
+
+@given(st.floats(0.05, 1e6), st.floats(1, 1e6))
+def test_a_thousandth_counts_in_fp32_however_much_it_grows(size: float, growth: float) -> None:
+    """A layer is off by a thousandth of its root mean square, and the model's outputs by many times as much."""
+    reference = np.full(100, size)
+    wrong = reference.copy()
+    wrong[7] += 1.01e-3 * size
+    (layer,) = compare_all({"y": reference}, {"y": wrong}, ToleranceOptions())
+    weight = severity_weight(Precision.FP32)
+    assert weight * layer.severity >= required_severity(weight * layer.severity * growth)
+
+
+def outcome(reference: np.ndarray, target: np.ndarray, precision: Precision) -> Outcome:
+    options = ToleranceOptions(precision=precision)
+    compared = Compared(tuple(compare_all({"y": reference}, {"y": target}, options)))
+    return outcome_of_comparisons(compared, 0.0, options)
+
+
+def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> None:
+    reference = np.ones(100)
+    barely, terribly = reference.copy(), reference.copy()
+    terribly[7] = 1e6
+    for precision, off, verdict in (
+        (Precision.FP32, 1.01e-3, Verdict.FAIL),
+        (Precision.FP32, 3e-4, Verdict.PASS),
+        (Precision.FP16, 5e-2, Verdict.PASS),
+        (Precision.FP16, 2.5e-1, Verdict.FAIL),
+    ):
+        barely[7] = 1 + off
+        original = outcome(reference, terribly, precision)
+        assert outcome(reference, barely, precision).judge(original.signature, original.severity) is verdict

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bisect_trt.graph.network import Network
 from bisect_trt.targets.trt.inspect import EngineLayer
-from bisect_trt.tensors.comparison import TensorComparison, required_severity
+from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 
@@ -72,7 +72,9 @@ def judge_layers(
         fail = any(not tensors[name].passed for name in outputs if name in tensors)
         required = 0.0
         if fail and not (tolerance.atol or tolerance.rtol):  # what the user gives is meant to the letter
-            required = required_severity(max(tensors[name].severity for name in outputs if name in tensors))
+            weight = severity_weight(tolerance.precision)
+            worst = max(tensors[name].severity for name in outputs if name in tensors)
+            required = required_severity(weight * worst) / weight
         found += find_origins(network, tensors, required)
         suspected += find_origins(network, tensors)
         outputs_fail |= fail
