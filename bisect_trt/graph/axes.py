@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
-from onnx import helper
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
@@ -115,7 +114,7 @@ def _gemm(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
 
 def _transpose(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     read, made = node.input[0], node.output[0]
-    given = [helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == "perm"]
+    given = [attribute.ints for attribute in node.attribute if attribute.name == "perm"]
     order = given[0] if given else range(len(shapes[read]) - 1, -1, -1)
     yield from _zipped(read, order, made, range(len(shapes[made])))
 

@@ -14,14 +14,13 @@ from onnx import numpy_helper
 
 from bisect_trt.graph.lower.types import DEFAULT_DOMAINS
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS, number
 from bisect_trt.graph.values import element_type, to_info
 from bisect_trt.tensors.dtypes import is_extension
 
 # Folded, a quantized weight would be an fp32 one, and the runtime would not see that it is quantized.
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
-_IR_WITHOUT_INITIALIZER_INPUTS = 4
-"""Before IR version 4 every initializer had to be listed among the graph's inputs."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.
     del graph.node[:]
     graph.node.extend(node for index, node in enumerate(network.nodes) if index not in gone)
     graph.initializer.extend(values.values())
-    if model.ir_version < _IR_WITHOUT_INITIALIZER_INPUTS:
+    if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
         graph.input.extend(
             onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             for tensor in values.values()
@@ -164,15 +163,10 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
         model: Changed in place.
     """
     network, graph = Network(model), model.graph
-    live: set[int] = set()
-    pending = [network.producer[name] for name in network.outputs if name in network.producer]
-    while pending:
-        index = pending.pop()
-        if index not in live:
-            live.add(index)
-            pending += network.parents(index)
-    read = {name for index in live for name in network.reads[index]} | set(network.outputs)
-    idle = {name for name in (*network.initializers, *network.sparse_initializers) if name not in read}
+    skeleton = network.skeleton.copy()
+    tensors = skeleton.cleanup().tensors()
+    live = {number(node) for node in skeleton.nodes}
+    idle = {name for name in (*network.initializers, *network.sparse_initializers) if name not in tensors}
     made = {name for index in live for name in network.made(index)}
     before = len(graph.value_info)
     _keep(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
@@ -193,11 +187,14 @@ def _keep(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobu
 def sort_nodes(model: onnx.ModelProto) -> bool:
     """Put the nodes into topological order, if they are not; says whether that was so.
 
+    graphsurgeon's own sort goes from reader to maker by recursion, so that a file of some hundred nodes that stand the
+    wrong way round is past Python's limit.
+
     Args:
         model: Changed in place.
     """
     network = Network(model)
-    if not any(parent > index for index in range(len(network.nodes)) for parent in network.parents(index)):
+    if network.is_sorted:
         return False
     _keep(model.graph.node, [network.nodes[index] for index in network.order])
     return True

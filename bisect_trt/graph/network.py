@@ -142,14 +142,15 @@ class Network:
     def in_file_order(self, nodes: Iterable[int]) -> list[int]:
         """These nodes as they stand in the file, or in topological order where a reader stands before its maker there."""
         ordered = sorted(nodes)
-        if not self._is_sorted:
+        if not self.is_sorted:
             place = {index: at for at, index in enumerate(ordered)}
             if any(place.get(parent, -1) > at for at, index in enumerate(ordered) for parent in self.parents(index)):
                 return sorted(ordered, key=self.rank.__getitem__)
         return ordered
 
     @cached_property
-    def _is_sorted(self) -> bool:
+    def is_sorted(self) -> bool:
+        """Whether each node of the file stands behind those that make what it reads."""
         return all(parent < index for index in range(len(self.nodes)) for parent in self.parents(index))
 
     @cached_property
@@ -210,7 +211,7 @@ class Network:
         if self.proto.ByteSize() > _INFER_LIMIT_BYTES:
             return {}
         proto = self.proto
-        if not self._is_sorted:
+        if not self.is_sorted:
             proto = onnx.ModelProto()
             proto.CopyFrom(self.proto)
             del proto.graph.node[:]  # inference wants them sorted

@@ -17,6 +17,7 @@ EXPANDED_NODES = 250_000
 inference and runtimes write them out."""
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
+_IR_WITH_ATTRIBUTE_TYPES = 2
 _PER_BYTE = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}
 """Types of which several elements share a byte (``onnx.proto``, TensorProto)."""
 _NAMES: dict[int, str] = {number: name for name, number in TensorProto.DataType.items()}
@@ -33,6 +34,7 @@ def check_model(model: ModelProto) -> None:
     """
     nodes = list(_all_nodes(model))
     _check_names(model, nodes)
+    _check_attributes(model)
     _check_functions(model)
     for tensor in model_tensors(model):
         _check_tensor(tensor)
@@ -70,7 +72,9 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
         if not all(names):
             raise UnavailableError(f"{what} has no name, so the model is not valid ONNX; export it again.")
     _check_text("a tensor", (value.name for value in graph.value_info))
-    _check_text("a function", (text for each in model.functions for text in (each.name, each.domain)))
+    _check_text("the model", (model.domain, graph.name))
+    for function in model.functions:
+        _check_text("a function", (function.name, function.domain, *function.input, *function.output))
     _check_text("an operator set", (each.domain for each in model.opset_import))
     for node in nodes:
         _check_text("a node", (node.name, node.op_type, node.domain))
@@ -81,6 +85,18 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
                 f"the node '{node.name or next(iter(node.output), '?')}' names no operator, so the model is not valid ONNX; "
                 "export it again."
             )
+
+
+def _check_attributes(model: ModelProto) -> None:
+    """Make sure that what nodes outside functions are told is told: a reference means something inside them only."""
+    for node in _inner_nodes(model.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
+                name = node.name or next(iter(node.output), "?")
+                raise UnavailableError(
+                    f"the attribute '{attribute.name}' of the {node.op_type} '{name}' has no value"
+                    " of a type that is known, so the model is not valid ONNX or newer than this version of it."
+                )
 
 
 def _check_text(what: str, names: Iterable[object]) -> None:

@@ -85,6 +85,14 @@ BROKEN = {
         changed(lambda model: model.graph.node[0].ClearField("op_type")),
         "the node 'add' names no operator",
     ),
+    "an attribute without a type": (
+        changed(lambda model: model.graph.node[0].attribute.add(name="axis")),
+        "the attribute 'axis' of the Add 'add' has no value",
+    ),
+    "an attribute that refers to none": (
+        changed(lambda model: model.graph.node[0].attribute.add(name="axis", type="INT", ref_attr_name="a")),
+        "the attribute 'axis' of the Add 'add' has no value",
+    ),
     "a function twice": (calling([function("F", []), function("F", [])]), "the function 'F' is there twice"),
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
     "functions in a circle": (calling([function("F", ["G"]), function("G", ["F"])]), "the function '[FG]' calls itself"),

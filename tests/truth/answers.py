@@ -36,6 +36,7 @@ def judge(case: Case, status: int, result: dict[str, Any], truth: tuple[frozense
     """Put the answer into the table, and hold it against the truth: where a bug was planted twice, either place is one."""
     names = frozenset(culprit["name"] for culprit in result["culprits"])
     record("bug", case.pattern.name)
+    record("shown by", case.pattern.shown)
     record("in", case.where)
     record("release", case.release)
     record("exact", "yes" if names in truth else f"no: {', '.join(sorted(names)) or result['status']}")

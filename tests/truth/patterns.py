@@ -77,6 +77,7 @@ class Pattern:
         failing: Releases that have it, of ONNX Runtime where nothing else is said; those that are tried.
         mended: One that has it not, if there is one.
         opset: What it needs.
+        shown: How it shows: by wrong ``values``, or the model is ``refused``.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Pattern:
     failing: tuple[str, ...]
     mended: str | None
     opset: int = 17
+    shown: str = "values"
 
 
 def _transposed_gemm(sketch: Sketch, tensor: str, shape: Shape) -> Planted:
@@ -234,13 +236,19 @@ PLANTED = (
     PADDED_POOL,
     UNSIGNED,
     *(
-        Pattern(f"{op}, Div, Mul", _dropped_edge(op), _kept_edge, ("1.18.1", "1.31.1"), None)
+        Pattern(f"{op}, Div, Mul", _dropped_edge(op), _kept_edge, ("1.18.1", "1.31.1"), None, shown="refused")
         for op in ("Cast", "Identity", "Dropout")
     ),
 )
 REFUSED = tuple(
     Pattern(
-        f"DequantizeLinear, {move}", _moved_scale(move, 3), _scale_that_stays, ("1.28.0", "1.31.1"), "1.26.0", opset=21
+        f"DequantizeLinear, {move}",
+        _moved_scale(move, 3),
+        _scale_that_stays,
+        ("1.28.0", "1.31.1"),
+        "1.26.0",
+        opset=21,
+        shown="refused",
     )
     for move in ("Reshape", "Transpose", "Squeeze")
 )

@@ -148,7 +148,7 @@ def marked(candidate: Candidate, precision: str) -> Candidate:
 
 def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:
     """The model with its nodes in topological order, as lowering wants them; itself if they are."""
-    if all(parent < index for index in range(len(network.nodes)) for parent in network.parents(index)):
+    if network.is_sorted:
         return proto
     model = onnx.ModelProto()
     model.CopyFrom(proto)
