@@ -6,6 +6,8 @@ A network's activations can be larger than memory, and each probe wants only a f
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -166,9 +168,11 @@ class ActivationStore:
             size = (folder / _DATA).stat().st_size
             if size != index["bytes"]:
                 raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
-            # An empty file cannot be mapped.
-            data = np.memmap(folder / _DATA, np.uint8, "r") if size else np.empty(0, np.uint8)
-            store = cls(folder, index, data.view(np.ndarray))
+            with (folder / _DATA).open("rb") as file:
+                # An empty file cannot be mapped.
+                data = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+                store = cls(folder, index, data.view(np.ndarray))
+                store._watch(os.dup(file.fileno()))
             if any("string" in entry for entry in index["tensors"].values()):
                 store._strings = load_npz(folder / _STRINGS)
         except OSError as err:
@@ -178,6 +182,16 @@ class ActivationStore:
         except (ValueError, KeyError, TypeError) as err:
             raise UnavailableError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
         return store
+
+    def _watch(self, file: int) -> None:
+        """Notice if the data are written over: to read what has been cut off is not an error but the end of the process."""
+        self._file = file
+        self._seen = self._look()
+        weakref.finalize(self, os.close, file)
+
+    def _look(self) -> tuple[int, int]:
+        seen = os.fstat(self._file)
+        return seen.st_size, seen.st_mtime_ns
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -210,8 +224,14 @@ class ActivationStore:
 
         Raises:
             KeyError: If there is no such tensor.
+            UnavailableError: If the file has been changed since it was opened.
         """
         entry = self._entry(name)
+        if self._look() != self._seen:
+            raise UnavailableError(
+                f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
+                "elsewhere, and start again"
+            )
         if "string" in entry:
             return self._strings[entry["string"]].copy()
         dtype = dtype_from_name(entry["dtype"])

@@ -219,6 +219,19 @@ def test_weights_that_a_check_writes_over_end_the_run_with_a_sentence(
     assert "holds the weights of all candidates, and a check has changed it" in ran.error
 
 
+@pytest.mark.parametrize("damage", ["x", ""], ids=["over them", "to nothing"])
+def test_activations_that_a_check_writes_over_end_the_run_with_a_sentence(
+    cli: CommandLine, here: Path, damage: str
+) -> None:
+    model = chain(here / "model.onnx", 8)
+    body = (
+        f'for f in "$(dirname "$1")"/../*/tensors.bin; do printf "{damage}" > "$f"; done; {has("<2>")}; test $? -ne 0'
+    )
+    ran = cli("reduce", model, "-o", "out.onnx", "--check", script(here / "check", body), "{model}")
+    assert ran.status == 4
+    assert "were changed while they were in use; if that was a check, have it write elsewhere" in ran.error
+
+
 # how much memory there is
 
 
