@@ -38,7 +38,8 @@ def check_outputs(settings: ReduceSettings) -> None:
     Raises:
         UsageError: One cannot.
     """
-    for path in filter(None, (settings.output, settings.inputs, settings.golden, settings.min_good)):
+    check_output(settings.output, overwrite=settings.overwrite)  # what lies beside it is named after it
+    for path in filter(None, (settings.inputs, settings.golden, settings.min_good)):
         check_output(path, overwrite=settings.overwrite)
 
 
