@@ -171,6 +171,11 @@ class Network:
                 field.add(name=name)
         return gs.import_onnx(model)
 
+    @cached_property
+    def tensors(self) -> dict[str, gs.Tensor]:
+        """The skeleton's tensors that nodes read or make, by name."""
+        return dict(self.skeleton.tensors())
+
     def is_weight(self, name: str) -> bool:
         """Whether a tensor is an initializer, or made by a node that depends on no input."""
         maker = self.producer.get(name)

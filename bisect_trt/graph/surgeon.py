@@ -9,7 +9,8 @@ from outside among its inputs. graphsurgeon selects on that, and the messages of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from itertools import chain
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -52,18 +53,19 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
         A graph of the skeleton's own nodes: it is for reading.
     """
     ordered = network.in_file_order(nodes)
-    skeleton = network.skeleton.nodes
-    piece = gs.Graph([skeleton[index] for index in ordered])
-    piece.inputs = [tensor for tensor in _unmade(piece) if not network.is_weight(tensor.name)]
+    skeleton, tensors = network.skeleton.nodes, network.tensors
+    piece = gs.Graph()
+    piece.nodes = [skeleton[index] for index in ordered]  # its constructor would look into each for functions
+    unmade, _ = _ends(map(network.reads.__getitem__, ordered), map(network.made, ordered))
+    piece.inputs = [tensors[name] for name in unmade if not network.is_weight(name)]
     if outputs is None:
         inside = set(ordered)
         outputs = [name for index in ordered for name in given_back(network, index, inside)]
-    made = {tensor.name: tensor for node in piece.nodes for tensor in node.outputs}
-    piece.outputs = [made[name] for name in outputs]
+    piece.outputs = [tensors[name] for name in outputs]
     return piece
 
 
-def given_back(network: Network, index: int, inside: Collection[int]) -> list[str]:
+def given_back(network: Network, index: int, inside: Set[int]) -> list[str]:
     """What a node of a piece makes that is an output of the piece.
 
     Args:
@@ -73,10 +75,11 @@ def given_back(network: Network, index: int, inside: Collection[int]) -> list[st
     """
     outside, read = [], False
     for name in network.made(index):
-        readers = [reader in inside for reader in network.consumers.get(name, ())]
-        read = read or any(readers)
+        readers = network.consumers.get(name, ())
+        others = [reader for reader in readers if reader not in inside]
+        read = read or len(others) < len(readers)
         # A weight that others read too is not a result: they bring its maker along, or store it.
-        if name in network.returned or not (network.constant[index] or all(readers)):
+        if name in network.returned or (others and not network.constant[index]):
             outside.append(name)
     return outside if outside or read else network.made(index)
 
@@ -118,17 +121,29 @@ def splice(network: Network, piece: gs.Graph, infos: Mapping[str, TensorInfo], s
     model.functions.extend(source.functions)
     graph = model.graph
     graph.name = source.graph.name or "graph"
-    skeleton = network.skeleton.nodes
-    for node in piece.nodes:
-        index = number(node)
-        graph.node.append(network.nodes[index] if node is skeleton[index] else _renamed(network, index, node))
+    skeleton, numbers = network.skeleton.nodes, list(map(number, piece.nodes))
+    # What stands as it stood is known by its number; to ask the skeleton's objects takes several times as long.
+    same = [node is skeleton[index] for index, node in zip(numbers, piece.nodes, strict=True)]
+    graph.node.extend(
+        network.nodes[index] if kept else _renamed(network, index, node)
+        for index, node, kept in zip(numbers, piece.nodes, same, strict=True)
+    )
+    unmade, made = _ends(
+        (
+            network.reads[index] if kept else [tensor.name for tensor in node.inputs]
+            for index, node, kept in zip(numbers, piece.nodes, same, strict=True)
+        ),
+        map(network.made, numbers),
+    )
     inputs, outputs = ([tensor.name for tensor in ends] for ends in (piece.inputs, piece.outputs))
     fed, boundary = set(inputs), {*inputs, *outputs}
     # Shape inference costs a moment, and says what a run cannot: the types of sequences, and of what did not run.
     types = network.declared if boundary <= infos.keys() else {**network.declared, **network.inferred}
     graph.input.extend(value_info(name, infos, types) for name in inputs)
     graph.output.extend(value_info(name, infos, types) for name in outputs)
-    for name in [tensor.name for tensor in _unmade(piece) if tensor.name not in fed]:
+    for name in unmade:
+        if name in fed:
+            continue
         if name in network.sparse_initializers:
             graph.sparse_initializer.append(network.sparse_initializers[name])
         else:
@@ -139,16 +154,14 @@ def splice(network: Network, piece: gs.Graph, infos: Mapping[str, TensorInfo], s
             or onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             for tensor in graph.initializer
         )
-    inner = {tensor.name for node in piece.nodes for tensor in node.outputs} - boundary
-    graph.value_info.extend(value for name, value in network.stated if name in inner)
+    graph.value_info.extend(value for name, value in network.stated if name in made and name not in boundary)
     return model
 
 
-def _unmade(piece: gs.Graph) -> list[gs.Tensor]:
-    """The tensors that nodes of a piece read and none makes, in the order in which they are read."""
-    made = {tensor.name for node in piece.nodes for tensor in node.outputs}
-    read = {tensor.name: tensor for node in piece.nodes for tensor in node.inputs}
-    return [tensor for name, tensor in read.items() if name not in made]
+def _ends(reads: Iterable[Iterable[str]], makes: Iterable[Iterable[str]]) -> tuple[list[str], set[str]]:
+    """Of what the nodes of a piece read and make: what none makes, in the order in which it is read, and what is made."""
+    made = set(chain.from_iterable(makes))
+    return [name for name in dict.fromkeys(chain.from_iterable(reads)) if name not in made], made
 
 
 def _renamed(network: Network, index: int, node: gs.Node) -> onnx.NodeProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import onnx
@@ -48,6 +49,7 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
         ) from error
 
 
+@cache
 def element_type(dtype: np.dtype[np.generic]) -> int:
     """ONNX's element type for a NumPy type."""
     if is_string(dtype):
