@@ -61,6 +61,9 @@ def reduce_model(investigation: Investigation, settings: ReduceSettings, search:
             return deliver_another_model(investigation, settings.of_another(number), search, other)
 
         look_for_others(investigation, case, deliver_another if settings.find_all else None, settings.mode)
+        # The rest of the model may be the largest that passes.
+        answer = investigation.subject.cut(case.minimum.units, held=case.held)
+        investigation.result.artifacts["min_good"] = save_min_good(investigation, settings.min_good, answer)
     return investigation.result
 
 
