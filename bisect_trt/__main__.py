@@ -22,9 +22,9 @@ def main() -> NoReturn:
     """Run the command line."""
     words = set(sys.argv[1:])
     try:
-        guard.adopt()
         if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
             start_spare()
+            guard.adopt()
         gc.disable()  # nothing that is imported is garbage
         from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
 
