@@ -12,9 +12,6 @@ import os
 import sys
 from typing import NoReturn
 
-from bisect_trt.probing.workers.guard import guard
-from bisect_trt.probing.workers.pool import end_spare, start_spare
-
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
 
 
@@ -23,6 +20,9 @@ def main() -> NoReturn:
     words = set(sys.argv[1:])
     try:
         if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
+            from bisect_trt.probing.workers.guard import guard  # noqa: PLC0415 - not to show help
+            from bisect_trt.probing.workers.pool import start_spare  # noqa: PLC0415 - as above
+
             start_spare()
             guard.adopt()
         gc.disable()  # nothing that is imported is garbage
@@ -44,7 +44,8 @@ def main() -> NoReturn:
 
 
 def _end(status: int) -> NoReturn:
-    end_spare()
+    if (pool := sys.modules.get("bisect_trt.probing.workers.pool")) is not None:
+        pool.end_spare()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
