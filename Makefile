@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo check test truth lint format docs bench test-lowest clean
+.PHONY: demo check test truth fuzz lint format docs bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -41,6 +41,9 @@ test: $(STAMP)  ## Every test that needs no GPU.
 
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py
+
+fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence.
+	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
 	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \

@@ -1,10 +1,11 @@
 """Simulates checks that fail only sometimes.
 
-    python -m benchmarks.flaky [--searches N] [--rate P] [--units N] [--repeat N] [--workers N]
+    python -m benchmarks.flaky [--searches N] [--rates P,...] [--units N] [--required N] [--repeats N,...] [--workers N]
 
-One required node among some; the check sees it in a share of its runs. The search is the one that ``bisect-trt reduce
---repeat N`` makes, probes, journal and all; only the check is a coin. Prints a markdown table: how many searches end at
-exactly the required node, and what they cost. A search that believes each run stands beside it.
+Some required nodes among many; the check sees them in a share of its runs. The search is the one that ``bisect-trt reduce
+--repeat N`` makes, probes, journal and all (a repeat of 0 is without ``--repeat``); only the check is a coin. Prints a
+markdown table: how many searches end at exactly the required nodes, how many are wrong and called proven, and what they
+cost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.search.question import over_units
+from bisect_trt.search.confirm import confirm
+from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 
@@ -41,30 +43,32 @@ if TYPE_CHECKING:
     from bisect_trt.probing.journal import Record
     from bisect_trt.probing.workers.process import Cancel
     from bisect_trt.probing.workspace import CandidateFiles
-    from bisect_trt.search.oracle import Ask, Minimum
+    from bisect_trt.search.oracle import Minimum
 
 
 @dataclass(frozen=True)
-class Search:
+class Ended:
     """How one simulated search ended.
 
     Attributes:
-        right: Whether it found exactly the required unit.
+        right: Whether it found exactly the required units.
+        proven: Whether it is called 1-minimal.
         probes: How many candidates were probed, the original included.
         runs: How often the check ran.
     """
 
     right: bool
+    proven: bool
     probes: int
     runs: int
 
 
 class CoinCheck:
-    """Fails in a share of its runs where the required unit is there."""
+    """Fails in a share of its runs where the required units are there."""
 
     parallel = True
 
-    def __init__(self, required: int, rate: float, seed: int) -> None:
+    def __init__(self, required: frozenset[int], rate: float, seed: int) -> None:
         self.runs = 0
         self._required = required
         self._rate = rate
@@ -76,7 +80,7 @@ class CoinCheck:
         (entry,) = onnx.load(str(files.model)).metadata_props
         with self._lock:
             self.runs += 1
-            fails = self._required in json.loads(entry.value) and self._coin.random() < self._rate
+            fails = self._required.issubset(json.loads(entry.value)) and self._coin.random() < self._rate
         return Outcome(Ending.FAILED, "wrong", "it fails") if fails else Outcome(Ending.PASSED, "pass", "it passes")
 
 
@@ -98,70 +102,89 @@ def build(units: Iterable[int]) -> Candidate:
     return Candidate(proto, (), (), f"{len(chosen)} units", chosen)
 
 
-def simulate(folder: Path, seed: int, units: int, rate: float, repeat: int, workers: int) -> Search | None:
+def simulate(
+    folder: Path, seed: int, units: int, rate: float, repeat: int | None, workers: int = 1, required: int = 1
+) -> Ended | None:
     """One search; ``None`` if the failure did not reproduce, which the user is told.
 
     Args:
         folder: For the run's files; empty.
-        seed: Chooses the required unit, and tosses the coin.
+        seed: Chooses the required units, and tosses the coin.
         units: How many there are.
         rate: The share of its runs in which the check sees the failure.
-        repeat: How often the original is run; with 1 every run is believed.
+        repeat: How often the original is run; ``None`` without ``--repeat``.
         workers: How many probes at a time.
+        required: How many units are required.
     """
-    required = random.Random(seed).randrange(units)
-    check = CoinCheck(required, rate, seed)
+    wanted = frozenset(random.Random(seed).sample(range(units), required))
+    check = CoinCheck(wanted, rate, seed)
     ledger = Ledger(Journal(folder), _Nobody(), Budget())
     prober = Prober(Runner(check, Workspace(folder), _Nobody()), ledger, workers)
 
-    def algorithm(ask: Ask) -> Minimum:
-        return minimise(range(units), ask)
+    def algorithm(oracle: Oracle) -> tuple[Minimum, bool]:
+        minimum = minimise(range(units), about_units(oracle))
+        minimum = confirm(minimum, oracle, frozenset, prober.runner.flakiness if prober.measured else None)
+        return minimum, oracle(Again(Units(minimum.units), "read back", runs=None)) is Verdict.FAIL
 
+    original = build(range(units))
     try:
-        prober.probe_original(build(range(units)), repeat=repeat, units=units)
+        prober.probe_original(original, repeat=repeat, units=units)
     except DoesNotReproduce:
         return None
     else:
-        minimum = prober.search(over_units(Verdict.FAIL, algorithm), build)
-        return Search(minimum.units == {required}, len(ledger.records), check.runs)
+        minimum, confirmed = prober.search(Search(Verdict.FAIL, algorithm), build, original)
+        # A search that knows of a flaky failure states a confidence, and is not called proven.
+        proven = minimum.proven and confirmed and prober.runner.flakiness.passes_needed == 1
+        return Ended(minimum.units == wanted, proven, len(ledger.records), check.runs)
     finally:
         ledger.close()
 
 
-def table(arguments: argparse.Namespace) -> str:
-    """The results as markdown."""
-    lines = [
-        "| original run | searches | reproduced | right | probes, mean | check runs, mean | check runs, most |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for repeat in (1, arguments.repeat):
-        searches = []
-        for seed in range(arguments.searches):
-            with tempfile.TemporaryDirectory() as folder:
-                options = (arguments.units, arguments.rate, repeat, arguments.workers)
-                searches.append(simulate(Path(folder), seed, *options))
-        done = [search for search in searches if search is not None]
-        right = sum(search.right for search in done)
-        probes = statistics.mean(search.probes for search in done)
-        runs = [search.runs for search in done]
-        lines.append(
-            f"| {'once' if repeat == 1 else f'{repeat} times'} | {len(searches)} | {len(done)} "
-            f"| {right} ({right / len(done):.1%}) | {probes:.1f} | {statistics.mean(runs):.1f} | {max(runs)} |"
-        )
-    return "\n".join(lines)
+def row(arguments: argparse.Namespace, rate: float, repeat: int | None) -> str:
+    """The results for one rate and one number of repeats as a row of markdown."""
+    ended = []
+    for seed in range(arguments.searches):
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            options = (arguments.units, rate, repeat, arguments.workers, arguments.required)
+            ended.append(simulate(Path(folder), seed, *options))
+    done = [search for search in ended if search is not None]
+    right, proven = sum(search.right for search in done), sum(search.proven for search in done)
+    wrong = sum(search.proven and not search.right for search in done)
+    probes = statistics.mean(search.probes for search in done) if done else 0
+    runs = [search.runs for search in done] or [0]
+    return (
+        f"| {rate:g} | {'-' if repeat is None else repeat} | {len(done)} | {right} | {proven} "
+        f"| {wrong} ({wrong / len(ended):.1%}) | {probes:.1f} | {statistics.mean(runs):.1f} | {max(runs)} |"
+    )
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Simulate checks that fail only sometimes.")
-    parser.add_argument("--searches", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=0.7, help="how often the check sees the failure")
+    parser.add_argument("--searches", type=int, default=200, help="of each row")
+    parser.add_argument("--rates", default="0.2,0.5,0.7,0.8,0.9,0.95,0.99", help="how often the check sees the failure")
     parser.add_argument("--units", type=int, default=371)
-    parser.add_argument("--repeat", type=int, default=20, help="how often the original is run first")
+    parser.add_argument("--required", type=int, default=1, help="how many of the units are required")
+    parser.add_argument("--repeats", default="0,1,5,20", help="how often the original is run first; 0 without --repeat")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", help="where the runs' files go for a moment; best in memory")
     arguments = parser.parse_args()
-    print(f"Failure rate {arguments.rate:g}, one required node of {arguments.units}:\n")
-    print(table(arguments))
+    print(f"{arguments.required} required of {arguments.units} units, {arguments.searches} searches a row:\n")
+    columns = (
+        "failure rate",
+        "--repeat",
+        "reproduced",
+        "right",
+        "called proven",
+        "wrong and called proven",
+        "probes, mean",
+        "check runs, mean",
+        "check runs, most",
+    )
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+    for repeat in map(int, arguments.repeats.split(",")):
+        for rate in map(float, arguments.rates.split(",")):
+            print(row(arguments, rate, repeat or None), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,8 @@ def main() -> NoReturn:
     """Run the command line."""
     words = set(sys.argv[1:])
     try:
-        if words & _NEEDS_WORKER and not words & {"-h", "--help"}:
-            from bisect_trt.probing.workers.guard import guard  # noqa: PLC0415 - not to show help
-            from bisect_trt.probing.workers.pool import start_spare  # noqa: PLC0415 - as above
-
-            start_spare()
-            guard.adopt()
+        if not words & {"-h", "--help"}:
+            _prepare(start=bool(words & _NEEDS_WORKER))
         gc.disable()  # nothing that is imported is garbage
         from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
 
@@ -43,8 +39,17 @@ def main() -> NoReturn:
     raise AssertionError("the command line ends the process")
 
 
+def _prepare(*, start: bool) -> None:
+    from bisect_trt.probing.workers import guard, pool  # noqa: PLC0415 - a fifth of what --help takes
+
+    guard.guard.adopt()
+    if start:
+        pool.start_spare()
+
+
 def _end(status: int) -> NoReturn:
-    if (pool := sys.modules.get("bisect_trt.probing.workers.pool")) is not None:
+    pool = sys.modules.get("bisect_trt.probing.workers.pool")
+    if pool is not None:
         pool.end_spare()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

@@ -65,9 +65,10 @@ def diagnose(
     call.compare.require_numbers()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
     folder = own.output or call.folder / "reproducer"
-    archive = folder.with_suffix(f"{folder.suffix}.zip") if own.archive else None
+    packed = folder if folder.name else folder.resolve()
+    archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
     check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
-    settings = DiagnoseSettings(checks, search_settings(call.search), folder, archive, own.anonymise)
+    settings = DiagnoseSettings(checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all)
     return call.finish(lambda session: session.diagnose(settings))
 
 

@@ -73,7 +73,12 @@ def reduce(
         own.reduce_outputs,
         own.mode,
         own.overwrite,
+        own.find_all,
     )
+    if settings.find_all and not settings.both_ends:
+        raise UsageError(
+            "find_all takes what failed out of the model, so both its ends must be free to move; drop one."
+        )
     if not (settings.reduce_inputs or settings.reduce_outputs):
         raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
     if not call.resumed:

@@ -42,7 +42,8 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
         if General in COMMANDS[name]:
             _finish(work, name, given, given[General])
         elif "json" in values:
-            _finish(work, name, given, General(json=values["json"]))
+            own: Any = given[COMMANDS[name][0]]
+            _finish(work, name, given, General(json=own.json))
         with _said_of_the_system():
             work(given)
     except BisectError as error:

@@ -21,7 +21,13 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
     own = given[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to reduce; drop one.")
-    settings = ReduceSettings(own.output, own.min_good, own.reduce_inputs, own.reduce_outputs, own.mode, own.overwrite)
+    if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
+        raise UsageError(
+            "--all takes what failed out of the model, so both its ends must be free to move; drop one option."
+        )
+    settings = ReduceSettings(
+        own.output, own.min_good, own.reduce_inputs, own.reduce_outputs, own.mode, own.overwrite, own.find_all
+    )
     if invocation.resumed is None:
         check_outputs(settings)
     session, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)

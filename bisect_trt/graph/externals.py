@@ -74,7 +74,7 @@ def external_files(model: onnx.ModelProto) -> dict[str, int]:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             try:
                 location = Path(entries["location"]).as_posix()
-                place = [int(entries.get(key) or 0) for key in ("offset", "length")]
+                place = [int(entries.get(key, 0)) for key in ("offset", "length")]
             except (KeyError, TypeError, ValueError) as error:
                 raise _misplaced(tensor) from error
             if min(place) < 0 or location == "." or "\0" in location:

@@ -73,6 +73,8 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
             raise UnavailableError(f"{what} has no name, so the model is not valid ONNX; export it again.")
     _check_text("a tensor", (value.name for value in graph.value_info))
     _check_text("the model", (model.domain, graph.name))
+    declared = (*graph.input, *graph.output, *graph.value_info)
+    _check_text("a dimension", (dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim))
     for function in model.functions:
         _check_text("a function", (function.name, function.domain, *function.input, *function.output))
     _check_text("an operator set", (each.domain for each in model.opset_import))

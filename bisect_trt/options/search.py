@@ -16,8 +16,8 @@ class Search:
         int | None, option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
     ] = None
     repeat: Annotated[
-        int, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
-    ] = 1
+        int | None, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
+    ] = None
     confidence: Annotated[
         float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
     ] = 0.99

@@ -37,6 +37,9 @@ class Diagnose:
     anonymise: Annotated[
         bool, option("--anonymise", help="Rename the reproducer's tensors and nodes, and replace its weights.")
     ] = False
+    find_all: Annotated[
+        bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
+    ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
 
 
@@ -52,6 +55,9 @@ class Reduce:
     reduce_inputs: Annotated[bool, option(help="Whether the start of the graph may move.")] = True
     reduce_outputs: Annotated[bool, option(help="Whether the end of the graph may move.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
+    find_all: Annotated[
+        bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
+    ] = False
     annotate: Annotation = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
 

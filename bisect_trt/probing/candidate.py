@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.search.oracle import Subset
+from bisect_trt.search.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Candidate:
         sample: The number of the input sample whose values go with it, from 1; of a search, on all of them.
         engine: An engine that was built of it before, to be probed instead of a new one.
         again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
+        runs: How often the check runs at most then; ``None`` for as often as the first time.
+        until: The verdict that ends the runs.
         marks: Tensors that are outputs too, by number, for a search over those.
     """
 
@@ -68,6 +71,8 @@ class Candidate:
     sample: int = 1
     engine: Path | None = None
     again: bool = False
+    runs: int | None = None
+    until: Verdict = Verdict.FAIL
     marks: Subset = frozenset()
 
     def content(self) -> bytes:
@@ -87,7 +92,7 @@ class Candidate:
         if self.engine is not None:
             digest.update(b"engine")
         if self.again:
-            digest.update(b"again")
+            digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)
 
     @property

@@ -52,6 +52,7 @@ class Ledger:
     Attributes:
         records: Every probe taken in, in the order asked.
         passed: The candidates that passed.
+        akin: Those that broke in another way, but in the function in which the original does.
         best: The smallest candidate that was seen to fail.
         cached: How many questions were answered from memory.
         original: The signature of the original model's failure, once it has been probed.
@@ -65,6 +66,7 @@ class Ledger:
         self.watcher = watcher or Watcher()
         self.records: list[Record] = []
         self.passed: list[Identity] = []
+        self.akin: list[Identity] = []
         self.best: Identity | None = None
         self.cached = 0
         self.original: str | None = None
@@ -156,6 +158,7 @@ class Ledger:
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
             outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
         if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
+            self.akin.append(candidate)
             outcome = replace(outcome, reason=f"breaks where the original does, but not on the same: {outcome.reason}")
         if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
@@ -206,7 +209,7 @@ class Ledger:
     def restart(self) -> None:
         """Start the story over; what is known stays known."""
         self._earlier = {**self._earlier, **self._outcomes}
-        self._outcomes, self._decided, self.records, self.passed = {}, {}, [], []
+        self._outcomes, self._decided, self.records, self.passed, self.akin = {}, {}, [], [], []
         self.best, self.original, self.severity, self.cached = None, None, None, 0
         self._repeats.clear()
 

@@ -37,6 +37,7 @@ class Prober:
     Attributes:
         ledger: What is known.
         runner: Who runs the check.
+        measured: Whether somebody asked how often the original fails.
         wasted: Parallel probes that were ended or never asked for.
     """
 
@@ -44,17 +45,18 @@ class Prober:
         """``workers`` is how many probes may run at a time, if the check can."""
         self.runner = runner
         self.ledger = ledger
+        self.measured = False
         self.wasted = 0
         self._workers = workers if runner.check.parallel else 1
 
     def probe_original(
-        self, candidate: Candidate, *, repeat: int = 1, confidence: float = 0.99, units: int = 1
+        self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
     ) -> Record:
         """Probe the original model; it must fail.
 
         Args:
             candidate: The original.
-            repeat: How often to run it; with more than 1 its failure rate is measured.
+            repeat: How often to run it, to measure its failure rate; ``None`` for once, if nobody asks how often.
             confidence: How sure the search shall be, if it fails only sometimes.
             units: How many units will be searched.
 
@@ -65,9 +67,10 @@ class Prober:
         if outcome is None:
             self.ledger.start(candidate.identity)
             with self._prompting():
-                outcome = self.runner.measure(candidate, repeat)
+                outcome = self.runner.measure(candidate, repeat or 1)
             self.ledger.end(candidate.identity, outcome)
         self.runner.expect(outcome, confidence=confidence, units=units)
+        self.measured = repeat is not None
         self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
         return _must_fail(self.ledger.decide(candidate.identity, outcome))
 
@@ -129,7 +132,9 @@ class Prober:
 
         def candidate_for(question: Question) -> Candidate:
             if isinstance(question, Again):
-                return replace(candidate_for(question.question), title=question.title, again=True)
+                candidate = candidate_for(question.question)
+                title = question.title or f"{candidate.title}, once more"
+                return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
             if isinstance(question, Units):
                 return build(question.units)
             assert original is not None, "the search asks about an original that it was not given"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +15,10 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
+from bisect_trt.search.flakiness import Flakiness, expected_verdicts
+from bisect_trt.search.verdict import Verdict
 
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
-MOST_PASSES = 1000
-"""A failure that needs more repeats than this to be missed for certain cannot be searched for."""
 
 
 class Check(Protocol):
@@ -45,67 +43,6 @@ class Activations(Protocol):
         """Those of the named tensors that are known."""
 
 
-@dataclass(frozen=True)
-class Flakiness:
-    """How often the original fails, and how often a candidate must pass to count as passing.
-
-    Attributes:
-        runs: How often the original was run.
-        failures: How often it failed.
-        confidence: How sure the whole search shall be.
-        verdicts: How many passing verdicts that sureness is spread over.
-    """
-
-    runs: int = 1
-    failures: int = 1
-    confidence: float = 0.99
-    verdicts: int = 1
-
-    @property
-    def rate(self) -> float:
-        """The measured failure rate."""
-        return self.failures / self.runs
-
-    @property
-    def passes_needed(self) -> int:
-        """How many passes in a row rule a failing candidate out.
-
-        The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts`` (Bonferroni).
-        """
-        if self.failures >= self.runs:
-            return 1
-        allowed = (1 - self.confidence) / max(self.verdicts, 1)
-        return next(
-            number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES
-        )
-
-    def reached(self, verdicts: int) -> float:
-        """The confidence that a search with so many passing verdicts has reached.
-
-        Less than was asked for where it needed more of them than it was expected to.
-        """
-        if self.failures >= self.runs:
-            return self.confidence
-        return max(1 - verdicts * next(islice(self._missed(), self.passes_needed, None)), 0.0)
-
-    def _missed(self) -> Iterator[float]:
-        """The probability that a candidate that fails like the original passes 0, 1, 2, ... times in a row.
-
-        The posterior mean of ``(1 - rate) ** m`` under Jeffreys' prior, Beta(1/2, 1/2), which counts in that the rate
-        itself is only measured.
-        """
-        passes, total = self.runs - self.failures + 0.5, self.runs + 1.0
-        chance = 1.0
-        for number in count():
-            yield chance
-            chance *= (passes + number) / (total + number)
-
-
-def expected_verdicts(units: int) -> int:
-    """About how many passing verdicts a search over so many units needs, for :class:`Flakiness`."""
-    return 4 * math.ceil(math.log2(units + 1)) + 4
-
-
 class Runner:
     """Writes a candidate and runs the check on it.
 
@@ -127,15 +64,17 @@ class Runner:
         return self._workspace.folder
 
     def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
-        """The first failure, or the last of enough passes.
+        """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
         """
+        most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
+        going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         files = self._write(candidate)
         outcome = self.check.run(files, cancel)
         seconds, number = outcome.seconds, 1
-        while outcome.ending is Ending.PASSED and number < self.flakiness.passes_needed:
+        while outcome.ending in going and number < most:
             files.renew()
             outcome = self.check.run(files, cancel)
             seconds += outcome.seconds

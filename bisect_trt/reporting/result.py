@@ -51,6 +51,11 @@ class Result:
         return self.exit_status is ExitStatus.OK
 
     @property
+    def proof(self) -> str:
+        """How minimal the answer is, for people."""
+        return f"{self.minimality}, pairs tried" if self.extra.get("pairs_tried") else self.minimality
+
+    @property
     def comparisons(self) -> list[dict[str, Any]]:
         """Of ``compare``: what was seen of each output, as ``TensorComparison.from_json`` reads it."""
         return list(self.extra.get("comparisons", ()))

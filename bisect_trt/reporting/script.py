@@ -65,8 +65,11 @@ def render_script(
         "failure": failure,
         "timeout": timeout,
         "validate": validate,
-        # By output: absolute tolerance, relative tolerance, and the error statistic that is held against them.
-        "tolerances": {c.name: [c.atol or 0, c.rtol or 0, _statistic(c)] for c in comparisons},
+        # By output: absolute tolerance, relative tolerance, the error statistic that is held against them; of a quantized one
+        # the step, and how many elements may be one off.
+        "tolerances": {
+            c.name: [c.atol or 0, c.rtol or 0, _statistic(c), c.step or 0, c.most_ties] for c in comparisons
+        },
     }
     sources = [_split(name) for name in (_JUDGE, *script.modules)]
     imports = _merged(line for lines, _ in sources for line in lines)

@@ -1,11 +1,16 @@
-"""The pass that makes a failing set 1-minimal, and is the proof that it is."""
+"""The pass that makes a failing set 1-minimal, and is the proof that it is; and where few are left, one that does better."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
 
-from bisect_trt.search.oracle import Ask, Completion, Minimum
+from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset
 from bisect_trt.search.verdict import Verdict
+
+_FEW = range(3, 7)
+"""Of so many units each pair is left out too, in 3 to 15 questions. Of two, that leaves nothing."""
 
 
 def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
@@ -24,7 +29,7 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
         The minimal set, proven; with a note where leaving out a unit breaks the model in another way.
     """
     chosen = sorted(units)
-    refused: set[int] = set()
+    refused: dict[int, Subset] = {}
     needed = 0  # in a row, since the set last shrank
     place = len(chosen) - 1
     while len(chosen) > 1 and needed < len(chosen):
@@ -39,9 +44,33 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
         else:
             needed += 1
             if verdict is Verdict.UNRESOLVED:
-                refused.add(unit)
+                refused[unit] = without
         place = (place - 1) % len(chosen)
-    return Minimum(frozenset(chosen), proven=True, why=_note(len(refused)))
+    return Minimum(frozenset(chosen), proven=True, why=_note(len(refused)), refused=tuple(refused.values()))
+
+
+def make_smallest(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
+    """As :func:`make_minimal`, and where few are left, try to leave out two at a time as well.
+
+    1-minimal is not smallest: where two units do harm only together, or undo each other, neither can be left out alone.
+    """
+    while True:
+        minimum = make_minimal(units, ask, complete)
+        if len(minimum.units) not in _FEW:
+            return minimum
+        tried = neighbours(minimum.units, complete)
+        pairs = {complete(minimum.units - set(pair)) for pair in combinations(sorted(minimum.units), 2)}
+        smaller = sorted((pair for pair in pairs - {minimum.units, *tried} if pair), key=sorted)
+        failing = next((pair for pair in smaller if ask(pair) is Verdict.FAIL), None)
+        if failing is None:
+            return replace(minimum, pairs=True)
+        units = failing
+
+
+def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
+    """The sets with one unit less, and what cannot be without it; the first lacks the first unit. None is empty."""
+    found = (complete(units - {unit}) for unit in sorted(units))
+    return [without for without in dict.fromkeys(found) if without and without != units]
 
 
 def _note(refused: int) -> str | None:

@@ -27,12 +27,16 @@ class Minimum:
         proven: Whether each single unit was left out and the rest did not show it.
         why: What stands in the way of the proof, if it is missing, or what is to be said of it.
         steps: What the search did, one sentence a step.
+        pairs: Whether each two units were left out together too, and the rest did not show it.
+        refused: The sets with one unit less that broke in another way.
     """
 
     units: Subset
     proven: bool
     why: str | None = None
     steps: tuple[str, ...] = ()
+    pairs: bool = False
+    refused: tuple[Subset, ...] = ()
 
 
 class Tally:

@@ -31,11 +31,15 @@ class Again:
 
     Attributes:
         question: What was asked.
-        title: What the candidate is called this time.
+        title: What the candidate is called this time; ``None`` for "..., once more".
+        runs: How often the check runs at most; ``None`` for as often as for a question that is asked the first time.
+        until: The answer that ends the runs.
     """
 
     question: Units | Original
-    title: str
+    title: str | None = None
+    runs: int | None = 1
+    until: Verdict = Verdict.FAIL
 
 
 Question = Units | Original | Again

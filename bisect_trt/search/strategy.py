@@ -8,7 +8,7 @@ from dataclasses import replace
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.counters import reduce_by_counters
 from bisect_trt.search.culprits import Pattern, alone, earliest_failing_end, find_culprits, latest_failing_start
-from bisect_trt.search.minimality import make_minimal
+from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Tally
 from bisect_trt.search.prefixes import shortest_failing_prefix, shortest_failing_prefix_by_steps
 
@@ -46,8 +46,9 @@ def minimise(
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked
-    minimum = make_minimal(failing, tally, inseparable)
-    steps.append(f"proof that none of the {len(minimum.units)} can be left out: {tally.asked - before} questions")
+    minimum = make_smallest(failing, tally, inseparable)
+    which = "none of the {}, and no two of them," if minimum.pairs else "none of the {}"
+    steps.append(f"proof that {which.format(len(minimum.units))} can be left out: {tally.asked - before} questions")
     return replace(minimum, steps=tuple(steps))
 
 

@@ -80,6 +80,8 @@ def compare_numbers(
         ties = step.ties(absolute, mismatch, shape)
         mismatch &= ~ties
         statistics["ties"] = int(np.count_nonzero(ties))
+        if step.size is not None and step.size.size == 1:
+            known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
     statistics["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat_index = _worst(theirs, ours, absolute, mismatch, finite)
     statistics["worst"] = WorstElement(

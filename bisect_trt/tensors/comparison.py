@@ -111,6 +111,8 @@ class TensorComparison:
         details: Further numbers, where they were asked for.
         sample: The number of the input sample, from 1, where there are several.
         ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
+        step: How far apart the values are that the tensor may have, where it is quantized and that is one for all.
+        most_ties: How many elements may be one step off.
     """
 
     name: str
@@ -141,6 +143,8 @@ class TensorComparison:
     details: Details | None = None
     sample: int | None = None
     ties: int = 0
+    step: float | None = None
+    most_ties: int = 0
 
     @property
     def required_atol(self) -> float | None:

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UsageError
 from bisect_trt.tensors.dtypes import is_extension, is_string
 from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.memory import free_memory
 from bisect_trt.tensors.named import quoted
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.user_script import run_data_loader
 
 Sample = dict[str, NDArray[Any]]
+_SAMPLE_BYTES = 1000
+"""What a sample takes beside its values."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +152,25 @@ def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[S
         raise UsageError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
     if options.seed < 0:
         raise UsageError(f"The seed {options.seed} is negative; give a number from 0 up")
+    _check_memory(infos, options.iterations or 1)
     rng = np.random.default_rng(options.seed)
     default = options.val_range.get("", (0.0, 1.0))
     return [
         {info.name: _random_values(rng, info, *options.val_range.get(info.name, default)) for info in infos}
         for _ in range(options.iterations or 1)
     ]
+
+
+def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
+    """Make sure, before it is asked for, that there is memory for random values; they are made as float64."""
+    sizes = {info.name: math.prod(dim for dim in info.shape or () if isinstance(dim, int)) for info in infos}
+    needed, free = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES), free_memory()
+    if needed > free:
+        shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
+        raise UsageError(
+            f"{samples} samples of random values for {shapes} take {needed / (1 << 30):,.1f} GiB, and {free / (1 << 30):,.1f} "
+            "are free; give smaller --input-shapes, or fewer --iterations"
+        )
 
 
 def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high: float) -> NDArray[Any]:

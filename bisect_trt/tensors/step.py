@@ -13,6 +13,8 @@ _TIES = 0.01
 instead of rounded, half of them are."""
 _TIES_AFTER_TIES = 0.25
 """The same where what was rounded has ties behind it."""
+SLACK = 1 + 1e-3
+"""A step, as it is computed."""
 RIPPLE = 2e-2
 """Of a tensor's root mean square, and of its values: how far off it may be where it was computed from tensors with ties. A
 step of 8 bits is about as much."""
@@ -51,6 +53,9 @@ class Step:
             along = [1] * len(shape)
             along[self.axis] = size.size
             size = np.broadcast_to(size.reshape(along), shape).reshape(-1)
-        one = mismatch & (absolute <= size * (1 + 1e-3))
-        share = _TIES_AFTER_TIES if self.after else _TIES
-        return one if np.count_nonzero(one) <= max(share * mismatch.size, 1) else none
+        one = mismatch & (absolute <= size * SLACK)
+        return one if np.count_nonzero(one) <= self.most(mismatch.size) else none
+
+    def most(self, total: int) -> int:
+        """How many of so many elements may be ties."""
+        return max(int((_TIES_AFTER_TIES if self.after else _TIES) * total), 1)

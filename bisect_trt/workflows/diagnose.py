@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
@@ -13,7 +14,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.question import over_units
+from bisect_trt.search.question import Search
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
@@ -28,6 +29,7 @@ from bisect_trt.workflows.minimal_case import (
     narrow_held,
     weak_suspects,
 )
+from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -45,6 +47,7 @@ class DiagnoseSettings:
         output: The folder for the reproducer.
         archive: Where it goes as a ``.zip`` too, if it does.
         anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
     """
 
     check: CheckSettings
@@ -52,6 +55,7 @@ class DiagnoseSettings:
     output: Path
     archive: Path | None = None
     anonymous: bool = False
+    find_all: bool = False
 
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
@@ -69,7 +73,12 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         case = reduce_all(investigation, settings, suspects, case)
         answer = investigation.settle(case)
         left = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
+
+    def another(other: Case, number: int) -> dict[str, Any]:
+        return deliver_another(investigation, settings, other, number)
+
     try:
+        look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
     finally:  # the probes that its texts count are those of the whole run
         left.finish(describe_search(investigation, left.minimum), settings.archive)
@@ -145,8 +154,8 @@ def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspect
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
     suspect = suspects.unit(subject.network)
-    search = over_units(Verdict.FAIL, lambda ask: investigation.minimise(ask, suspect=suspect))
-    minimum = investigation.found(investigation.prober.search(search, subject.cut))
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
+    minimum = investigation.found(investigation.prober.search(search, subject.cut, subject.original))
     for step in minimum.steps:
         console.say(f"  {step}")
     return narrow_held(investigation, settings.check.target, Case(minimum))
@@ -167,7 +176,7 @@ def deliver(
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
-    console.answer(f"{sentence} ({result.minimality}).")
+    console.answer(f"{sentence} ({result.proof}).")
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
@@ -182,10 +191,35 @@ def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None
         investigation.save_best(settings.output / MODEL)
 
 
+def deliver_another(
+    investigation: Investigation, settings: DiagnoseSettings, case: Case, number: int
+) -> dict[str, Any]:
+    """Leave a folder for another failure beside that of the first, and say what the result does of it."""
+    answer, whole = investigation.settle(case), settings.output.resolve()
+    if settings.search.shrink:
+        answer = shrink(investigation, answer)
+    subject, blamed = investigation.subject, by_blame(investigation, answer)
+    sentence, found = describe_answer(subject.network, blamed), describe_search(investigation, case.minimum)
+    folder = settings.output.parent / f"{whole.name}-{number}"
+    left = leave_reproducer(
+        investigation,
+        settings.check,
+        Answer(answer, case.minimum, sentence, found),
+        folder,
+        anonymous=settings.anonymous,
+    )
+    left.finish(describe_search(investigation, left.minimum), None)
+    failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
+    investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
+    investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
+    return failure
+
+
 def describe_search(investigation: Investigation, minimum: Minimum) -> str:
     """How the answer was found, in words."""
     subject = investigation.subject
-    proof = "1-minimal: without any one of its units the rest does not fail" if minimum.proven else "unproven"
+    any_one = "any one, or any two," if minimum.pairs else "any one"
+    proof = f"1-minimal: without {any_one} of its units the rest does not fail" if minimum.proven else "unproven"
     return (
         f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
         f"of the search, in {len(investigation.prober.ledger.records)} probes. The answer is {proof}."

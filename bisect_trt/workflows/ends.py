@@ -7,8 +7,8 @@ from dataclasses import replace
 from bisect_trt.graph.surgeon import given_back
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import over_units
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import Oracle, Search, about_units, over_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
@@ -33,13 +33,15 @@ def reduce_one_end(investigation: Investigation, mode: Mode, *, start_held: bool
             return subject.cut(units.leading_to(ends), outputs=_outputs(investigation, ends))
         return subject.cut(units.with_weights(units.led_to(ends)))
 
-    def algorithm(ask: Ask) -> tuple[Minimum, Minimum]:
+    def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
+        ask = about_units(oracle)
         moved = (shrink_end if start_held else shrink_start)(units.searched, ask, mode)
         order = units.searched if start_held else units.searched[::-1]
         # From here on each length was asked about that a bisection of these comes to first.
-        return moved, minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
+        ends = minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
+        return moved, investigation.confirmed(oracle, ends, frozenset)
 
-    moved, ends = investigation.prober.search_from(subject.original, over_units(Verdict.FAIL, algorithm), build)
+    moved, ends = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, algorithm), build)
     left = build(ends.units)
     minimum = replace(ends, units=left.units, why=ends.why or moved.why)
     return _fewest_outputs(investigation, Case(minimum, outputs=left.outputs)) if start_held else Case(minimum)

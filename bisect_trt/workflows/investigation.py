@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bisect_trt.graph.save import save_model
 from bisect_trt.options.choices import Mode
@@ -16,10 +16,12 @@ from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.outcome import LOST, Outcome
 from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.prompt import Undo
+from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Ask, Minimum
+from bisect_trt.search.confirm import confirm
+from bisect_trt.search.oracle import Completion, Minimum
+from bisect_trt.search.question import Oracle, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
@@ -78,13 +80,14 @@ class Investigation(Examination):
         original, units = candidate or self.subject.original, len(self.subject.units)
         record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
         flakiness = self.prober.runner.flakiness
-        if search.repeat > 1:
+        if search.repeat is not None:
             self.result.extra["flaky"] = {
                 "runs": flakiness.runs,
                 "failures": flakiness.failures,
                 "rate": flakiness.rate,
                 "passes_needed": flakiness.passes_needed,
                 "confidence": flakiness.confidence,
+                "least_rate": round(flakiness.least_rate, 6),
             }
         if flakiness.passes_needed > 1:
             self.console.say(
@@ -99,19 +102,39 @@ class Investigation(Examination):
         assert outcome is not None, "it was probed"
         return outcome
 
-    def minimise(self, ask: Ask, mode: Mode = Mode.AUTO, suspect: int | None = None) -> Minimum:
-        """The algorithm that reduces the whole model; see :func:`bisect_trt.search.strategy.minimise`."""
+    def minimise(
+        self,
+        oracle: Oracle,
+        mode: Mode = Mode.AUTO,
+        suspect: int | None = None,
+        searched: Sequence[int] | None = None,
+    ) -> Minimum:
+        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
         algorithm = partial(
             minimise,
-            units.searched,
+            units.searched if searched is None else searched,
             mode=mode,
             weights=units.with_weights,
             inseparable=units.bare,
             pattern=self.subject.patterns.around,
             suspect=suspect,
         )
-        return unless_lost(algorithm, ask, units.with_weights(units.searched))
+        everything = units.with_weights(units.searched if searched is None else searched)
+        return self.confirmed(oracle, unless_lost(algorithm, about_units(oracle), everything))
+
+    def confirmed(self, oracle: Oracle, minimum: Minimum, complete: Completion | None = None) -> Minimum:
+        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
+
+        Args:
+            oracle: The oracle.
+            minimum: What the algorithm found.
+            complete: Adds to a set what cannot be left out while the rest is in it; for units if not given.
+        """
+        if isinstance(self.prober.runner.check, PromptCheck):
+            return minimum
+        flakiness = self.prober.runner.flakiness if self.prober.measured else None
+        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
 
     def found(self, minimum: Minimum) -> Minimum:
         """What :meth:`minimise` ended with.
@@ -121,7 +144,7 @@ class Investigation(Examination):
         """
         subject = self.subject
         everything = subject.units.with_weights(subject.units.searched)
-        return refuse_lost(minimum, subject.original, lambda: subject.cut(everything))
+        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything)))
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
@@ -134,23 +157,44 @@ class Investigation(Examination):
 
     def conclude(self, minimum: Minimum) -> None:
         """Put into the result what was found, and how sure that is."""
-        flakiness, result = self.prober.runner.flakiness, self.result
+        result = self.result
         result.status = "found"
-        result.minimality = "1-minimal" if minimum.proven else "unproven"
-        result.why = minimum.why
+        result.minimality, result.why = self._proof(minimum)
+        if minimum.proven and minimum.pairs:
+            result.extra["pairs_tried"] = True
+
+    def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
+        """What the result says of one failure among several: its nodes, whether that is proven, the model."""
+        minimality, why = self._proof(minimum)
+        return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
+
+    def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
+        """``1-minimal`` or ``unproven``, and what is to be said of it."""
+        flakiness = self.prober.runner.flakiness
+        if not minimum.proven:
+            return "unproven", minimum.why
         lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
-        if minimum.proven and lost is not None:
-            result.minimality = "unproven"
-            result.why = f"'{lost.title}' could not be probed: {lost.reason}"
-        elif minimum.proven and flakiness.passes_needed > 1:
-            result.minimality = "unproven"
-            passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
-            confidence = flakiness.reached(passed)
-            result.extra["flaky"]["reached"] = round(confidence, 6)
-            result.why = (
-                f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
-                f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
-            )
+        if lost is not None:
+            return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
+        if flakiness.passes_needed == 1:
+            return "1-minimal", minimum.why
+        passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
+        confidence = flakiness.reached(passed)
+        self.result.extra["flaky"]["reached"] = round(confidence, 6)
+        why = (
+            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
+            f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
+        )
+        return "unproven", why
+
+    def doubted(self, minimum: Minimum) -> Minimum:
+        """Not proven, where without a unit the model breaks in the way of the original after all, but for the words."""
+        akin = [identity for identity in self.prober.ledger.akin if identity.units in minimum.refused]
+        if not minimum.proven or not akin:
+            return minimum
+        record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
+        why = f"without {len(akin)} of its units, whether it is the same failure is not known: it {record.reason}"
+        return replace(minimum, proven=False, why=why)
 
     def until_done(self, story: Callable[[], Told]) -> Told:
         """Tell a story to its end, from the start again where the user takes an answer back.

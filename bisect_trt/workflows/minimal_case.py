@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bisect_trt.graph.network import Network
-from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.question import over_units
+from bisect_trt.search.minimality import make_smallest
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import Oracle, Search, about_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame, named_nodes
@@ -120,8 +120,13 @@ def narrow_held(investigation: Investigation, target: TargetSettings | None, cas
 def minimise_case(investigation: Investigation, failing: Subset, *, held: bool = False) -> Case:
     """Leave out what a small failing set does not need."""
     subject = investigation.subject
-    search = over_units(Verdict.FAIL, lambda ask: make_minimal(failing, ask, subject.units.bare))
-    return Case(investigation.prober.search(search, lambda units: subject.cut(units, held=held)), held)
+
+    def algorithm(oracle: Oracle) -> Minimum:
+        return investigation.confirmed(oracle, make_smallest(failing, about_units(oracle), subject.units.bare))
+
+    search = Search(Verdict.FAIL, algorithm)
+    minimum = investigation.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
+    return Case(investigation.doubted(minimum), held)
 
 
 def _first_failing(investigation: Investigation, units: Subset, *, held: bool = False) -> Subset | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -14,7 +15,7 @@ from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
+from bisect_trt.search.question import Again, Oracle, Search, Units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
@@ -22,6 +23,7 @@ from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
+from bisect_trt.workflows.others import check_finds_all, look_for_others
 from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
@@ -36,7 +38,8 @@ def check_outputs(settings: ReduceSettings) -> None:
     Raises:
         UsageError: One cannot.
     """
-    for path in filter(None, (settings.output, settings.inputs, settings.golden, settings.min_good)):
+    check_output(settings.output, overwrite=settings.overwrite)  # what lies beside it is named after it
+    for path in filter(None, (settings.inputs, settings.golden, settings.min_good)):
         check_output(path, overwrite=settings.overwrite)
 
 
@@ -48,41 +51,62 @@ def reduce_model(investigation: Investigation, settings: ReduceSettings, search:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
+    if settings.find_all:
+        check_finds_all(investigation)
     with saving_best(lambda: investigation.save_best(settings.output)):
-        return investigation.until_done(lambda: _reduce(investigation, settings, search))
+        case = investigation.until_done(lambda: _reduce(investigation, settings, search))
+    if settings.both_ends:
+
+        def deliver_another(other: Case, number: int) -> dict[str, Any]:
+            return deliver_another_model(investigation, settings.of_another(number), search, other)
+
+        look_for_others(investigation, case, deliver_another if settings.find_all else None, settings.mode)
+        # The rest of the model may be the largest that passes.
+        answer = investigation.subject.cut(case.minimum.units, held=case.held)
+        investigation.result.artifacts["min_good"] = save_min_good(investigation, settings.min_good, answer)
+    return investigation.result
 
 
-def _reduce(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Result:
+def _reduce(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Case:
     subject, console = investigation.subject, investigation.console
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
-    if search.repeat > 1 or looks:
+    if search.repeat is not None or looks:
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
-    shrinks = search.shrink and settings.reduce_inputs and settings.reduce_outputs
-    if case is None and not (settings.reduce_inputs and settings.reduce_outputs):
+    if case is None and not settings.both_ends:
         case = reduce_one_end(investigation, settings.mode, start_held=settings.reduce_outputs)
     elif case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
-        same = not shrinks and not has_external_data(subject.network.proto)
+        same = not search.shrink and not has_external_data(subject.network.proto)
         case = Case(find_minimum(investigation, settings.mode, suspect, confirm=same))
         check = investigation.prober.runner.check
         case = narrow_held(investigation, check.target if isinstance(check, BuiltinCheck) else None, case)
     for step in case.minimum.steps:
         console.say(f"  {step}")
+    deliver(investigation, settings, smallest(investigation, settings, search, case), case.minimum)
+    return case
+
+
+def smallest(investigation: Investigation, settings: ReduceSettings, search: SearchSettings, case: Case) -> Candidate:
+    """A case as a candidate, its tensors shrunk if they are to be."""
     answer = investigation.settle(case)
-    if shrinks:
-        console.step("Shrink the tensors of what is left")
-        answer = shrink(investigation, answer)
-    return deliver(investigation, settings, answer, case.minimum)
+    if not (search.shrink and settings.both_ends):
+        return answer
+    investigation.console.step("Shrink the tensors of what is left")
+    return shrink(investigation, answer)
 
 
 def _looks(investigation: Investigation, settings: ReduceSettings) -> bool:
     """Whether one look at all tensors is worth it: one build, for the nine or ten that bisecting a thousand nodes takes."""
     check = investigation.prober.runner.check
-    whole = settings.mode is Mode.AUTO and settings.reduce_inputs and settings.reduce_outputs
-    return whole and isinstance(check, BuiltinCheck) and check.target.target.capabilities.costly
+    return (
+        settings.mode is Mode.AUTO
+        and settings.both_ends
+        and isinstance(check, BuiltinCheck)
+        and check.target.target.capabilities.costly
+    )
 
 
 def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
@@ -122,9 +146,9 @@ def find_minimum(
     subject = investigation.subject
 
     def story(oracle: Oracle) -> Minimum:
-        minimum = investigation.minimise(about_units(oracle), mode, suspect)
+        minimum = investigation.minimise(oracle, mode, suspect)
         if confirm and minimum is not LOST:
-            oracle(Again(Units(minimum.units), _READ_BACK))
+            oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
         return minimum
 
     minimum = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
@@ -134,19 +158,43 @@ def find_minimum(
 _READ_BACK = "the result, read back"
 
 
-def deliver(investigation: Investigation, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
-    """Write the answer, read it back, and probe what was read."""
-    subject, prober = investigation.subject, investigation.prober
-    console, result = investigation.console, investigation.result
-    save_model(answer.proto, subject.workspace.candidates, settings.output)
+def write_answer(investigation: Investigation, output: Path, answer: Candidate, minimum: Minimum) -> Minimum:
+    """Write the answer, read it back, and probe what was read.
+
+    Returns:
+        The answer; unproven if what was read does not fail.
+    """
+    console, prober = investigation.console, investigation.prober
+    save_model(answer.proto, investigation.subject.workspace.candidates, output)
     console.step("Written and read back: does it still fail?")
-    again = replace(answer, proto=onnx.load(str(settings.output)), title=_READ_BACK, again=True)
+    again = replace(answer, proto=onnx.load(str(output)), title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")
     record = prober.probe(again)
-    if record.verdict is not Verdict.FAIL:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    investigation.conclude(minimum)
+    if record.verdict is Verdict.FAIL:
+        return minimum
+    return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+
+
+def deliver_another_model(
+    investigation: Investigation, settings: ReduceSettings, search: SearchSettings, case: Case
+) -> dict[str, Any]:
+    """Write the answer for another failure, and say what the result does of it."""
+    subject = investigation.subject
+    answer = smallest(investigation, settings, search, case)
+    minimum = write_answer(investigation, settings.output, answer, case.minimum)
+    save_values(subject, settings, answer)
+    culprits = subject.describe_nodes(by_blame(investigation, answer))
+    failure = investigation.failure(minimum, culprits, settings.output)
+    names = ", ".join(f"{culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'" for culprit in culprits)
+    investigation.console.answer(f"{settings.output}: another failure ({failure['minimality']}): {names}")
+    return failure
+
+
+def deliver(investigation: Investigation, settings: ReduceSettings, answer: Candidate, minimum: Minimum) -> Result:
+    """Leave the answer, and say what it is."""
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    investigation.conclude(write_answer(investigation, settings.output, answer, minimum))
     result.culprits = subject.describe_nodes(by_blame(investigation, answer))
     result.artifacts |= {
         "reduced": str(settings.output),
@@ -155,7 +203,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
     }
     count = len(result.culprits)
     console.answer(
-        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
+        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
     )
     if answer.held:
         result.extra["held"] = True

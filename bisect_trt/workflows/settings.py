@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bisect_trt.options.choices import Mode
@@ -117,14 +117,14 @@ class SearchSettings:
 
     Attributes:
         workers: How many probes at a time; ``None`` for as many as there are GPUs, or else cores.
-        repeat: How often the original is run to measure how often it fails.
+        repeat: How often the original is run to measure how often it fails; ``None`` for not at all: once, unmeasured.
         confidence: How sure the answer shall be if it fails only sometimes.
         shrink: Whether to make the tensors of the minimal case smaller too.
         budget: How much may be spent.
     """
 
     workers: int | None = None
-    repeat: int = 1
+    repeat: int | None = None
     confidence: float = 0.99
     shrink: bool = True
     budget: Budget = field(default_factory=Budget)
@@ -141,6 +141,7 @@ class ReduceSettings:
         reduce_outputs: Whether its end may move.
         mode: Which algorithm.
         overwrite: Whether files that exist may be written over.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
     """
 
     output: Path
@@ -149,6 +150,17 @@ class ReduceSettings:
     reduce_outputs: bool = True
     mode: Mode = Mode.AUTO
     overwrite: bool = False
+    find_all: bool = False
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether both ends of the graph may move."""
+        return self.reduce_inputs and self.reduce_outputs
+
+    def of_another(self, number: int) -> ReduceSettings:
+        """Where the answer for another failure goes."""
+        output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
+        return replace(self, output=output, min_good=None)
 
     @property
     def inputs(self) -> Path:

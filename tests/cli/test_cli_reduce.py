@@ -227,7 +227,7 @@ def test_inputs_from_files_and_scripts(cli: CommandLine, model: Path) -> None:
     Path("data.py").write_text(
         "import numpy\ndef load_data():\n    yield {'x': numpy.full((2, 3), 7, numpy.float32)}\n"
     )
-    check = script(Path("check"), f'cp "$2" seen.npz; {has("<3>")} && exit 1; exit 0')
+    check = script(Path("check"), f'{has("<3>")} && cp "$2" seen.npz && exit 1; exit 0')
     for number, options in enumerate((["--load-inputs", "x.npz"], ["--data-loader-script", "data.py"])):
         options += ["-o", f"{number}.onnx", "--no-shrink"]
         assert cli("reduce", model, *options, "--check", f"./{check}", "{model}", "{inputs}").status == 0

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph import externals
 from bisect_trt.graph.cut import cut
 from bisect_trt.graph.externals import WEIGHTS_FILE, copy_file, external_files, inner_bytes, make_raw, share_weights
@@ -228,3 +228,14 @@ def test_no_room(tmp_path: Path) -> None:
     (tmp_path / "run" / "weights").write_text("a file in the way")
     with pytest.raises(UsageError, match="cannot be copied"):
         share_weights(load_model(source), source, tmp_path / "run")
+
+
+@pytest.mark.parametrize("entry", ["", "x", "-1", "1.5", " "])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str) -> None:
+    model = onnx.ModelProto()
+    tensor = model.graph.initializer.add(name="w", data_location=TensorProto.EXTERNAL)
+    for each, value in (("location", "w.bin"), (key, entry)):
+        tensor.external_data.add(key=each, value=value)
+    with pytest.raises(UnavailableError, match="the weight 'w' lies outside the model, which does not say where"):
+        external_files(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from fakes import FakeCheck, FakeRun, build, scratch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.probing.runner import MOST_PASSES, Flakiness, expected_verdicts
+from benchmarks.flaky import simulate
+from bisect_trt.search.flakiness import MOST_PASSES, Flakiness, expected_verdicts
 from bisect_trt.search.oracle import Subset
 from bisect_trt.search.question import over_units
 from bisect_trt.search.strategy import minimise
@@ -130,6 +132,33 @@ def test_a_flaky_failure_is_found() -> None:
     assert believing < 0.9 * searches
     # 20 runs of the original, and for each of about ten questions ten passes, or one or two runs up to a failure.
     assert runs / searches <= 20 + 10 * 10
+
+
+@pytest.mark.parametrize("required", [1, 2])
+def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
+    """Rates from seldom to nearly always; `python -m benchmarks.flaky` makes as many searches as one likes."""
+    ended = []
+    for rate in (0.2, 0.5, 0.8, 0.9, 0.95, 0.99):
+        for seed in range(12):
+            for repeat in (1, 5, 20):
+                with scratch() as folder:
+                    ended.append(simulate(Path(folder), 1000 * seed + repeat, 60, rate, repeat, 1, required))
+    wrong = sum(search is not None and search.proven and not search.right for search in ended)
+    assert wrong <= 0.01 * len(ended)
+    assert sum(search is not None and search.proven and search.right for search in ended) > 0.2 * len(ended)
+
+
+@pytest.mark.parametrize("until", [Verdict.FAIL, Verdict.PASS])
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
+def test_runs_end_with_the_answer_that_ends_them(until: Verdict, fails: list[bool], most: int) -> None:
+    said = iter([*fails, *[until is Verdict.FAIL] * most])
+    check = FakeCheck(lambda _: Verdict.FAIL if next(said) else Verdict.PASS)
+    with scratch() as folder, FakeRun(Path(folder), check) as run:
+        record = run.prober.probe(replace(build([0]), again=True, runs=most, until=until))
+    taken = [*fails, *[until is Verdict.FAIL] * most][:most]
+    ending = (until is Verdict.FAIL) in taken
+    assert (record.verdict is until) == ending
+    assert record.runs == (taken.index(until is Verdict.FAIL) + 1 if ending else most)
 
 
 @given(st.integers(1, 10**6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -57,8 +58,9 @@ def test_monotone_failures_cost_about_the_information_bound(case: tuple[int, fro
     count, culprits = case
     oracle = Oracle(needs(*culprits))
     minimise(range(count), oracle)
-    # Each culprit: a bisection, a question whether that was all, and one for the proof.
-    assert len(oracle.asked) <= len(culprits) * (math.ceil(math.log2(max(count, 2))) + 3)
+    # Each culprit: a bisection, a question whether that was all, and one for the proof; where they are few, their pairs.
+    pairs = math.comb(len(culprits), 2) if 3 <= len(culprits) <= 6 else 0
+    assert len(oracle.asked) <= len(culprits) * (math.ceil(math.log2(max(count, 2))) + 3) + pairs
 
 
 @given(st.integers(2, 1000), st.data())
@@ -109,6 +111,39 @@ def test_any_failure_ends_one_minimal(case: tuple[int, Predicate], mode: Mode) -
     for unit in minimum.units:
         rest = minimum.units - {unit}
         assert not rest or predicate(rest) is not Verdict.FAIL
+
+
+@given(any_predicate(), st.sampled_from(Mode))
+def test_where_few_are_left_no_two_can_be_left_out_either(case: tuple[int, Predicate], mode: Mode) -> None:
+    count, predicate = case
+    minimum = minimise(range(count), Oracle(predicate), mode)
+    assert minimum.pairs == (3 <= len(minimum.units) <= 6)
+    if minimum.pairs:
+        for pair in combinations(minimum.units, 2):
+            assert predicate(minimum.units - set(pair)) is not Verdict.FAIL
+
+
+@given(st.integers(5, 60), st.sampled_from(Mode), st.data())
+def test_two_that_undo_each_other_are_left_out_together(count: int, mode: Mode, data: st.DataObject) -> None:
+    """Three units fail; either of two others cures that, and both of them do not."""
+    chosen = data.draw(st.permutations(range(count)))
+    causes, cures = frozenset(chosen[:3]), frozenset(chosen[3:5])
+
+    def predicate(units: Subset) -> Verdict:
+        return Verdict.FAIL if causes <= units and len(units & cures) != 1 else Verdict.PASS
+
+    assert minimise(range(count), Oracle(predicate), mode).units == causes
+
+
+@given(any_predicate(), st.sampled_from(Mode))
+def test_the_sets_that_broke_in_another_way_are_named(case: tuple[int, Predicate], mode: Mode) -> None:
+    count, predicate = case
+    minimum = minimise(range(count), Oracle(predicate), mode)
+    broken = [minimum.units - {unit} for unit in minimum.units]
+    assert sorted(map(sorted, minimum.refused)) == sorted(
+        sorted(units) for units in broken if units and predicate(units) is Verdict.UNRESOLVED
+    )
+    assert (minimum.why is not None) == bool(minimum.refused)
 
 
 @given(any_predicate(), st.sampled_from(Mode))

@@ -257,3 +257,12 @@ def test_bad_scripts_are_named_with_the_reason(text: str, message: str, tmp_path
 def test_missing_scripts_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         make_inputs([info("x")], DataOptions(data_loader_script=str(tmp_path / name) if name else ""))
+
+
+@pytest.mark.parametrize(
+    ("shape", "samples"), [((10**11, 10**11), None), ((2**40,), 2), ((2, 3), 10**12), ((), 10**12)]
+)
+def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int | None) -> None:
+    """Said before they are asked for."""
+    with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* are free"):
+        make_inputs([info("x", shape=shape)], DataOptions(iterations=samples))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.graph.quantized import steps_of
+from bisect_trt.targets.standalone import differs
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
@@ -82,6 +83,20 @@ def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(grid: tuple[str, 
         result = compare_output("q", values, wrong, ToleranceOptions(), step=step)
         assert not result.passed
         assert not result.ties
+
+
+@given(GRIDS, st.integers(1, SIZE), st.sampled_from([1, 2]), st.integers(0, 99), st.booleans())
+def test_a_reproducers_script_says_the_same(
+    grid: tuple[str, float], count: int, by: int, seed: int, after: bool
+) -> None:
+    dtype, scale = grid
+    values = reference(dtype, scale, seed)
+    target = off(values, count, by * scale, seed)
+    seen = compare_output("q", values, target, ToleranceOptions(), step=Step(np.full(1, scale), after=after))
+    assert seen.atol is not None
+    assert seen.rtol is not None
+    failed, _ = differs(target, values, seen.atol, seen.rtol, "elemwise", seen.step or 0, seen.most_ties)
+    assert failed is not seen.passed
 
 
 @pytest.mark.parametrize("options", [ToleranceOptions(atol={"": 1e-5}), ToleranceOptions(rtol={"q": 0.0})])

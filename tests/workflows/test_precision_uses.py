@@ -27,6 +27,8 @@ from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
 from bisect_trt.workflows.precision.ran import suggest
 from bisect_trt.workflows.precision.settings import PrecisionSettings
@@ -154,6 +156,24 @@ def test_a_search_that_was_ended_names_the_engine_and_the_options(
     said = " ".join(capsys.readouterr().out.split())
     assert f"{tmp_path / 'mixed.engine'}: the best so far" in said
     assert "not tried (the search did not come to its end): the options of trtexec: trtexec --onnx=" in said
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_diagnosis_recommends_only_what_passes_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, loads: bool
+) -> None:
+    with searching(TensorRt(loads=loads), tmp_path) as task:
+        task.prober.probe_original(task.subject.original)
+        found = Investigation(task.subject, task.console, task.result, task.prober)
+        check = CheckSettings(target=FP16)
+        find_fix(found, check, SearchSettings(workers=1), task.subject.original, tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    engine = tmp_path / "mixed.engine"
+    assert (f"To mend it: keep 2 of 8 nodes in fp32, as {engine} does." in said) is loads
+    assert ("No fix by precision: with 2 of 8 nodes in fp32 nothing that was written passes." in said) is not loads
+    assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads
+    assert "does not pass: " in said
+    assert f"as {tmp_path / 'mixed.onnx'} does" not in said
 
 
 TRTEXEC = """#!/bin/sh

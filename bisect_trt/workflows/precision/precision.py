@@ -82,7 +82,7 @@ def _find(task: Task, search: SearchSettings) -> Result:
     suspects = find_suspects(task)
     tell_suspects(task.subject, suspects, console)
     console.step(f"Probe all {count} in fp32, then all in {low}, then search for the fewest to keep in fp32")
-    if search.repeat > 1:
+    if search.repeat is not None:
         measure_lowered(task, search)
     minimum = search_keep(task, suspects)
     if task.settings.minimise is Minimise.LATENCY:

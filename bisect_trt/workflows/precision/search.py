@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.limit import Enough, Limited
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import over_units
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.search.question import Oracle, Search, about_units
 from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
@@ -38,19 +39,21 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
     ranking = [entry.unit for entry in suspects]
     groups = groups_of(task.subject, everything)
 
-    def story(ask: Ask) -> Minimum | Subset:
+    def story(oracle: Oracle) -> Minimum | Subset:
         """The answer, or the set of units about which the check did not say what it should have."""
+        ask = about_units(oracle)
         if ask(everything) is not Verdict.PASS:
             return everything
         if ask(nothing) is not Verdict.FAIL:
             return nothing
         limited = Limited(ask, everything, most)
         try:
-            return find_keep(units, limited, suspects=ranking, groups=groups)
+            minimum = find_keep(units, limited, suspects=ranking, groups=groups)
         except Enough:
             return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
-    answer = task.prober.search(over_units(Verdict.PASS, story), task.lowering.candidate)
+    answer = task.prober.search(Search(Verdict.PASS, story), task.lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
     raise refusal(task, answer)

@@ -1,0 +1,100 @@
+"""Does a proof hold where the check may be flaky? What it rests on is asked again.
+
+A check that shows a failure only sometimes says ``FAIL`` truly and ``PASS`` by chance. So a set that failed does fail, and
+whatever was passed wrongly on the way cost questions and no more. What can be wrong is only that nothing can be left out:
+that rests on a pass for each unit. A single unit needs none: that it failed is the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bisect_trt.search.flakiness import Flakiness
+from bisect_trt.search.minimality import make_smallest, neighbours
+from bisect_trt.search.oracle import Completion, Minimum, Subset
+from bisect_trt.search.question import Again, Oracle, Original, Units, about_units
+from bisect_trt.search.verdict import Verdict
+
+FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
+_ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
+_ORIGINAL_PASSED = "the original failed, and did not when asked again"
+_ANSWER_PASSED = "the answer failed, and did not when asked again"
+
+
+def confirm(minimum: Minimum, oracle: Oracle, complete: Completion, flakiness: Flakiness | None) -> Minimum:
+    """Ask again what a proof of 1-minimality rests on.
+
+    Args:
+        minimum: What was found by leaving out units.
+        oracle: The oracle.
+        complete: Adds to a set what cannot be left out while the rest is in it.
+        flakiness: What was measured of the original: each decisive pass is confirmed so often that the proof holds with
+            the confidence asked for. ``None`` if nothing was measured: then one of them is asked again, and the original,
+            two questions in all.
+
+    Returns:
+        The same with a step that says so; smaller and unproven, with the reason, where the second answer is another.
+    """
+    decisive = [without for without in neighbours(minimum.units, complete) if without not in minimum.refused]
+    if not minimum.proven or not decisive or (flakiness is not None and not flakiness.is_steady):
+        return minimum  # where the failure is known to be flaky, each pass was confirmed when it was asked for
+    doubt = _quick_doubt(oracle, decisive) if flakiness is None else _doubt(oracle, minimum.units, decisive, flakiness)
+    if isinstance(doubt, str):
+        return replace(minimum, proven=False, why=FLAKY.format(doubt))
+    if doubt is not None:
+        smaller = make_smallest(doubt, about_units(oracle), complete)
+        proven = len(smaller.units) == 1
+        return replace(smaller, proven=proven, why=FLAKY.format(_ANSWERED_BOTH), steps=minimum.steps)
+    if flakiness is None:
+        return minimum
+    failures, passes = flakiness.confirmations(len(decisive))
+    step = (
+        f"what the proof rests on was run again ({failures} more failures of the answer, {passes} more passes of each of "
+        f"{len(decisive)} parts of it), so it holds with {flakiness.confidence:.0%} confidence"
+    )
+    return replace(minimum, steps=(*minimum.steps, step))
+
+
+def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:
+    """The same for what is enough to keep: there the failures prove that nothing less is, and the answer's pass is asked again.
+
+    Args:
+        minimum: A set that passed.
+        oracle: The oracle.
+        flakiness: What was measured with nothing kept.
+    """
+    if not minimum.proven or not flakiness.is_steady:
+        return minimum
+    failures, passes = flakiness.confirmations(1)
+    if passes and oracle(Again(Units(minimum.units), runs=passes)) is not Verdict.PASS:
+        return replace(minimum, proven=False, why=FLAKY.format("the answer passed, and did not when asked again"))
+    nothing = Again(Units(frozenset()), runs=failures, until=Verdict.PASS)
+    if failures and oracle(nothing) is not Verdict.FAIL:
+        return replace(
+            minimum, proven=False, why=FLAKY.format("with nothing kept it failed, and did not when asked again")
+        )
+    return minimum
+
+
+def _quick_doubt(oracle: Oracle, decisive: Sequence[Subset]) -> Subset | str | None:
+    """A part of the answer that fails after all, or what else disagrees; ``None`` if nothing does.
+
+    The part without the first unit is the likeliest to have passed wrongly. Bisection finds the last unit first; if that
+    is all, but passes wrongly when it is asked about alone, whatever fails together with it does: the first unit there is.
+    """
+    if oracle(Again(Units(decisive[0]))) is Verdict.FAIL:
+        return decisive[0]
+    return None if oracle(Again(Original())) is Verdict.FAIL else _ORIGINAL_PASSED
+
+
+def _doubt(oracle: Oracle, answer: Subset, decisive: Sequence[Subset], flakiness: Flakiness) -> Subset | str | None:
+    """The same with as many runs as the proof takes."""
+    failures, passes = flakiness.confirmations(len(decisive))
+
+    for part in decisive if passes else ():
+        if oracle(Again(Units(part), runs=passes)) is Verdict.FAIL:
+            return part
+    if failures and oracle(Again(Units(answer), runs=failures, until=Verdict.PASS)) is not Verdict.FAIL:
+        return _ANSWER_PASSED
+    return None

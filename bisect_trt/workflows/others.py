@@ -1,0 +1,114 @@
+"""After an answer: does the rest of the model fail too?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Mode
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prompt import PromptCheck
+from bisect_trt.search.oracle import Subset
+from bisect_trt.search.question import Search
+from bisect_trt.search.verdict import Verdict
+from bisect_trt.workflows.investigation import Case, Investigation
+
+MOST_FAILURES = 10
+"""So many failing sets are looked for at most."""
+
+Delivery = Callable[[Case, int], dict[str, Any]]
+"""Delivers another answer, given its number from 2 on; what the result says of it."""
+
+
+def check_finds_all(investigation: Investigation) -> None:
+    """Make sure that nobody is asked at a prompt for one failure after the other.
+
+    Raises:
+        UsageError: Somebody would be.
+    """
+    if isinstance(investigation.prober.runner.check, PromptCheck):
+        raise UsageError(
+            "--all asks about each failure, which is too much to answer at a prompt; give a --check command."
+        )
+
+
+def look_for_others(
+    investigation: Investigation, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO
+) -> None:
+    """Probe what is left of the model without an answer; if it fails and all failures are wanted, search that.
+
+    Args:
+        investigation: The answer is in its result; what is found here goes there too.
+        case: The answer.
+        deliver: Delivers the next answer, and says of it what the result does; ``None`` to see only whether there is one.
+        mode: How to search.
+
+    Raises:
+        BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
+    """
+    console, result, prober = investigation.console, investigation.result, investigation.prober
+    if deliver is None and isinstance(prober.runner.check, PromptCheck):
+        return
+    first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
+    failures = [{**first, "reduced": result.artifacts["reduced"]}]
+    result.extra |= {"failures": failures, "more_failures": None}
+    taken = case.minimum.units
+    try:
+        while _fails(investigation, case, rest := _rest(investigation, taken)):
+            if deliver is None:
+                console.answer(
+                    "At least one more: without these nodes the rest of the model still fails (--all finds each)."
+                )
+                return
+            if len(failures) == MOST_FAILURES:
+                console.answer(f"The rest still fails: there are more than these {MOST_FAILURES}.")
+                return
+            console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
+            other = _search(investigation, case, rest, mode)
+            if other is None:
+                return
+            failures.append(deliver(other, len(failures) + 1))
+            taken |= other.minimum.units
+    except BudgetSpent:
+        if deliver is not None:
+            raise
+    if deliver is not None and result.extra["more_failures"] is False:
+        console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def _rest(investigation: Investigation, taken: Subset) -> list[int]:
+    """The units that can be cut without any of those that are taken."""
+    units = investigation.subject.units
+    searched = taken.intersection(units.searched)
+    return [unit for unit in units.searched if searched.isdisjoint(units.with_weights({unit}))]
+
+
+def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> bool:
+    """Probe the rest, and put into the result whether it fails; ``None`` there if it breaks in another way."""
+    subject, extra = investigation.subject, investigation.result.extra
+    extra["more_failures"] = None
+    if not rest:
+        extra["more_failures"] = False
+        return False
+    candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
+    record = investigation.prober.probe(replace(candidate, title=f"the rest: {candidate.title}"))
+    if record.verdict is not Verdict.UNRESOLVED:
+        extra["more_failures"] = record.verdict is Verdict.FAIL
+    return record.verdict is Verdict.FAIL
+
+
+def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
+    subject = investigation.subject
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest))
+    minimum = investigation.prober.search(
+        search, lambda units: subject.cut(units, held=case.held), investigation.subject.original
+    )
+    if not minimum.units:  # it failed once, and did not when it was asked about again
+        investigation.result.extra["more_failures"] = None
+        return None
+    for step in minimum.steps:
+        investigation.console.say(f"  {step}")
+    return Case(investigation.doubted(minimum), case.held)

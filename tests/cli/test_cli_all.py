@@ -1,0 +1,124 @@
+"""One failure of several: it is said, and ``--all`` finds each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import helper, numpy_helper
+from support import chain, has, node_names, read_json, save, script
+
+MORE = "At least one more: without these nodes the rest of the model still fails (--all finds each)."
+OPTIONS = ("-o", "out.onnx", "--no-shrink", "--json", "r.json")
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return chain(here / "model.onnx", 16)
+
+
+def failing_with_any(*causes: tuple[str, ...]) -> list[str]:
+    """A check that fails while the model has all nodes of one of the sets."""
+    body = " || ".join(f"{{ {has(*cause)}; }}" for cause in causes)
+    return ["--check", "./" + script(Path("check"), f"{{ {body}; }} && exit 1; exit 0"), "{model}"]
+
+
+def names(failure: dict[str, list[dict[str, str]]]) -> list[str]:
+    return [culprit["name"] for culprit in failure["culprits"]]
+
+
+def test_another_failure_is_said_and_not_searched(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, *OPTIONS, *failing_with_any(("<2>",), ("<9>", "<11>")))
+    assert ran.status == 0
+    assert MORE in ran.out
+    result = read_json(Path("r.json"))
+    assert result["more_failures"] is True
+    (failure,) = result["failures"]
+    assert failure == {
+        "culprits": result["culprits"],
+        "minimality": "1-minimal",
+        "why": None,
+        "reduced": result["artifacts"]["reduced"],
+    }
+
+
+def test_one_probe_shows_that_there_is_no_other(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, *OPTIONS, *failing_with_any(("<5>",)))
+    assert ran.status == 0
+    assert MORE not in ran.out
+    result = read_json(Path("r.json"))
+    assert (len(result["failures"]), result["more_failures"]) == (1, False)
+    assert sum("the rest: 15 of 16 units" in line for line in cli("log").out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_each_is_found(cli: CommandLine, model: Path, workers: str) -> None:
+    causes = [("<1>",), ("<4>", "<7>"), ("<10>", "<12>", "<13>")]
+    ran = cli("reduce", model, *OPTIONS, "--all", "--workers", workers, *failing_with_any(*causes))
+    assert ran.status == 0
+    assert "That is all: 3 found, and the rest of the model does not fail." in ran.out
+    result = read_json(Path("r.json"))
+    assert sorted(names(failure) for failure in result["failures"]) == sorted(map(list, causes))
+    assert result["more_failures"] is False
+    assert all(failure["minimality"] == "1-minimal" for failure in result["failures"])
+    assert [failure["reduced"] for failure in result["failures"]] == ["out.onnx", "out-2.onnx", "out-3.onnx"]
+    for failure in result["failures"]:
+        assert node_names(Path(failure["reduced"])) == names(failure)
+        assert Path(failure["reduced"]).with_suffix(".inputs.npz").exists()
+
+
+def test_there_is_a_limit(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, *OPTIONS, "--all", *failing_with_any(*((f"<{place}>",) for place in range(16))))
+    assert "The rest still fails: there are more than these 10." in ran.out
+    result = read_json(Path("r.json"))
+    assert (len(result["failures"]), result["more_failures"]) == (10, True)
+
+
+def test_a_budget_keeps_what_was_found(cli: CommandLine, model: Path) -> None:
+    check = failing_with_any(("<2>",), ("<9>",))
+    assert cli("reduce", model, *OPTIONS, *check).status == 0
+    probes = read_json(Path("r.json"))["probes"]["run"]
+    # Without --all the question is left out where the budget is spent; with it the other failure is missing.
+    assert cli("reduce", model, *OPTIONS, "--overwrite", "--max-probes", str(probes - 1), *check).status == 0
+    assert read_json(Path("r.json"))["more_failures"] is None
+    ran = cli("reduce", model, *OPTIONS, "--overwrite", "--all", "--max-probes", str(probes + 1), *check)
+    assert ran.status == 3
+    result = read_json(Path("r.json"))
+    assert (len(result["failures"]), result["more_failures"]) == (1, True)
+    assert node_names(Path("out.onnx")) == names(result["failures"][0])
+
+
+@pytest.mark.parametrize("end", ["--no-reduce-inputs", "--no-reduce-outputs"])
+def test_all_needs_both_ends(cli: CommandLine, model: Path, end: str) -> None:
+    ran = cli("reduce", model, *OPTIONS, "--all", end, *failing_with_any(("<2>",)))
+    assert ran.status == 2
+    assert "--all takes what failed out of the model, so both its ends must be free to move" in ran.err
+
+
+def overflowing_twice(path: Path) -> Path:
+    weights = {"big": 3e4, "small": 1e-5, "one": 1.0}
+    steps = [*["one"] * 3, "big", "small", *["one"] * 3, "big", "small", "one"]
+    nodes, last = [], "x"
+    for place, weight in enumerate(steps):
+        op = "Add" if weight == "one" else "Mul"
+        nodes.append(helper.make_node(op, [last, weight], [f"t{place}"], name=f"{weight}{place}"))
+        last = f"t{place}"
+    return save(path, nodes, [numpy_helper.from_array(np.array(v, np.float32), name) for name, v in weights.items()])
+
+
+def test_diagnose_leaves_a_reproducer_of_each(cli: CommandLine, here: Path) -> None:
+    model = overflowing_twice(here / "model.onnx")
+    ran = cli("diagnose", model, "--onnxrt", "--fp16", "-o", "left", "--all", "--json", "r.json")
+    assert ran.status == 0
+    result = read_json(Path("r.json"))
+    # What makes 90000 fails alone, and so does what is fed it.
+    assert sorted(names(failure) for failure in result["failures"]) == [["big3"], ["big8"], ["small4"], ["small9"]]
+    assert result["more_failures"] is False
+    for folder in ("left", "left-2", "left-3", "left-4"):
+        assert Path(folder, "reproduce.py").exists()
+        assert len(onnx.load(f"{folder}/model.onnx").graph.node) == 1
+    assert "Another failure: " in ran.out
+    assert cli("diagnose", model, "--onnxrt", "--fp16", "-o", "other").out.count(MORE) == 1

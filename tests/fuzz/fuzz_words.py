@@ -1,0 +1,155 @@
+"""Command lines: every command with options of its groups, their values mostly sound."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from pathlib import Path
+
+from bisect_trt.cli.commands import COMMANDS
+from bisect_trt.options import values
+from bisect_trt.options.spec import Entry, entries
+
+_WEIGHTS = {
+    "diagnose": 2,
+    "reduce": 3,
+    "precision": 2,
+    "layerwise": 3,
+    "extract": 4,
+    "sanitize": 4,
+    "inspect": 6,
+    "convert": 3,
+    "run": 6,
+}
+_TEXTS = (
+    "",
+    "x",
+    "y",
+    "n1",
+    "nobody",
+    "*",
+    "op:Add",
+    "[",
+    "x:",
+    ":",
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "ä",
+    "\udcff",
+    "{model}",
+    "n" * 300,
+    "a\nb",
+)
+_WORDS = {
+    values.tolerance: ("1e-3", "y:1e-2", "0", "inf", "nan", "-1", "x:y", ""),
+    values.quantile: ("0.5", "y:1", "2", "nan"),
+    values.shape: (
+        "x:[2,3]",
+        "x:[]",
+        "x:[0,3]",
+        "x:[-1]",
+        "[2,3]",
+        "x:[1e3]",
+        "x:[99999999999,99999999999]",
+        "z:[1]",
+        "x:[" + "1," * 70 + "1]",
+    ),
+    values.value_range: ("[0,1]", "x:[-1,1]", "[1,0]", "[nan,1]", "[1e308,1e308]", "x:[0]", "[-1e308,1e308]"),
+    values.places: ("0", "y:3", "-1", "9" * 30),
+    values.top_k: ("top-1", "y:top-2,axis=0", "top-0", "top-99999999,axis=9", "top"),
+    values.size: ("0", "1K", "16M", "9" * 40 + "G", "-1", "lots"),
+}
+_FILES = (
+    "values.npz",
+    "values.json",
+    "values.npz",
+    "values.json",
+    "model.onnx",
+    "none.npz",
+    ".",
+    "w.bin",
+    "n" * 300 + ".npz",
+    "no/such/x.npz",
+)
+_OUTPUTS = (
+    "out.onnx",
+    "out.json",
+    "out",
+    "no/out.onnx",
+    ".",
+    "model.onnx",
+    "n" * 300 + ".onnx",
+    "out.npz",
+    "out.png",
+    "\udcff.onnx",
+)
+_NEVER = {
+    "trt",
+    "check",
+    "show_heatmaps",
+    "show_error_metrics_plot",
+    "data_loader_script",
+    "compare_func_script",
+    "workers",
+}
+"""Not here: what opens windows, runs code that the user names, or another runtime."""
+
+
+def command_line(rng: random.Random) -> list[str]:
+    """The words after the program's name."""
+    name = rng.choices(list(COMMANDS), [_WEIGHTS.get(each, 1) for each in COMMANDS])[0]
+    own = COMMANDS[name][0]
+    every = [entry for group in COMMANDS[name] for entry in entries(group) if entry.name not in _NEVER]
+    words = [name]
+    words += [_argument(name, entry, rng) for entry in entries(own) if entry.option.positional and rng.random() < 0.97]
+    words += [
+        word for entry in every if entry.required and not entry.option.positional for word in ("-o", _output(rng))
+    ]
+    if any(entry.name == "onnxrt" for entry in every) and rng.random() < 0.9:
+        words += ["--onnxrt", *(["--fp16"] if rng.random() < 0.6 or name == "precision" else [])]
+    if name in ("diagnose", "reduce", "precision", "layerwise"):
+        words += ["--timeout", "20", *(["--max-time", "5", "--max-probes", "12"] if name != "layerwise" else [])]
+    chosen = [entry for entry in every if not (entry.option.positional or entry.required)]
+    for entry in rng.sample(chosen, min(len(chosen), rng.choice((0, 0, 1, 1, 2, 3)))):
+        if entry.name not in ("timeout", "max_time", "max_probes"):
+            words += _option(entry, rng)
+    if rng.random() < 0.5 and any(entry.name == "json" for entry in every):
+        words += ["--json", "r.json"]
+    return words
+
+
+def _argument(name: str, entry: Entry, rng: random.Random) -> str:
+    if name in ("log", "report", "resume"):
+        return rng.choice([".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"])
+    if name == "inspect":
+        return rng.choice(
+            ["model.onnx", "values.npz", "values.json", *(["model", "data"] if entry.name == "said" else []), *_FILES]
+        )
+    return "model.onnx" if rng.random() < 0.97 else rng.choice(_FILES)
+
+
+def _output(rng: random.Random) -> str:
+    return rng.choice(_OUTPUTS) if rng.random() < 0.3 else "out.onnx"
+
+
+def _option(entry: Entry, rng: random.Random) -> list[str]:
+    flag = rng.choice([part for flag in entry.flags for part in flag.split("/")])
+    if entry.option.count or (entry.kind is bool and entry.form == "one"):
+        return [flag]
+    return [flag, *(_value(entry, rng) for _ in range(rng.choice((1, 1, 2)) if entry.several else 1))]
+
+
+def _value(entry: Entry, rng: random.Random) -> str:
+    if rng.random() < 0.15:
+        return rng.choice(_TEXTS)
+    if entry.option.read in _WORDS:
+        return rng.choice(_WORDS[entry.option.read])
+    if issubclass(entry.kind, Enum):
+        return str(rng.choice(list(entry.kind)).value)
+    if entry.kind is Path:
+        return rng.choice(_FILES if entry.name.startswith("load") else _OUTPUTS)
+    if entry.kind in (int, float):
+        return rng.choice(["0", "1", "2", "-1", "99999999999999999999", "0.5"])
+    return rng.choice(_TEXTS)
