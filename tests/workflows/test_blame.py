@@ -38,6 +38,9 @@ from bisect_trt.workflows.minimal_case import extract_suspect, named_suspects, n
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
+GUARD = 2
+"""Probes that any proof of several nodes ends with, against checks that are flaky: a failure and a pass asked again."""
+
 
 @contextmanager
 def investigating(model: Path, check: Callable[[Subject], Check]) -> Iterator[Investigation]:
@@ -162,7 +165,7 @@ def test_the_node_that_a_refusal_names_is_tried_first(needed: set[str], probes: 
         order = investigation.subject.network.order
         assert {name_of(investigation, order[unit]) for unit in case.minimum.units} == needed
         assert case.minimum.proven
-        assert len(investigation.prober.ledger.records) <= probes
+        assert len(investigation.prober.ledger.records) <= probes + GUARD
 
 
 @pytest.mark.parametrize(("held", "left"), [({"<2>"}, {"<2>"}), (None, {"<1>", "<2>", "<3>"})])
@@ -226,7 +229,7 @@ def test_a_name_that_the_runtime_made_of_a_tensors_leads_to_the_answer(cli: Comm
     assert ran.status == 0, ran.err
     result = read_json(Path("r.json"))
     assert [node["name"] for node in result["culprits"]] == ["resh", "deq"]
-    assert result["probes"]["run"] <= 6
+    assert result["probes"]["run"] <= 6 + GUARD
     assert "2 nodes fail together: Reshape 'resh', DequantizeLinear 'deq'" in ran.out
     issue = Path("out/ISSUE.md").read_text()
     assert issue.splitlines()[0].index("Reshape") < issue.splitlines()[0].index("DequantizeLinear")
