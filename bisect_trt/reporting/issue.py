@@ -73,7 +73,8 @@ class Issue:
         model: The minimal model.
         target: The target.
         file: The model's file.
-        target_file: The file that the target runs; another one if it was lowered first.
+        target_file: The file that the target runs; another one if it runs another form of the model.
+        lowered: Whether the low precision that it runs in is in that form already.
         comparisons: What the target made of the outputs.
         failure: The signature of the failure.
         refusal: What the target says of the model, where its not running it is the failure.
@@ -87,6 +88,7 @@ class Issue:
     target: TargetSettings
     file: str
     target_file: str
+    lowered: bool
     comparisons: Sequence[TensorComparison]
     failure: str
     refusal: str | None
@@ -116,11 +118,6 @@ class Issue:
         """Operators and symptom; no names of the model's."""
         who = kinds(guilty_first(self.model, self.blamed))
         return f"{self.target.target.title}: {who} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
-
-    @property
-    def lowered(self) -> bool:
-        """Whether the model itself holds the low precision that the target runs in."""
-        return self.target_file != self.file
 
     @property
     def minimal(self) -> Minimal:

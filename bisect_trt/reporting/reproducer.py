@@ -40,7 +40,8 @@ class Reproducer:
 
     Attributes:
         model: The minimal model, as it lies in the folder.
-        lowered: The form of it that the target really ran, where that is another (fp16 by round trips).
+        ran: The form of it that the target really ran, where that is another (fp16 by round trips, free dimensions).
+        lowered: Whether the low precision is in that form already.
         inputs: Its inputs.
         golden: What its outputs should be.
         comparisons: What the target made of them.
@@ -58,7 +59,8 @@ class Reproducer:
     """
 
     model: onnx.ModelProto
-    lowered: onnx.ModelProto | None
+    ran: onnx.ModelProto | None
+    lowered: bool
     inputs: Mapping[str, NDArray[Any]]
     golden: Mapping[str, NDArray[Any]]
     comparisons: Sequence[TensorComparison]
@@ -82,8 +84,8 @@ class Reproducer:
         """
         try:
             files = [MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE, *self.files]
-            if self.lowered is not None:
-                onnx.save(self.lowered, str(folder / self.target_model))
+            if self.ran is not None:
+                onnx.save(self.ran, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
             save_npz(folder / GOLDEN, self.golden)
@@ -118,14 +120,14 @@ class Reproducer:
     @property
     def target_model(self) -> str:
         """The file that the target runs."""
-        if self.lowered is None:
+        if self.ran is None:
             return MODEL
-        return f"model_{'bf16' if self.target.bf16 else 'fp16' if self.target.fp16 else 'target'}.onnx"
+        return f"model_{('bf16' if self.target.bf16 else 'fp16') if self.lowered else 'target'}.onnx"
 
     @property
     def script(self) -> Script:
         """How ``reproduce.py`` runs the model."""
-        model = minimal(self.model, self.target_model, lowered=self.lowered is not None)
+        model = minimal(self.model, self.target_model, lowered=self.lowered)
         return self.target.target.script(self.target, model)
 
     def _write_data_set(self, folder: Path) -> list[str]:
@@ -153,6 +155,7 @@ class Reproducer:
             self.target,
             MODEL,
             self.target_model,
+            self.lowered,
             self.comparisons,
             self.failure,
             self.refusal,
@@ -167,7 +170,7 @@ class Reproducer:
         return render_script(
             self.script,
             self.target_model,
-            sorted({*names_of(self.model.graph), *names_of((self.lowered or self.model).graph)} - {""}),
+            sorted({*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}),
             self.comparisons,
             answer=self.answer,
             described=self.target.describe(),
@@ -194,12 +197,8 @@ class Reproducer:
         """What it is, how to run it, and the versions it was seen with."""
         failed = [f"- {code(c.name)}: {prose(c.describe())}" for c in self.comparisons if not c.passed]
         seen = failed if self.refusal is None else [f"- {prose(self.refusal)}"]
-        lowered = (
-            f"{code(self.target_model)} is the same model in low precision (by Casts in the graph), which is what the target "
-            "ran. "
-            if self.lowered is not None
-            else ""
-        )
+        how = "in low precision (by Casts in the graph)" if self.lowered else "as the target was given it"
+        ran = f"{code(self.target_model)} is the same model {how}, which is what ran. " if self.ran is not None else ""
         files = f" What the target reads lies in {code(FILES)}." if self.files else ""
         parts = [
             f"# {prose(self.answer)}",
@@ -212,7 +211,7 @@ class Reproducer:
                 f"{code(MODEL)} is the smallest model that still fails. {code(INPUTS)} are the values that the network really "
                 f"has there, {code(GOLDEN)} is {GOLDEN_IS}, both by tensor name; `inputs.json` and `golden.json` are the same as "
                 f"Polygraphy reads them, and {code(DATA_SET)} as ONNX's own test cases have them. {code(ISSUE)} is the text of a "
-                f"bug report. {lowered}{files}"
+                f"bug report. {ran}{files}"
             ),
             (
                 "`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what "

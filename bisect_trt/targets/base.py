@@ -26,6 +26,23 @@ Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
 
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of what a target makes of a model.
+
+    Attributes:
+        name: As the target calls it.
+        kind: Its type.
+        nodes: Places of the ONNX nodes it runs, as far as its name tells.
+        precisions: The types of what it makes, as ``float32`` or ``float16``.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[int, ...]
+    precisions: tuple[str, ...]
+
+
 class Session(Protocol):
     """A model, ready to run."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any, Mapping
 
@@ -16,6 +17,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     from bisect_trt.targets.settings import TargetSettings
 
     print(f"bisect-trt {bisect_trt.__version__}")
+    os.chdir(path.parent)  # files that the target reads are named from here
     runtime = make_runtime(TargetSettings.from_json(settings["target"]))
     try:
         return runtime.load(path, inputs).run(inputs)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bisect_trt.graph.network import Network
-from bisect_trt.targets.trt.inspect import EngineLayer
+from bisect_trt.targets.base import EngineLayer
 
 _MYELIN = "Myelin"
 """A region that is compiled as a whole: the inspector says what it makes, and not in what each node inside runs."""

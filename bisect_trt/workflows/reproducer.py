@@ -27,6 +27,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.target import lowers_by
 from bisect_trt.workflows.trials import carry, ruled_out, try_commands
 
 NEUTRAL = "reproducer"
@@ -145,11 +146,13 @@ def leave_reproducer(
     outcome = investigation.outcome(record)
     keep = candidate.keep or check.target.keep
     target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
-    found = subject.models.lowered(folder / MODEL, target)
+    ran = subject.models.lowered(folder / MODEL, target)
+    by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
     carried, files = carry(target, folder / FILES)
     reproducer = Reproducer(
         candidate.proto,
-        None if isinstance(found, Failed) else found,
+        None if isinstance(ran, Failed) else ran,
+        by_cast and not isinstance(ran, Failed) and ran is not None,
         subject.values(candidate, candidate.inputs),
         subject.values(candidate, candidate.outputs),
         outcome.comparisons,
@@ -161,7 +164,7 @@ def leave_reproducer(
         check.timeout,
         check.tolerance.method.validate,
         files,
-        ruled_out(investigation, check, candidate, target),
+        tuple(without_paths(each, subject) for each in ruled_out(investigation, check, candidate, target)),
         blamed=answer.places(subject.network),
     )
     written, minimum = reproducer.write(folder), answer.minimum

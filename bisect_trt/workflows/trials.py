@@ -96,7 +96,9 @@ def _try_script(folder: Path, log: Path, limit: float, times: int) -> Trial:
             return Trial(True)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
-        why = f"{SCRIPT} ends with {how}{f': {lines[-1]}' if lines else ''}"
+        # Where it lies here is nobody's business.
+        last = lines[-1].replace(f"{folder.absolute()}/", "") if lines else ""
+        why = f"{SCRIPT} ends with {how}{f': {last}' if last else ''}"
     return Trial(False, why)
 
 

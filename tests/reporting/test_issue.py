@@ -36,7 +36,18 @@ def model_of(nodes: int) -> onnx.ModelProto:
 
 def issue(target: TargetSettings = TARGET, model: str = "model.onnx", refusal: str | None = None) -> Issue:
     seen, failure = ([], "build: no kernel for Foo") if refusal else ([SEEN], "inf")
-    return Issue(model_of(14), target, "model.onnx", model, seen, failure, refusal, "Found.", {"GPU": "H100"})
+    return Issue(
+        model_of(14),
+        target,
+        "model.onnx",
+        model,
+        model != "model.onnx",
+        seen,
+        failure,
+        refusal,
+        "Found.",
+        {"GPU": "H100"},
+    )
 
 
 def words_for(tool: str, issue: Issue, inputs: Mapping[str, Path] | None = None) -> list[str]:

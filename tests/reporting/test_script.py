@@ -108,8 +108,10 @@ def markdown(name: str) -> list[str]:
     text = name.encode("utf-8", "replace").decode()
     node.name = node.op_type = node.input[0] = node.output[0] = text
     seen = [TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))]
-    issue = Issue(model, TargetSettings(), "m.onnx", "m.onnx", seen, "shape", None, "Found.", {name: name}, (name,))
-    refused = Issue(model, TargetSettings(), "m.onnx", "m.onnx", [], "build: x", name, "Found.", {}, (name,))
+    issue = Issue(
+        model, TargetSettings(), "m.onnx", "m.onnx", False, seen, "shape", None, "Found.", {name: name}, (name,)
+    )
+    refused = Issue(model, TargetSettings(), "m.onnx", "m.onnx", False, [], "build: x", name, "Found.", {}, (name,))
     tokens = [
         token
         for each in (issue, refused)

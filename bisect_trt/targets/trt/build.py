@@ -55,10 +55,13 @@ class TensorRtRuntime:
             _load_plugins(library)
 
     def lowered(self, model: Path) -> ModelProto | None:
-        """The model with Casts, where those lower it."""
-        if not lowers_by_cast(self._settings, self._tensorrt.version):
+        """The model with Casts, where those lower it, and with the dimensions free that a profile has ranges of."""
+        by_cast = lowers_by_cast(self._settings, self._tensorrt.version)
+        if not by_cast and not self._own.min_shapes:
             return None
-        return self._lower(load_proto(model))
+        proto = load_proto(model)
+        free_dimensions(proto, self._settings)
+        return self._lower(proto) if by_cast else proto
 
     def _lower(self, proto: ModelProto) -> ModelProto:
         low = LOW_TYPES["bf16" if self._settings.bf16 else "fp16"]

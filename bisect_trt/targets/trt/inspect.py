@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from onnx import ModelProto
 
+from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.layers import LAYER_SUFFIX
 
@@ -20,23 +20,6 @@ _REGION = re.compile(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}")
 _SINGLE = re.compile(r"\{ForeignNode\[(.*?)\]\}")
 _UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
 _PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """A layer of an engine.
-
-    Attributes:
-        name: As TensorRT calls it.
-        kind: Its type.
-        nodes: Places of the ONNX nodes it runs, as far as its name tells.
-        precisions: The types of what it makes, as ``float32`` or ``float16``.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[int, ...]
-    precisions: tuple[str, ...]
 
 
 class Origins:

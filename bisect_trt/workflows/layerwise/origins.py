@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bisect_trt.graph.network import Network
-from bisect_trt.targets.trt.inspect import EngineLayer
+from bisect_trt.targets.base import EngineLayer
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 

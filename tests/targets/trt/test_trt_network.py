@@ -25,6 +25,7 @@ from trt_standin import StandIn, make_tensorrt, trt_target
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output, lower_fp16
 from bisect_trt.targets.messages import BuildError, names_of
+from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers
 from bisect_trt.targets.trt.network import (
     free_dimensions,
@@ -90,6 +91,17 @@ def test_dimensions_with_a_range_are_free_and_others_stay() -> None:
     free_dimensions(model, trt_target(min_shapes=lows, max_shapes=highs))
     assert dims(model) == ["x_0", 6]
     onnx.checker.check_model(model, full_check=True)
+
+
+def test_the_form_that_runs_has_them_free_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = overflowing(tmp_path / "m.onnx")
+    monkeypatch.setattr("bisect_trt.targets.trt.build.tensorrt", lambda: make_tensorrt(WEAK))
+    ranged: dict[str, Any] = {"min_shapes": (("x", (1, 3)),), "max_shapes": (("x", (8, 3)),)}
+    ran = TensorRtRuntime(trt_target("fp16", **ranged)).lowered(path)
+    assert ran is not None
+    assert [dim.HasField("dim_param") for dim in ran.graph.input[0].type.tensor_type.shape.dim] == [True, False]
+    assert len(ran.graph.node) == len(onnx.load(path).graph.node)
+    assert TensorRtRuntime(trt_target("fp16")).lowered(path) is None
 
 
 def test_a_shape_of_another_rank_is_the_users_mistake() -> None:
