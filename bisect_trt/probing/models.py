@@ -47,7 +47,7 @@ def ask(
             more = "" if timeout is not None else ", the most by default; --timeout allows more"
             return Failed("time-out", f"{end.describe()}{more}", "time-out")
         if end.over_memory:
-            return Failed("time-out", end.describe(), OVER_MEMORY)
+            return Failed("memory", end.describe(), OVER_MEMORY)
         return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
 
 
@@ -104,7 +104,7 @@ class Models:
         """
         settings = reference_settings() if target is None else target
         reply = self.ask(Collect(settings, model, inputs, to, feeds, append))
-        if isinstance(reply, Failed) and reply.kind == "time-out" and target is None:
+        if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":
             raise UnavailableError(

@@ -39,13 +39,14 @@ class Failed(Reply):
 
     Attributes:
         kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker made a ``crash`` of it or ran past
-            its ``time-out``, was ``cancelled``, or was ``lost``: ended by somebody else, which says nothing of the model.
+            its ``time-out`` or its limit of ``memory``, was ``cancelled``, or was ``lost``: ended by somebody else, which
+            says nothing of the model.
         message: Why, in words.
         signature: The kind of failure, the same for the same failure of another model; see ``Outcome``.
         poisoned: Whether whatever else that worker runs would fail too.
     """
 
-    kind: Literal["build", "run", "crash", "time-out", "cancelled", "lost"]
+    kind: Literal["build", "run", "crash", "time-out", "memory", "cancelled", "lost"]
     message: str
     signature: str
     poisoned: bool = False

@@ -39,11 +39,13 @@ def generated(pattern: Pattern, nodes: int, times: int, seed: int) -> Network:
     guilty: list[frozenset[str]] = []
     places = [nodes * (place + 1) // (times + 1) for place in range(times)]
     blocks = [sketch.add("Tanh", "input")]
+    behind: set[int] = set()
     while len(sketch.nodes) < nodes:
         tensor = blocks[-1]
         if len(guilty) < times and len(sketch.nodes) >= places[len(guilty)]:
             tensor, nodes_of_it = pattern.plant(sketch, tensor, _SHAPE)
             guilty.append(nodes_of_it)
+            behind.add(len(blocks))
         elif rng.random() < 0.2:
             tensor = pattern.alike(sketch, tensor, _SHAPE)
         ends = [_branch(sketch, tensor, rng, values) for _ in range(rng.randint(1, 3))]
@@ -53,6 +55,8 @@ def generated(pattern: Pattern, nodes: int, times: int, seed: int) -> Network:
             ends.append(sketch.add("Add", ends.pop(0), ends.pop(0)))
         blocks.append(sketch.add("Tanh", ends[0]))
     outputs = {blocks[-1], blocks[len(blocks) // 2]}
+    if times > 1:  # the error of the first must not be all that is seen of the second
+        outputs |= {blocks[place] for place in behind}
     graph = helper.make_graph(
         sketch.nodes,
         "generated",

@@ -7,6 +7,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,20 @@ _LOOK_SECONDS = 0.1
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has ended because memory ran out, of this control group or of the machine.
+    """How many processes the kernel has ended because memory ran out, of this control group or else of the machine.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
     (memory.oom_control); /proc/vmstat counts all.
     """
-    places = [folder / name for folder in _own_groups() for name in ("memory.events", "memory.oom_control")]
-    return max((_fields(path).get("oom_kill", 0) for path in (*places, _PROC / "vmstat")), default=0)
+    return _fields(_oom_counter(_PROC, _CGROUPS)).get("oom_kill", 0)
+
+
+@cache
+def _oom_counter(proc: Path, cgroups: Path) -> Path:
+    """The file of the innermost control group that counts; it is looked for once, because each probe asks twice."""
+    del cgroups  # which _own_groups looks into
+    places = (folder / name for folder in _own_groups() for name in ("memory.events", "memory.oom_control"))
+    return next((path for path in places if "oom_kill" in _fields(path)), proc / "vmstat")
 
 
 def total_bytes() -> int | None:
