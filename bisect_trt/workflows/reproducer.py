@@ -171,7 +171,7 @@ def leave_reproducer(
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    elif not trials[SCRIPT].shows:
+    elif trials[SCRIPT].shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
     return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
 

@@ -22,6 +22,8 @@ _GRACE_SECONDS = 120.0
 """What a fresh process may take beside ten times what a worker took: TensorRT takes ten seconds to start."""
 _MOST_RUNS = 20
 """Of a script whose failure comes only sometimes."""
+_NO_PACKAGE = "cannot tell: No module named "
+"""What the script says where the target's package is not to be had."""
 _NOT_TRIED = "not tried, for it is not installed here"
 
 
@@ -98,6 +100,8 @@ def _try_script(folder: Path, log: Path, limit: float, times: int) -> Trial:
         how = end.describe() if end.timed_out or end.code < 0 else f"status {end.code}"
         # Where it lies here is nobody's business.
         last = lines[-1].replace(f"{folder.absolute()}/", "") if lines else ""
+        if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
+            return Trial(None, f"not tried here ({last.removeprefix('cannot tell: ').rstrip('.')})")
         why = f"{SCRIPT} ends with {how}{f': {last}' if last else ''}"
     return Trial(False, why)
 

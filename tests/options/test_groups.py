@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,10 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: typ
 def test_what_is_not_given_is_not_shared() -> None:
     """A group's lists and dictionaries are its own."""
     for group in GROUPS:
-        plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
+        plain = {
+            entry.name: () if entry.several else entry.kind("x") if entry.default is MISSING else entry.default
+            for entry in entries(group)
+        }
         first: object = from_words(group, plain)
         second: object = from_words(group, plain)
         for entry in entries(group):

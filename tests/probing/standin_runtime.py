@@ -68,6 +68,17 @@ class StandInRuntime:
     def gpu_memory(self) -> int:
         return self._gpu
 
+    def build(self, model: Path, target: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
+        lowered = self._onnxrt().lowered(model)  # what it keeps in fp32 is in the engine, too
+        target.write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
+
+    def _onnxrt(self) -> Any:
+        from dataclasses import replace
+
+        from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
+
+        return OnnxRuntime(replace(self._settings, runtime="onnxrt", own=None))
+
     def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
         return None
 
@@ -111,15 +122,17 @@ class StandInRuntime:
         return StandInSession()
 
     def _real(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
-        from dataclasses import replace
-
         from bisect_trt.targets.messages import BuildError
         from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
+        from bisect_trt.targets.settings import TargetSettings
         from bisect_trt.targets.trt.settings import TrtSettings
 
         if self._settings.of(TrtSettings).hardware_compatibility_level == "small":
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
-        return OnnxRuntime(replace(self._settings, runtime="onnxrt", own=None)).load(model, feed)
+        engine = getattr(self._settings.own, "load_engine", None)
+        if engine is not None:
+            return OnnxRuntime(TargetSettings()).load(Path(engine), feed)
+        return self._onnxrt().load(model, feed)
 
 
 class StandInSession:
