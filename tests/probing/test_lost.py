@@ -253,8 +253,8 @@ def go(folder: Path, words: list[str], attend: Callable[[str, subprocess.Popen[b
 )
 def test_workers_that_are_killed_at_any_moment_change_no_answer(tmp_path: Path, words: list[str]) -> None:
     whole, seconds = go(tmp_path / "whole", words, lambda *_: None)
-    killed = 0
-    for seed in range(6):
+    killed = seed = 0
+    while seed < 6 or (killed < 6 and seed < 18):  # how many are hit is a matter of moments, that some are is not
         killers: list[Killer] = []
 
         def attend(mark: str, driver: subprocess.Popen[bytes], seed: int = seed, to: list[Killer] = killers) -> None:
@@ -264,4 +264,5 @@ def test_workers_that_are_killed_at_any_moment_change_no_answer(tmp_path: Path, 
         answer, _ = go(tmp_path / str(seed), words, attend)
         assert answer == whole
         killed += len(killers[0].killed)
+        seed += 1
     assert killed >= 6
