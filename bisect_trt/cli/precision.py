@@ -10,7 +10,7 @@ from bisect_trt.options.searches import Precision
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.workflows.from_options import low_precision, search_settings
+from bisect_trt.workflows.from_options import low_precision, search_settings, validation_files
 from bisect_trt.workflows.precision.settings import PrecisionSettings
 
 
@@ -29,8 +29,13 @@ def precision(given: Given, console: Console, result: Result) -> Result:
         own.keep_weights,
         own.overwrite,
         minimise=own.minimise,
+        fresh_samples=own.fresh_samples,
+        validation_data=tuple(own.validation_data),
+        minimal_output=own.minimal_output,
     )
     if invocation.resumed is None:
         settings.check_output()
-    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    session, checks = open_search(
+        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
+    )
     return session.precision(settings, checks, search_settings(given[Search]))

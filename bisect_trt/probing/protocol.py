@@ -217,6 +217,21 @@ class Compare(Request[Compared]):
 
 
 @dataclass(frozen=True)
+class Predict(Request[Done]):
+    """Run a model on several input samples, and write what comes out of each where its golden values lie.
+
+    A sample that it cannot be run on (an index past the end of a table) gets no file.
+
+    Attributes:
+        model: The ONNX file.
+        samples: On what, and where to.
+    """
+
+    model: Path
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
 class Describe(Request[Described]):
     """Say what the target's prebuilt engine is made of."""
 
@@ -268,7 +283,7 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Lower)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Predict)
 _REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 

@@ -35,6 +35,7 @@ from bisect_trt.probing.protocol import (
     Lowered,
     Misuse,
     Order,
+    Predict,
     Reply,
     Request,
     Sample,
@@ -70,6 +71,7 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
+            Predict: self._predict,
         }
 
     def serve(self, order: Order) -> Answer:
@@ -126,6 +128,13 @@ class Worker:
         with StoreWriter(request.to, append=request.append) as writer:
             for name, value in outputs.items():
                 writer.add(name, value)
+        return Done()
+
+    def _predict(self, request: Predict) -> Done:
+        session = self._runtime(request.target).load(request.model, load_npz(request.samples[0].inputs))
+        for sample in request.samples:
+            with contextlib.suppress(RunError):
+                save_npz(sample.golden, _run(session, load_npz(sample.inputs), None))
         return Done()
 
     def _compare(self, request: Compare) -> Compared:

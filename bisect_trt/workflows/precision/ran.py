@@ -10,13 +10,20 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.workflows.precision.task import Task
 
 
-def latencies(task: Task, keep: Subset) -> dict[str, float | None] | None:
+def latencies(task: Task, keep: Subset, minimal: Subset | None = None) -> dict[str, float | None] | None:
     """Milliseconds of one run with everything in fp32, with the answer, and with everything lowered.
+
+    Args:
+        task: The search.
+        keep: The answer.
+        minimal: The minimal set, if that is to be told too.
 
     Returns:
         The median of several runs each; ``None`` where nothing was measured.
     """
     found = {name: latency_of(task.prober, key) for name, key in _keys(task, keep).items()}
+    if minimal is not None:
+        found["minimal"] = latency_of(task.prober, task.lowering.candidate(minimal).key)
     return found if any(value is not None for value in found.values()) else None
 
 
