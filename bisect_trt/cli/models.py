@@ -7,8 +7,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
 from bisect_trt.options.commands import Convert, Extract, Sanitize
-from bisect_trt.options.data import Data
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import Data
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target

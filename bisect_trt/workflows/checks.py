@@ -19,8 +19,8 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
-from bisect_trt.probing.workers.devices import default_workers
 from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.resources import default_workers
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict

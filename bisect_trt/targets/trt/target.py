@@ -63,9 +63,9 @@ class TensorRtTarget(Target):
 
     def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
         """The package, or CUDA alone."""
-        from bisect_trt.targets.trt import about  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt import api  # noqa: PLC0415 - as above
 
-        return about.about_tensorrt() if name == "tensorrt" else about.about_cuda()
+        return api.about_tensorrt() if name == "tensorrt" else api.about_cuda()
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
