@@ -28,5 +28,12 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "report": (Report,),
     "doctor": (Doctor,),
 }
-"""By name; the first group of each is the command's own, and its docstring says what the command does. What is done is the
-function of that name in the module of that name in this package."""
+"""By name; the first group of each is the command's own, and its docstring says what the command does."""
+
+HOMES: dict[str, str] = {
+    **dict.fromkeys(("diagnose", "reduce", "precision", "layerwise"), "searches"),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "models"),
+    "run": "run",
+    **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
+}
+"""In which module of this package the function of a command's name lies, which does it."""

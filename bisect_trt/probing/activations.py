@@ -10,16 +10,15 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.graph.cut import cut
-from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.probing.workspace import Workspace
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.prefixes import shortest_failing_prefix
-from bisect_trt.search.verdict import Verdict
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.memory import swap_limit
 from bisect_trt.tensors.store import ActivationStore, StoreWriter

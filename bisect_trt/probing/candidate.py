@@ -12,8 +12,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.targets.settings import TargetSettings
 
 

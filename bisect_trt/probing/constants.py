@@ -6,8 +6,7 @@ import onnx
 from onnx import numpy_helper
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.cut import cut
-from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.units import Units
 from bisect_trt.probing.models import Models

@@ -21,7 +21,7 @@ from bisect_trt.probing.watcher import Watcher
 from bisect_trt.reporting.live import STYLES, LiveView, is_live
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.reporting.story import Story
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 _OTHERWISE = "if that is not your failure, say what is with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")

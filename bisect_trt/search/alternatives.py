@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from bisect_trt.search.culprits import find_culprits
 from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Ask, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Subset, Verdict
 
 MOST_ALTERNATIVES = 8
 _MOST_SINGLES = 16

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from bisect_trt.search.oracle import Ask, Completion, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Completion, Subset, Verdict
 
 _FIRST_CHANCE = 0.1
 _GROWTH = 1 / (1 - math.exp(-1))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.search.oracle import Ask, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Subset, Verdict
 
 
 class Enough(Exception):  # noqa: N818 - how a search that costs too much ends

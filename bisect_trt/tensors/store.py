@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string, storage_dtype
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
 from bisect_trt.tensors.npz import cannot_write, load_npz, replacing, save_npz
 from bisect_trt.tensors.stats import TensorStats, tensor_stats
 

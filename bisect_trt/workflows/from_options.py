@@ -16,12 +16,11 @@ from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.compare_script import check_script
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.tensors.user_script import split_script
+from bisect_trt.tensors.user_script import check_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.settings import Low
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings

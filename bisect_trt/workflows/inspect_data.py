@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.reporting.tree import Branch
-from bisect_trt.tensors.dtypes import is_extension, is_string
+from bisect_trt.tensors.info import is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.stats import count_nonfinite
 

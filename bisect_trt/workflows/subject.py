@@ -13,10 +13,9 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.cut import cut
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos

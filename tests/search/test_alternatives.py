@@ -9,8 +9,7 @@ from math import ceil, log2
 import pytest
 
 from bisect_trt.search.alternatives import find_alternatives
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 
 
 class Asked:

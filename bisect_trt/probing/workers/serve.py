@@ -51,8 +51,8 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
-from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.tolerance import Step
 
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20

@@ -13,7 +13,7 @@ from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.info import quoted
 
 
 class TensorRtEngines:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import onnx
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.mark import mark_outputs
+from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.serve import TIMED_RUNS

@@ -11,7 +11,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.info import quoted
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare.matches import conclude, tell

@@ -13,7 +13,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.prober import Prober
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.engine_layers import fp32_layers
 from bisect_trt.workflows.precision.by_layer import engine_path
 from bisect_trt.workflows.precision.lowering import Lowering

@@ -13,8 +13,7 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.devices import default_workers
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import save_best, write_answer
