@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bisect_trt.search.culprits import find_culprits
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Ask, Subset, Verdict
+from bisect_trt.search.strategy import find_culprits
 
 MOST_ALTERNATIVES = 8
 _MOST_SINGLES = 16
