@@ -109,6 +109,10 @@ class TensorRtRuntime:
         engine = _deserialise(plan, self._tensorrt)
         return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
 
+    def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:  # noqa: ARG002 - as it is
+        """Nothing yet."""
+        return {}
+
     def describe_engine(self) -> dict[str, Any]:
         """What the prebuilt engine is made of; see :func:`describe_engine`.
 
