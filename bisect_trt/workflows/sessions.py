@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.diagnose import DiagnoseSettings
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
-    from bisect_trt.workflows.precision.settings import PrecisionSettings
+    from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
 
 

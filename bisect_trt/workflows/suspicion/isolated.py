@@ -15,8 +15,7 @@ from bisect_trt.tensors.stats import blocks
 from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.tensors.tolerance import Precision, ResolvedTolerance, automatic_tolerance
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspicion.facts import Facts, Values
-from bisect_trt.workflows.suspicion.finding import BREAKS, MAY, Finding, within
+from bisect_trt.workflows.suspicion.facts import BREAKS, MAY, Facts, Finding, Values, within
 
 NEW_INF = "new Inf"
 _SLICE_BYTES = 256 << 20
