@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.lower import LOW_TYPES, lower_roundtrip
-from bisect_trt.graph.lower.round import round_to_bfloat16, round_to_half
+from bisect_trt.graph.lower.rewriter import round_to_bfloat16, round_to_half
 from bisect_trt.graph.widen import widened
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import Collect, Failed
