@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.margins import margin
-from bisect_trt.tensors.plain import to_plain
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions, automatic_tolerance
 from bisect_trt.workflows.fault.evidence import Evidence, Values, decides
 
