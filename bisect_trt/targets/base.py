@@ -357,6 +357,10 @@ class Target(ABC):
             UsageError: It does not.
         """
 
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
+        """The reference beside it: ``plain``, with what the model cannot be run without there either."""
+        return plain
+
     def emulates_low(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""
         return False

@@ -59,6 +59,7 @@ class Subject:
         *,
         fresh_process: bool = False,
         timeout: float | None = None,
+        target: TargetSettings | None = None,
     ) -> None:
         """Read the model and make its inputs.
 
@@ -68,6 +69,7 @@ class Subject:
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
+            target: What the reference is for, where that makes a difference.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -83,7 +85,7 @@ class Subject:
             memory_limit=settings.memory_limit,
             timeout=timeout,
         )
-        self.models = Models(workspace, self.workers)
+        self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.external_data_dir)
         share_weights(proto, settings.path, workspace.candidates, settings.weights)
         try:
