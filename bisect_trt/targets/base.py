@@ -161,6 +161,7 @@ class Capabilities:
         lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
+        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
     """
 
     costly: bool = False
@@ -169,6 +170,7 @@ class Capabilities:
     lowers_layers: bool = False
     runs_more: bool = False
     sliced: bool = False
+    compiles_shapes: bool = False
 
 
 @dataclass(frozen=True)
