@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
@@ -20,6 +20,11 @@ class OnnxRuntimeTarget(Target):
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
     needs = "onnxruntime"
+    packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
+
+    def package(self, settings: TargetSettings) -> Package:
+        """The build for CPUs, where it runs on nothing else."""
+        return self.packages[0 if self.emulates_low(settings) else 1]
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """ONNX Runtime, set up."""
