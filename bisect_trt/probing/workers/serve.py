@@ -39,6 +39,8 @@ from bisect_trt.probing.protocol import (
     Request,
     Sample,
     Started,
+    Trace,
+    Traced,
     decode_order,
     encode,
 )
@@ -49,8 +51,8 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
-from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.tolerance import Step
 
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
@@ -70,6 +72,7 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
+            Trace: self._trace,
         }
 
     def serve(self, order: Order) -> Answer:
@@ -116,6 +119,10 @@ class Worker:
         if model is not None:
             request.to.write_bytes(model.SerializeToString())
         return Lowered(model is not None)
+
+    def _trace(self, request: Trace) -> Traced:
+        trace = getattr(self._runtime(request.target), "trace", None)  # plug-ins may be older than this request
+        return Traced({} if trace is None else trace(request.model, load_npz(request.inputs)))
 
     def _collect(self, request: Collect) -> Done:
         feed: Feed = load_npz(request.inputs)
