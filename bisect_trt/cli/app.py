@@ -21,8 +21,8 @@ from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.commands import COMMANDS, HOMES
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.general import General
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import General
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.check import Check
 from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
-from bisect_trt.options.general import General
-from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.search import Search
 from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
+from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
 COMMANDS: dict[str, tuple[type, ...]] = {
@@ -32,7 +28,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(("diagnose", "reduce", "precision", "layerwise"), "searches"),
-    **dict.fromkeys(("extract", "sanitize", "convert"), "models"),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
     **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
 }

@@ -21,9 +21,7 @@ from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
 from bisect_trt.workflows.doctor import doctor as look
-from bisect_trt.workflows.inspect_data import data_tree, describe_data
-from bisect_trt.workflows.inspect_engine import describe_engine, engine_tree
-from bisect_trt.workflows.inspect_kind import Kind, guess_kind
+from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run
 

@@ -9,8 +9,8 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.search import Search
 from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
+from bisect_trt.options.shared import Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
@@ -18,7 +18,7 @@ from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options
 from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.precision.settings import PrecisionSettings
+from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings

@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.graph.annotate import check_annotated
-from bisect_trt.graph.save import check_output
-from bisect_trt.options.check import Check
+from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import Check, Data
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead, Watcher
-from bisect_trt.reporting.html.words import plural, seconds
+from bisect_trt.reporting.html.markup import plural, seconds
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 

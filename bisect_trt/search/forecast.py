@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bisect_trt.search.limit import Enough
-from bisect_trt.search.oracle import Again, Question, Search, Subset, Units, Verdict
+from bisect_trt.search.oracle import Again, Enough, Question, Search, Subset, Units, Verdict
 
 
 @dataclass(frozen=True)

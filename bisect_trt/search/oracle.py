@@ -1,4 +1,4 @@
-"""What a search asks, what it is answered, and how it counts what it heard."""
+"""What a search asks, what it is answered, how it counts what it heard, and how often it may ask."""
 
 from __future__ import annotations
 
@@ -71,6 +71,26 @@ class Search(Generic[Result_co]):
     algorithm: Callable[[Oracle], Result_co]
 
 
+class Transcript:
+    """An ``Oracle`` that remembers which units passed: evidence that costs no probe.
+
+    Attributes:
+        passed: The sets of units that passed when they were first asked about, in that order.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        """``oracle`` is the one to pass questions to."""
+        self._oracle = oracle
+        self.passed: dict[Subset, None] = {}
+
+    def __call__(self, question: Question) -> Verdict:
+        """Ask, and remember."""
+        verdict = self._oracle(question)
+        if isinstance(question, Units) and verdict is Verdict.PASS:
+            self.passed[question.units] = None
+        return verdict
+
+
 def about_units(oracle: Oracle) -> Ask:
     """An oracle for algorithms that ask about sets of units only."""
     return lambda units: oracle(Units(units))
@@ -133,3 +153,36 @@ class Tally:
     def mostly_unresolved(self) -> bool:
         """Whether most candidates break in other ways, so that what is asked should stay close to what fails."""
         return self.unresolved >= 6 and 2 * self.unresolved > self.asked
+
+
+class Enough(Exception):  # noqa: N818 - how a search that costs too much ends
+    """It has asked as much as it may."""
+
+
+class Limited:
+    """An ``Ask`` that ends the search after a number of questions.
+
+    Attributes:
+        best: The smallest set that was seen to pass.
+    """
+
+    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
+        """``best`` is known to pass; ``most`` is the number of questions, if that is limited."""
+        self.best = best
+        self._ask = ask
+        self._left = most
+
+    def __call__(self, units: Subset) -> Verdict:
+        """Ask.
+
+        Raises:
+            Enough: No more questions may be asked.
+        """
+        if self._left is not None:
+            if self._left == 0:
+                raise Enough
+            self._left -= 1
+        verdict = self._ask(units)
+        if verdict is Verdict.PASS and len(units) < len(self.best):
+            self.best = units
+        return verdict

@@ -30,7 +30,7 @@ def spoiled(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.name.startswith("bad"):
             out = node.output[0]
             node.output[0] = f"{out}.right"
-            wrong.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.1), f"{out}.factor"))
+            wrong.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.1, np.float32), f"{out}.factor"))
             more = onnx.helper.make_node("Mul", [f"{out}.right", f"{out}.factor"], [out])
             wrong.graph.node.extend([node, more])
         else:

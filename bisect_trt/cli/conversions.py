@@ -7,15 +7,15 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
 from bisect_trt.options.commands import Convert, Extract, Sanitize
-from bisect_trt.options.data import Data
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import Data
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
 from bisect_trt.workflows.extract import ExtractSettings
 from bisect_trt.workflows.from_options import model_settings
-from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
+from bisect_trt.workflows.sanitize import SanitizeSettings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 
