@@ -111,7 +111,11 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
     # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
     second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
-    return [*steps, f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
+    steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
+    if target is not None:
+        steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
+        steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
+    return steps
 
 
 def who_is_named(investigation: Investigation) -> Suspects | None:
