@@ -37,6 +37,10 @@ _SYMPTOMS = {
 }
 
 
+Cause = tuple[str, Sequence[str]]
+"""What of a target does it, in a sentence, and the lines of code that turn it."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What came of a command that was run before it is written down.
@@ -82,6 +86,7 @@ class Issue:
         environment: Versions and devices, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         blamed: Places of the model's nodes, the guilty first.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
     """
 
     model: onnx.ModelProto
@@ -96,6 +101,7 @@ class Issue:
     environment: Mapping[str, str]
     ruled_out: Sequence[str] = field(default_factory=tuple)
     blamed: Sequence[int] = ()
+    cause: Sequence[Cause] = ()
 
     @property
     def kind(self) -> str:
@@ -152,12 +158,22 @@ class Issue:
             self._expected(),
             "## Seen",
             self._seen(),
+            *self._cause(),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
             self.found,
         ]
         return "\n\n".join(parts) + "\n"
+
+    def _cause(self) -> list[str]:
+        """The pass, option or tactic that does it, where that is known."""
+        if not self.cause:
+            return []
+        parts = [f"## What of {prose(self.target.target.title)} does it"]
+        for sentence, lines in self.cause:
+            parts += [prose(sentence), *([block("\n".join(map(plain, lines)))] if lines else [])]
+        return parts
 
     def commands(self, inputs: Mapping[str, Path]) -> list[Command | NotReproducible]:
         """The commands of other tools that this target can be said to."""

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.culprits import describe_nodes, guilty_first
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Issue, Trial, issue_files, minimal, raw_inputs
+from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Cause, Issue, Trial, issue_files, minimal, raw_inputs
 from bisect_trt.reporting.markdown import block, code, prose, table
 from bisect_trt.reporting.script import render_script
 from bisect_trt.targets.base import Script
@@ -55,6 +55,7 @@ class Reproducer:
         files: Those that the target reads, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
         blamed: Places of the model's nodes, the guilty first.
     """
 
@@ -75,6 +76,7 @@ class Reproducer:
     ruled_out: Sequence[str] = ()
     trials: Mapping[str, Trial] = field(default_factory=dict)
     blamed: Sequence[int] = ()
+    cause: Sequence[Cause] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -163,6 +165,7 @@ class Reproducer:
             environment(),
             self.ruled_out,
             self.blamed,
+            self.cause,
         )
 
     def source(self) -> str:
