@@ -242,6 +242,7 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        emulator: What of it computes what it emulates (see :meth:`emulates_low`), in words.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
@@ -257,6 +258,7 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    emulator: ClassVar[str] = ""
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
@@ -356,6 +358,10 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""
+        return False
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
         """The reference beside it: ``plain``, with what the model cannot be run without there either."""

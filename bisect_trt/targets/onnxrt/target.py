@@ -31,7 +31,7 @@ class OnnxRuntimeTarget(Target):
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
-    needs = "onnxruntime"
+    needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     files = ("custom_op_libraries",)
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
