@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from bisect_trt.targets.base import Capabilities, Minimal, Runtime, Script, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.openvino.opening import FULL, HINT, HINTS
 from bisect_trt.targets.openvino.options import OpenVinoOptions
 from bisect_trt.targets.openvino.settings import CPU, OpenVinoSettings
@@ -19,6 +19,7 @@ class OpenVinoTarget(Target):
     capabilities = Capabilities()
     options, help = OpenVinoOptions, "OpenVINO; fp32 unless --fp16 or --bf16 asks for another precision."
     needs, emulator = "openvino", f"OpenVINO's CPU device with {HINT}={FULL}"
+    packages = (Package("openvino"),)
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("openvino",)}
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
