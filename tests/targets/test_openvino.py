@@ -131,7 +131,9 @@ def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
         "scalar": FLOAT,
         **kinds,
     }
-    path = save(tmp_path / "m.onnx", nodes, ends, weights={"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)})
+    path = save(
+        tmp_path / "m.onnx", nodes, ends, weights={"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)}
+    )
     session, reference = load(path), load(path, reference_settings())
     found, expected = session.run({"x": X}), reference.run({"x": X})
     assert list(found) == list(ends)
