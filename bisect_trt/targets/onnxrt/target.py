@@ -34,7 +34,7 @@ class OnnxRuntimeTarget(Target):
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
-    needs = "onnxruntime"
+    needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)
 
