@@ -16,12 +16,11 @@ from onnx import helper
 from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.api.types import Check, Inputs, Model
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
-from bisect_trt.options.check import Check as CheckOptions
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
-from bisect_trt.options.search import Search
+from bisect_trt.options.shared import Check as CheckOptions
+from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.workers.pool import keep_spare
@@ -86,8 +85,8 @@ class Call:
         words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision") else Search()
-        self._check = given.group(CheckOptions) if command in ("reduce", "precision") else CheckOptions()
+        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
+        self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
         self._data = given.group(Data)
         given.finish(command)
         self._function = check if callable(check) else None

@@ -108,6 +108,13 @@ class Described(Reply):
 
 
 @dataclass(frozen=True)
+class Traced(Reply):
+    """What the target does to a model on the way to running it; see ``Runtime.trace``."""
+
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Lowered(Reply):
     """Whether the target runs another form of the model, which is written then."""
 
@@ -165,6 +172,25 @@ class Collect(Request[Done]):
 
 
 @dataclass(frozen=True)
+class Series(Request[Done]):
+    """Run a model on one input after the other, and keep the outputs of each.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it is fed, ``.npz``, in this order.
+        to: Where the outputs of each go, ``.npz``.
+        sessions: Whether all inputs share ``one`` session; or ``each`` has its own, or each kind of ``shapes``.
+        beside: How many more sessions of the model run on the first input all the while.
+    """
+
+    model: Path
+    inputs: tuple[Path, ...]
+    to: tuple[Path, ...]
+    sessions: Literal["one", "each", "shapes"] = "one"
+    beside: int = 0
+
+
+@dataclass(frozen=True)
 class Sample:
     """One input sample.
 
@@ -217,23 +243,21 @@ class Compare(Request[Compared]):
 
 
 @dataclass(frozen=True)
-class Predict(Request[Done]):
-    """Run a model on several input samples, and write what comes out of each where its golden values lie.
-
-    A sample that it cannot be run on (an index past the end of a table) gets no file.
-
-    Attributes:
-        model: The ONNX file.
-        samples: On what, and where to.
-    """
-
-    model: Path
-    samples: tuple[Sample, ...]
+class Describe(Request[Described]):
+    """Say what the target's prebuilt engine is made of."""
 
 
 @dataclass(frozen=True)
-class Describe(Request[Described]):
-    """Say what the target's prebuilt engine is made of."""
+class Trace(Request[Traced]):
+    """Say what the target does to a model on the way to running it.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it will be fed, ``.npz``.
+    """
+
+    model: Path
+    inputs: Path
 
 
 @dataclass(frozen=True)
@@ -283,8 +307,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Predict)
-_REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Series, Trace)
+_REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

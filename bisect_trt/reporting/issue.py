@@ -19,7 +19,7 @@ from bisect_trt.reporting.markdown import block, code, plain, prose, table
 from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
 
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"
@@ -35,6 +35,10 @@ _SYMPTOMS = {
     "inf": "gives Inf",
     "mismatch": "gives wrong values",
 }
+
+
+Cause = tuple[str, Sequence[str]]
+"""What of a target does it, in a sentence, and the lines of code that turn it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ class Issue:
         environment: Versions and devices, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         blamed: Places of the model's nodes, the guilty first.
+        fault: Whose fault it is, in a sentence, where that was asked.
+        is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
     """
 
     model: onnx.ModelProto
@@ -96,6 +103,9 @@ class Issue:
     environment: Mapping[str, str]
     ruled_out: Sequence[str] = field(default_factory=tuple)
     blamed: Sequence[int] = ()
+    fault: str | None = None
+    is_bug: bool = True
+    cause: Sequence[Cause] = ()
 
     @property
     def kind(self) -> str:
@@ -139,8 +149,10 @@ class Issue:
         else:
             about = f"{runs} gives other values than ONNX Runtime gives on the CPU for {whose}."
         parts = [
+            *([] if self.is_bug else [f"> **Not a bug report.** {prose(self.fault or '')}"]),
             f"# {prose(self.title)}",
             about,
+            *([f"Arbitration: {prose(self.fault)}"] if self.fault is not None and self.is_bug else []),
             "## Environment",
             table(dict(self.environment)),
             "## Steps to reproduce",
@@ -152,12 +164,22 @@ class Issue:
             self._expected(),
             "## Seen",
             self._seen(),
+            *self._cause(),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
             self.found,
         ]
         return "\n\n".join(parts) + "\n"
+
+    def _cause(self) -> list[str]:
+        """The pass, option or tactic that does it, where that is known."""
+        if not self.cause:
+            return []
+        parts = [f"## What of {prose(self.target.target.title)} does it"]
+        for sentence, lines in self.cause:
+            parts += [prose(sentence), *([block("\n".join(map(plain, lines)))] if lines else [])]
+        return parts
 
     def commands(self, inputs: Mapping[str, Path]) -> list[Command | NotReproducible]:
         """The commands of other tools that this target can be said to."""

@@ -16,14 +16,14 @@ from onnx import numpy_helper
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.culprits import describe_nodes, guilty_first
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Issue, Trial, issue_files, minimal, raw_inputs
+from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Cause, Issue, Trial, issue_files, minimal, raw_inputs
 from bisect_trt.reporting.markdown import block, code, prose, table
 from bisect_trt.reporting.script import render_script
 from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import save_npz
 
 MODEL, INPUTS, GOLDEN, README = "model.onnx", "inputs.npz", "golden.npz", "README.md"
@@ -55,7 +55,10 @@ class Reproducer:
         files: Those that the target reads, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
         blamed: Places of the model's nodes, the guilty first.
+        fault: Whose fault it is, in a sentence, where that was asked.
+        is_bug: Whether it may be a bug of the target.
     """
 
     model: onnx.ModelProto
@@ -75,6 +78,9 @@ class Reproducer:
     ruled_out: Sequence[str] = ()
     trials: Mapping[str, Trial] = field(default_factory=dict)
     blamed: Sequence[int] = ()
+    fault: str | None = None
+    is_bug: bool = True
+    cause: Sequence[Cause] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -163,6 +169,9 @@ class Reproducer:
             environment(),
             self.ruled_out,
             self.blamed,
+            self.fault,
+            self.is_bug,
+            self.cause,
         )
 
     def source(self) -> str:
@@ -203,6 +212,7 @@ class Reproducer:
         parts = [
             f"# {prose(self.answer)}",
             f"Target: {prose(self.target.describe())}. Reference: ONNX Runtime on the CPU, graph optimisations off.",
+            *([prose(self.fault)] if self.fault is not None else []),
             "## Seen",
             "\n".join(seen),
             "## To see it again",
@@ -211,7 +221,7 @@ class Reproducer:
                 f"{code(MODEL)} is the smallest model that still fails. {code(INPUTS)} are the values that the network really "
                 f"has there, {code(GOLDEN)} is {GOLDEN_IS}, both by tensor name; `inputs.json` and `golden.json` are the same as "
                 f"Polygraphy reads them, and {code(DATA_SET)} as ONNX's own test cases have them. {code(ISSUE)} is the text of a "
-                f"bug report. {ran}{files}"
+                f"bug report{'' if self.is_bug else ', which is not to be sent: see its first line'}. {ran}{files}"
             ),
             (
                 "`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
     from bisect_trt.tensors.info import TensorInfo
 
     Arrays = dict[str, NDArray[Any]]
@@ -109,6 +110,12 @@ class Runtime(Protocol):
             BuildError: It refuses the model.
         """
 
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """What it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not say.
+        """
+
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
         """The same, but what it gives back are all tensors that it does not fuse away; ``None`` if it cannot.
 
@@ -154,6 +161,7 @@ class Capabilities:
         lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
+        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
     """
 
     costly: bool = False
@@ -162,6 +170,7 @@ class Capabilities:
     lowers_layers: bool = False
     runs_more: bool = False
     sliced: bool = False
+    compiles_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,6 +217,24 @@ class Minimal:
     nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
+@dataclass(frozen=True)
+class Package:
+    """A package of an index that a target comes as, a release at a time.
+
+    Attributes:
+        name: As the index calls it, in its canonical form.
+        numpy_before: Releases that were built for an older NumPy than the newest, and do not say so: those before this one
+            need the NumPy that is named, as ``((1, 19), "numpy<2")``.
+    """
+
+    name: str
+    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def numpy(self, release: tuple[int, ...]) -> str:
+        """The NumPy that a release works with, as a requirement."""
+        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
+
+
 class Engines(Protocol):
     """Of a target that compiles models into files: how it is set up to read and write those."""
 
@@ -235,6 +262,8 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        emulator: What of it computes what it emulates (see :meth:`emulates_low`), in words.
+        packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
@@ -250,6 +279,8 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    emulator: ClassVar[str] = ""
+    packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
@@ -275,6 +306,10 @@ class Target(ABC):
         """
         self.make_runtime(plain)
         yield from ()
+
+    def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
+        """The one that it comes as, set up so; ``None`` for a target without releases."""
+        return self.packages[0] if self.packages else None
 
     def describe(self, settings: TargetSettings) -> str:
         """In words."""
@@ -318,6 +353,21 @@ class Target(ABC):
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
         return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
 
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:  # noqa: ARG002 - of others
+        """What of it can be turned, the cheapest first; see :mod:`bisect_trt.targets.switches`.
+
+        Args:
+            settings: How it is set up.
+            looked: What is known of the model.
+        """
+        from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
+
+        return precision_switches(settings)
+
+    def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
+        """The settings as Python to paste; ``None`` if it has no such words."""
+        return None
+
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:  # noqa: ARG002 - of those that lower layers
         """The ways in which users run a model with the low precision in its graph, where the target may lower one itself."""
         return []
@@ -334,6 +384,14 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""
+        return False
+
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
+        """The reference beside it: ``plain``, with what the model cannot be run without there either."""
+        return plain
 
     def emulates_low(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""

@@ -20,14 +20,15 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
+from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.checks import lowers_by
+from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by
 from bisect_trt.workflows.trials import carry, ruled_out, try_commands
 
 NEUTRAL = "reproducer"
@@ -73,6 +74,7 @@ class Answer:
         sentence: It in words.
         found: How it was found, in words.
         blamed: Its nodes by their numbers, the guilty first.
+        fault: Whose fault it is, where that was asked.
     """
 
     candidate: Candidate
@@ -80,6 +82,7 @@ class Answer:
     sentence: str
     found: str
     blamed: Sequence[int] = ()
+    fault: Fault | None = None
 
     def places(self, network: Network) -> list[int]:
         """Where its nodes stand in its graph, the guilty first."""
@@ -106,18 +109,19 @@ class Left:
     files: Sequence[Path]
     anonymous: bool
 
-    def finish(self, found: str, archive: Path | None) -> None:
+    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = ()) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
 
         Args:
             found: How it was found, in words.
             archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
                 model's file.
+            cause: What of the target does it: each in a sentence, with the lines of code that turn it.
 
         Raises:
             UsageError: It cannot be written.
         """
-        replace(self.reproducer, found=found).write_texts(self.folder)
+        replace(self.reproducer, found=found, cause=cause).write_texts(self.folder)
         if archive is not None:
             name = re.sub(r"[^\w.-]+", "-", f"{NEUTRAL}-{self.reproducer.title}").strip("-.")
             pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)
@@ -166,6 +170,8 @@ def leave_reproducer(
         files,
         tuple(without_paths(each, subject) for each in ruled_out(investigation, check, candidate, target)),
         blamed=answer.places(subject.network),
+        fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
+        is_bug=answer.fault is None or answer.fault.is_bug,
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)

@@ -15,12 +15,11 @@ from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.checks import lowers_by, make_prober, require_target, tell_unused
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by, require_target, tell_unused
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.compare.compare import CompareSettings
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.diagnose import DiagnoseSettings
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
-    from bisect_trt.workflows.precision.settings import PrecisionSettings
-    from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
+    from bisect_trt.workflows.precision.task import PrecisionSettings
+    from bisect_trt.workflows.sanitize import SanitizeSettings
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,16 @@ class Session:
     fresh_process: bool = False
     annotation: Path | None = None
 
-    def subject(self, timeout: float | None) -> Subject:
-        """The model, opened; to be closed."""
+    def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
+        """The model, opened for a target; to be closed."""
         fresh = self.fresh_process
-        return Subject(self.model, self.workspace, self.console, fresh_process=fresh, timeout=timeout)
+        return Subject(self.model, self.workspace, self.console, fresh_process=fresh, timeout=timeout, target=target)
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        opened = self.subject(settings.check.timeout)
+        opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
 
@@ -72,7 +71,8 @@ class Session:
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
-        with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
+        opened = self.subject(check.timeout, check.target)
+        with opened as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -80,7 +80,7 @@ class Session:
         from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
-        with self.subject(check.timeout) as subject:
+        with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             settings = replace(settings, tolerance=check.tolerance)
             lowering = make_lowering(subject, settings)
@@ -88,6 +88,18 @@ class Session:
             with self._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, lowering, settings)
                 return find_precision(task, search)
+
+    def cause(self, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find which switches make the model pass; see :func:`bisect_trt.workflows.cause.find_cause`.
+
+        Raises:
+            UsageError: A check says good or bad that cannot be told how the target is set up.
+        """
+        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+
+        check = told_of_switches(check)
+        with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
+            return find_cause(investigation, check, search)
 
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
@@ -111,8 +123,8 @@ class Session:
             return extract_model(examination, settings)
 
     def sanitize(self, settings: SanitizeSettings) -> Result:
-        """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize.sanitize`."""
-        from bisect_trt.workflows.sanitize.sanitize import sanitize  # noqa: PLC0415 - see above
+        """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize`."""
+        from bisect_trt.workflows.sanitize import sanitize  # noqa: PLC0415 - see above
 
         with self._examined(settings.timeout) as examination:
             return sanitize(examination, settings)
@@ -127,7 +139,7 @@ class Session:
     @contextmanager
     def _examined(self, timeout: float | None, *targets: TargetSettings) -> Iterator[Examination]:
         """The model, once its targets are there; what is found is in the result however it ends."""
-        with self.subject(timeout) as subject:
+        with self.subject(timeout, targets[0] if targets else None) as subject:
             examination = Examination(subject, self.console, self.result)
             with recorded(examination, targets[0] if targets else None, self.annotation):
                 for each in targets:

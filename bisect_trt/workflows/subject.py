@@ -13,22 +13,21 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.cut import cut
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
-from bisect_trt.probing.activations import Reference
+from bisect_trt.graph.values import to_info
+from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.constants import Constants
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
-from bisect_trt.probing.workers.devices import visible_gpus
 from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.resources import visible_gpus
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -36,7 +35,7 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
-from bisect_trt.tensors.memory import swap_limit
+from bisect_trt.tensors.store import swap_limit
 from bisect_trt.workflows.settings import ModelSettings
 
 
@@ -50,6 +49,7 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
+        declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
     """
 
@@ -61,6 +61,7 @@ class Subject:
         *,
         fresh_process: bool = False,
         timeout: float | None = None,
+        target: TargetSettings | None = None,
     ) -> None:
         """Read the model and make its inputs.
 
@@ -70,6 +71,7 @@ class Subject:
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
+            target: What the reference is for, where that makes a difference.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -85,7 +87,7 @@ class Subject:
             memory_limit=settings.memory_limit,
             timeout=timeout,
         )
-        self.models = Models(workspace, self.workers)
+        self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.external_data_dir)
         share_weights(proto, settings.path, workspace.candidates, settings.weights)
         try:
@@ -106,6 +108,10 @@ class Subject:
             samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
             shapes = {name: value.shape for name, value in samples[0].items()} | shapes
         proto = self.network.proto
+        known = {value.name: to_info(value) for value in proto.graph.input}
+        self.declared = {
+            name: info.shape for name, info in known.items() if info is not None and info.shape is not None
+        }
         for name, shape in fix_input_shapes(proto, shapes).items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"

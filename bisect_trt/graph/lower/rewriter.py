@@ -1,24 +1,83 @@
-"""A model that is written anew node by node: fresh names, Casts and rounded constants."""
+"""A model that is written anew node by node: fresh names, Casts, and constants rounded to fp16 or bf16 and back."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.lower.round import lower_tensor
-from bisect_trt.graph.lower.types import (
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.lower.plan import (
     CONSTANT_OPS,
     DEFAULT_DOMAINS,
     FIRST_IR_WITH_FREE_INITIALIZERS,
     FIRST_OPSET,
     LOW_NAMES,
+    captured_names,
     check_opset,
+    mentioned_names,
 )
-from bisect_trt.graph.network import bodies
+
+
+def round_to_half(values: np.ndarray) -> np.ndarray:
+    """Rounds to fp16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity without a word."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Rounds float32 to bfloat16 as ONNX's Cast does: to nearest, ties to even, overflow to infinity.
+
+    Returns:
+        The upper 16 bits of each float32, as uint16: NumPy itself has no bfloat16.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Half of what is cut off, less one where the last bit that stays is 0; uint32 wraps for no number but NaN.
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = bits >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def lower_tensor(tensor: TensorProto, name: str, low: int, *, back: bool) -> TensorProto:
+    """Rounds a float32 tensor that is inside the model.
+
+    Args:
+        tensor: Its values.
+        name: The result's name.
+        low: The precision to round to, an ONNX element type.
+        back: Whether the result is float32 again.
+    """
+    values = numpy_helper.to_array(tensor)
+    if low == TensorProto.FLOAT16:
+        half = round_to_half(values)
+        return numpy_helper.from_array(half.astype(np.float32) if back else half, name)
+    bits = round_to_bfloat16(values)
+    if back:
+        return numpy_helper.from_array((bits.astype(np.uint32) << np.uint32(16)).view(np.float32), name)
+    raw = bits.astype("<u2").tobytes()
+    return TensorProto(name=name, data_type=low, dims=values.shape, raw_data=raw)
+
+
+def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
+    """Returns the float32 tensor of the same values as an fp16 or bf16 one that is inside the model."""
+    if tensor.data_type == TensorProto.FLOAT16:
+        return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
+    bits = TensorProto(data_type=TensorProto.UINT16, dims=tensor.dims, raw_data=tensor.raw_data)
+    if not tensor.raw_data:
+        bits.int32_data.extend(tensor.int32_data)
+    values = numpy_helper.to_array(bits).astype(np.uint32) << np.uint32(16)
+    return numpy_helper.from_array(values.view(np.float32), name)
+
 
 _OLDEST_CUSTOM_OPSET = 9
+FIRST_OPSET_WITH_ROUND = 11
+HALF_OVERFLOWS = 65520.0
+"""What is as large as this is Inf in fp16: half a step past its largest number."""
+PAST_FP32 = 3.0e38
+"""Makes Inf of any such number, and keeps its sign."""
+LOG2_E = 1 / math.log(2)
 
 
 class Rewriter:
@@ -28,26 +87,43 @@ class Rewriter:
         model: The copy that is being written. Its graph's nodes are those appended so far.
         source_nodes: The original's nodes.
         low: The element type that it is lowered to.
+        arithmetic: Whether round trips to it are computed in fp32.
     """
 
-    def __init__(self, model: ModelProto, low: int = TensorProto.FLOAT16, *, store_weights: bool = True) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        low: int = TensorProto.FLOAT16,
+        *,
+        store_weights: bool = True,
+        arithmetic: bool = False,
+    ) -> None:
         """Begin with no nodes.
 
         Args:
             model: The original, which is not changed.
             low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
             store_weights: Whether rounded weights and constants are stored; if not, they pass a Cast.
+            arithmetic: Whether round trips to fp16 are computed in fp32, for a runtime that drops Casts to it and back.
 
         Raises:
-            UsageError: The opset has no Cast to ``low``.
+            UsageError: The opset has no Cast to ``low``, or no Round where that is needed.
         """
         self.low = low
         opset = check_opset(model, low)
+        self.arithmetic = arithmetic and low == TensorProto.FLOAT16
+        if self.arithmetic and opset is not None and opset < FIRST_OPSET_WITH_ROUND:
+            raise UsageError(
+                f"The model has opset {opset}; rounding to fp16 by arithmetic needs {FIRST_OPSET_WITH_ROUND} or later: "
+                "convert it with onnx.version_converter first."
+            )
+        self._shared: dict[str, str] = {}
         self.source_nodes: list[NodeProto] = list(model.graph.node)
         self.model = ModelProto()
         self.model.CopyFrom(model)
-        if opset is None:  # custom operators only; the Casts need a version of their own
-            self.model.opset_import.append(helper.make_opsetid("", max(_OLDEST_CUSTOM_OPSET, FIRST_OPSET[low])))
+        if opset is None:  # custom operators only; ours need a version of their own
+            least = FIRST_OPSET_WITH_ROUND if arithmetic else _OLDEST_CUSTOM_OPSET
+            self.model.opset_import.append(helper.make_opsetid("", max(least, FIRST_OPSET[low])))
         del self.model.graph.node[:]
         self._names = mentioned_names(model.graph)
         listed = {value.name for value in model.graph.input}
@@ -92,10 +168,43 @@ class Rewriter:
         self.append(helper.make_node("Cast", [source], [target], to=to))
 
     def round_trip(self, source: str, target: str) -> None:
-        """Writes a Cast to the low precision and one back."""
+        """Writes a Cast to the low precision and one back, or what computes the same."""
+        if self.arithmetic:
+            self._round_to_half(source, target)
+            return
         low = self.fresh_low(target)
         self.cast(source, low, self.low)
         self.cast(low, target, TensorProto.FLOAT)
+
+    def _round_to_half(self, source: str, target: str) -> None:
+        """Writes what rounds to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
+
+        A logarithm that is a little off at a power of two chooses the step of the neighbour, to whose grid that power and
+        what rounds to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
+        """
+
+        def write(kind: str, *inputs: str, to: str = "") -> str:
+            made = to or self.fresh(f"{target}_{kind.lower()}")
+            self.append(helper.make_node(kind, inputs, [made]))
+            return made
+
+        size = write("Abs", source)
+        exponent = write(
+            "Floor", write("Mul", write("Log", write("Max", size, self._scalar(2.0**-14))), self._scalar(LOG2_E))
+        )
+        steps = write("Pow", self._scalar(2), write("Sub", self._scalar(10), exponent))
+        rounded = write("Div", write("Round", write("Mul", source, steps)), steps)
+        beyond = write("Mul", source, self._scalar(PAST_FP32))
+        write("Where", write("Less", size, self._scalar(HALF_OVERFLOWS)), rounded, beyond, to=target)
+
+    def _scalar(self, value: float) -> str:
+        """A constant of one fp32 number, which all that need it share."""
+        key = repr(value)
+        if key not in self._shared:
+            self._shared[key] = self.fresh(f"round_{key}")
+            tensor = numpy_helper.from_array(np.array(value, np.float32), "")
+            self.append(helper.make_node("Constant", [], [self._shared[key]], value=tensor))
+        return self._shared[key]
 
     def copy(self, name: str, *, back: bool) -> str:
         """Writes the low-precision value of an fp32 tensor that no lowered node produces.
@@ -140,22 +249,6 @@ class Rewriter:
         names = mentioned_names(graph)
         _retain(graph.value_info, [value for value in graph.value_info if value.name in names])
         return self.model
-
-
-def captured_names(node: NodeProto) -> set[str]:
-    """Returns the names that a node's bodies may capture from outside; their own are among them."""
-    return {name for body in bodies(node) for name in mentioned_names(body)}
-
-
-def mentioned_names(graph: GraphProto) -> set[str]:
-    """Returns every tensor name in a graph and in the bodies within it."""
-    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        names.update(node.input, node.output)
-        for body in bodies(node):
-            names |= mentioned_names(body)
-    return names - {""}
 
 
 def _constant_value(node: NodeProto) -> TensorProto | None:

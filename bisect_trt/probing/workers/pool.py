@@ -30,8 +30,8 @@ from bisect_trt.probing.protocol import (
     encode,
 )
 from bisect_trt.probing.workers.guard import guard
-from bisect_trt.probing.workers.memory import gate, oom_kills
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
+from bisect_trt.probing.workers.resources import gate, oom_kills
 
 _LAST_WORDS_SECONDS = 60.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0

@@ -11,9 +11,10 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -35,11 +36,13 @@ from bisect_trt.probing.protocol import (
     Lowered,
     Misuse,
     Order,
-    Predict,
     Reply,
     Request,
     Sample,
+    Series,
     Started,
+    Trace,
+    Traced,
     decode_order,
     encode,
 )
@@ -50,8 +53,8 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
-from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.tolerance import Step
 
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
@@ -71,7 +74,8 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
-            Predict: self._predict,
+            Series: self._series,
+            Trace: self._trace,
         }
 
     def serve(self, order: Order) -> Answer:
@@ -119,6 +123,10 @@ class Worker:
             request.to.write_bytes(model.SerializeToString())
         return Lowered(model is not None)
 
+    def _trace(self, request: Trace) -> Traced:
+        trace = getattr(self._runtime(request.target), "trace", None)  # plug-ins may be older than this request
+        return Traced({} if trace is None else trace(request.model, load_npz(request.inputs)))
+
     def _collect(self, request: Collect) -> Done:
         feed: Feed = load_npz(request.inputs)
         outputs = _run(self._runtime(request.target).load(request.model, feed), feed, request.feeds)
@@ -130,11 +138,16 @@ class Worker:
                 writer.add(name, value)
         return Done()
 
-    def _predict(self, request: Predict) -> Done:
-        session = self._runtime(request.target).load(request.model, load_npz(request.samples[0].inputs))
-        for sample in request.samples:
-            with contextlib.suppress(RunError):
-                save_npz(sample.golden, _run(session, load_npz(sample.inputs), None))
+    def _series(self, request: Series) -> Done:
+        runtime, first = self._runtime(request.target), load_npz(request.inputs[0])
+        sessions: dict[object, Session] = {}
+        with _running([runtime.load(request.model, first) for _ in range(request.beside)], first):
+            for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
+                feed = load_npz(inputs)
+                key = {"one": 0, "each": number, "shapes": _shapes(feed)}[request.sessions]
+                if key not in sessions:
+                    sessions[key] = runtime.load(request.model, feed)
+                save_npz(to, _run(sessions[key], feed, None))
         return Done()
 
     def _compare(self, request: Compare) -> Compared:
@@ -190,6 +203,34 @@ def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
+
+
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The shapes of values, by name."""
+    return tuple(sorted((name, value.shape) for name, value in feed.items()))
+
+
+@contextlib.contextmanager
+def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
+    """Sessions that run on values again and again meanwhile, each in a thread of its own, which have begun to."""
+    over, begun = threading.Event(), [threading.Event() for _ in sessions]
+
+    def work(session: Session, first: threading.Event) -> None:
+        while not over.is_set():
+            with contextlib.suppress(RunError):  # it is there to be in the way
+                _run(session, feed, None)
+            first.set()
+
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(sessions, begun)]  # noqa: B905 - as many
+    for thread, event in zip(threads, begun):  # noqa: B905 - as above
+        thread.start()
+        event.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:

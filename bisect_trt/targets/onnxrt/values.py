@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.values import element_dtype
-from bisect_trt.tensors.dtypes import is_extension, storage_dtype
+from bisect_trt.tensors.info import is_extension, storage_dtype
 
 _TYPES = {
     "float": "FLOAT",

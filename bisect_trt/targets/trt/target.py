@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.named import quoted
 
 
 class TensorRtEngines:
@@ -38,7 +37,9 @@ class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
     name, title, own = "trt", "TensorRT", TrtSettings
-    capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
+    capabilities = Capabilities(
+        costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True, compiles_shapes=True
+    )
     engines = TensorRtEngines()
     options = TrtOptions
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
@@ -63,9 +64,9 @@ class TensorRtTarget(Target):
 
     def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
         """The package, or CUDA alone."""
-        from bisect_trt.targets.trt import about  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt import api  # noqa: PLC0415 - as above
 
-        return about.about_tensorrt() if name == "tensorrt" else about.about_cuda()
+        return api.about_tensorrt() if name == "tensorrt" else api.about_cuda()
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""

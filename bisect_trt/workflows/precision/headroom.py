@@ -10,8 +10,7 @@ from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.stats import tensor_stats
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.suspicion.facts import Facts, Values
-from bisect_trt.workflows.suspicion.finding import FP16_MAX, number
+from bisect_trt.workflows.suspicion.facts import FP16_MAX, Facts, Values, number
 
 HEADROOM = 16.0
 """Tensors that come so near to overflow stay in fp32: an input four times as large has squares sixteen times as large."""

@@ -15,14 +15,13 @@ from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.prompt import PromptCheck
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.precision.born import births
 from bisect_trt.workflows.precision.headroom import Headroom
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.validation import Fresh, Round, Validation, hold_against, validated
 from bisect_trt.workflows.suspicion import Suspect
-from bisect_trt.workflows.suspicion.finding import INSIDE
+from bisect_trt.workflows.suspicion.facts import INSIDE
 
 _RANGES = 4
 """Other samples whose ranges are looked at; each is one run of the reference and no probe."""

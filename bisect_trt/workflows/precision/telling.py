@@ -17,12 +17,11 @@ from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.safe import Safe
-from bisect_trt.workflows.precision.settings import PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
-from bisect_trt.workflows.suspicion.finding import LOSES
+from bisect_trt.workflows.suspicion.facts import LOSES
 
 _SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
 
@@ -96,7 +95,7 @@ def measured_on(task: Task) -> str:
     seen = "1 input sample only: others may need more nodes in fp32" if samples == 1 else f"{samples} input samples"
     if settings.emulated:
         return (
-            f"ONNX Runtime's CPU provider, which does not compute in {settings.precision}: fp32 nodes with every value "
+            f"{settings.target.target.emulator}, which does not compute in {settings.precision}: fp32 nodes with every value "
             f"rounded to {settings.precision} between them, not the nodes of the written model themselves; on {seen}"
         )
     return f"{settings.target.describe()}, on {seen}"

@@ -1,0 +1,164 @@
+"""``inspect`` and ``doctor``, and what looks at earlier runs: ``log``, ``report`` and ``resume``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.main import run_command_line
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.save import check_output
+from bisect_trt.options.choices import Depth, Show
+from bisect_trt.options.commands import Inspect, Log, Report, Resume
+from bisect_trt.options.given import Given
+from bisect_trt.probing.workspace import RUNS_FOLDER
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.html.page import REPORT_FILE, write_report
+from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
+from bisect_trt.reporting.tree import print_tree
+from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.doctor import doctor as look
+from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
+from bisect_trt.workflows.inspect_model import describe_model, model_tree
+from bisect_trt.workflows.log import show_probe, show_run
+
+_FITTING = {
+    Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
+    Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
+    Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
+}
+_MODES = {
+    Depth.NONE: set[Show](),
+    Depth.BASIC: {Show.LAYERS},
+    Depth.ATTRS: {Show.LAYERS, Show.ATTRS},
+    Depth.FULL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
+}
+
+
+def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
+    """Show what a file holds."""
+    own = given[Inspect]
+    kind, file = read_words(own.said, own.path)
+    about_models = {
+        "--mode": own.mode is not None,
+        "--external-data-dir": own.external_data_dir is not None,
+        "--ignore-external-data": own.ignore_external_data,
+    }
+    if odd := next((flag for flag, wanted in about_models.items() if wanted and kind is not Kind.MODEL), None):
+        raise UsageError(f"{odd} is about models, and this is to be read as {kind.value}; leave it out.")
+    wanted = _wanted(own, kind)
+    if kind is Kind.MODEL:
+        words = {word.value for word in wanted}
+        plain = describe_model(file, words, own.external_data_dir, structure=own.ignore_external_data)
+        tree = model_tree(str(file), plain)
+    elif kind is Kind.DATA:
+        values = own.num_items if Show.VALUES in wanted else None
+        plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
+        tree = data_tree(str(file), plain)
+    else:
+        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+            plain = describe_engine(file, Path(folder))
+        tree = engine_tree(str(file), plain)
+    print_tree(tree)
+    result.extra[kind.value] = plain
+    result.status, result.minimality = "found", "1-minimal"
+    return result
+
+
+def _wanted(own: Inspect, kind: Kind) -> Set[Show]:
+    """What to say beside the summary.
+
+    Raises:
+        UsageError: A file of this kind has none of that.
+    """
+    wanted = {*own.show, *(_MODES[own.mode] if own.mode is not None else ())}
+    wanted |= {Show.VALUES} if own.show_values else set()
+    wanted |= {Show.HISTOGRAM} if own.histogram else set()
+    if odd := wanted - _FITTING[kind]:
+        raise UsageError(
+            f"--show {min(word.value for word in odd)} says nothing of {kind.value}; there is: "
+            f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
+        )
+    return wanted
+
+
+def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
+    """The kind and the file of ``KIND FILE`` or of ``FILE``.
+
+    Raises:
+        UnavailableError: The file is not there.
+        UsageError: There is no such kind, or no file, or the file does not show its kind.
+    """
+    kinds = [kind.value for kind in Kind]
+    if said is None:
+        raise UsageError("there is no file to inspect; name one.")
+    if path is not None:
+        if said not in kinds:
+            raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")
+        return Kind(said), path
+    if said in kinds and not Path(said).exists():
+        raise UsageError(f"there is no file to inspect as {said}; name one.")
+    return guess_kind(Path(said)), Path(said)
+
+
+def doctor(given: Given, console: Console, result: Result) -> Result:  # noqa: ARG001 - it has no options to look at
+    """Print what is here, and what is missing for which target."""
+    with TemporaryDirectory(prefix="bisect-trt-") as folder:
+        return look(Path(folder), console, result)
+
+
+def newest_run(file: str = RUN_FILE) -> Path:
+    """The folder of the run that was started last from the working directory; says which it is.
+
+    Args:
+        file: What the folder has to hold.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    folders = [path.parent for path in Path(RUNS_FOLDER).glob(f"*/{file}")]
+    if not folders:
+        raise UnavailableError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
+    newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
+    Console().say(f"the newest run: {newest}")
+    return newest
+
+
+def log(given: Given) -> None:
+    """Show every probe of a run with its reason, or one in full."""
+    own = given[Log]
+    run, number = own.run, own.number
+    if run is not None and number is None and str(run).isdecimal() and not run.exists():
+        run, number = None, int(str(run))
+    folder = newest_run() if run is None else run
+    if number is None:
+        show_run(folder, Console())
+    else:
+        show_probe(folder, number, Console())
+
+
+def report(given: Given) -> None:
+    """Make a run's report.html again, from its result.json and nothing else."""
+    own = given[Report]
+    source = newest_run(RESULT_FILE) if own.run is None else own.run
+    result = read_result(source)
+    path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
+    check_output(path, overwrite=True)
+    write_report(result, path)
+    Console().answer(str(path))
+
+
+def resume(given: Given) -> None:
+    """Go on with a run that was interrupted."""
+    folder = given[Resume].run or newest_run()
+    binding = Binding.read(folder)
+    invocation.resumed = folder.absolute()
+    try:
+        os.chdir(binding.cwd)
+    except OSError as error:
+        raise UnavailableError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
+    invocation.argv = binding.argv
+    run_command_line(binding.argv)
