@@ -7,6 +7,7 @@ from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, 
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.data import Data
 from bisect_trt.options.general import General
+from bisect_trt.options.places import Places
 from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.search import Search
@@ -14,19 +15,19 @@ from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
 from bisect_trt.targets.options import Target
 
 COMMANDS: dict[str, tuple[type, ...]] = {
-    "diagnose": (Diagnose, Target, Compare, Data, Search, General),
-    "reduce": (Reduce, Check, Target, Compare, Data, Search, General),
-    "precision": (Precision, Check, Target, Compare, Data, Search, General),
-    "layerwise": (Layerwise, Target, Compare, Data, General),
+    "diagnose": (Diagnose, Target, Places, Compare, Data, Search, General),
+    "reduce": (Reduce, Check, Target, Places, Compare, Data, Search, General),
+    "precision": (Precision, Check, Target, Places, Compare, Data, Search, General),
+    "layerwise": (Layerwise, Target, Places, Compare, Data, General),
     "extract": (Extract, Data, General),
     "sanitize": (Sanitize, Data, General),
     "inspect": (Inspect,),
     "convert": (Convert, Target, Data, General),
-    "run": (Run, Target, MoreTargets, RunOptions, Compare, Plots, Data, General),
+    "run": (Run, Target, Places, MoreTargets, RunOptions, Compare, Plots, Data, General),
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
-    "doctor": (Doctor,),
+    "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does. What is done is the
 function of that name in the module of that name in this package."""

@@ -13,11 +13,13 @@ from bisect_trt.options.check import Check
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.data import Data
 from bisect_trt.options.given import Given
+from bisect_trt.options.places import Places
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
 
@@ -81,12 +83,14 @@ def open_target_session(
     """
     if annotation is not None:
         check_annotated(annotation, model)
+    places = open_places(given[Places], console)
     session = open_session(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
         session,
         model=replace(session.model, shape_inference=shape_inference),
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
+        places=places,
     )
 
 

@@ -25,6 +25,7 @@ from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.constants import Constants
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.workers.devices import visible_gpus
@@ -61,6 +62,7 @@ class Subject:
         *,
         fresh_process: bool = False,
         timeout: float | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
         """Read the model and make its inputs.
 
@@ -70,6 +72,7 @@ class Subject:
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
+            places: Where targets run, if not here.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -84,6 +87,7 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.memory_limit,
             timeout=timeout,
+            places=places,
         )
         self.models = Models(workspace, self.workers)
         proto = load_model(settings.path, settings.external_data_dir)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 _SUFFIX = "executionprovider"
 
@@ -20,12 +24,25 @@ class OnnxRuntimeTarget(Target):
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
     needs = "onnxruntime"
+    sent = (
+        "bisect_trt.targets.onnxrt.values",
+        "bisect_trt.targets.onnxrt.session",
+        "bisect_trt.targets.onnxrt.sent",
+    )
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """ONNX Runtime, set up."""
         from bisect_trt.targets.onnxrt.runtime import OnnxRuntime  # noqa: PLC0415 - a target that may not be asked for
 
         return OnnxRuntime(settings)
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """By Casts, as :func:`~bisect_trt.targets.onnxrt.runtime.target_model` says, for the providers that are there."""
+        if not settings.low_precisions:
+            return None
+        from bisect_trt.targets.onnxrt.runtime import target_model  # noqa: PLC0415 - as above
+
+        return target_model(model, settings, facts["providers"])
 
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "": ("onnxruntime",),
