@@ -31,9 +31,8 @@ from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.question import Again, Oracle, Search, Units, about_units
+from bisect_trt.search.oracle import Again, Oracle, Search, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

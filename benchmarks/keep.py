@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Subset
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 UNITS = 1000
 TOP = UNITS // 20

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bisect_trt.api import assert_matches, compare, diagnose, layerwise, precision, reduce
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
     from bisect_trt.reporting.result import Result
-    from bisect_trt.search.verdict import Verdict
+    from bisect_trt.search.oracle import Verdict
 
 __version__ = "0.1.0"
 __all__ = [

@@ -28,10 +28,8 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 Predicate = Callable[[Subset], Verdict]
 Algorithm = Callable[[Ask], Minimum]

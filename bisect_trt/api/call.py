@@ -13,16 +13,14 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from bisect_trt.api.keywords import PLACE, Keywords
-from bisect_trt.api.types import Check, Inputs, Model
+from bisect_trt.api.keywords import PLACE, Check, Inputs, Keywords, Model
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
-from bisect_trt.options.check import Check as CheckOptions
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
 from bisect_trt.options.places import Places
-from bisect_trt.options.search import Search
+from bisect_trt.options.shared import Check as CheckOptions
+from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.workers.pool import keep_spare

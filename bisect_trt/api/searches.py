@@ -10,7 +10,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Precision, Reduce
 
 if TYPE_CHECKING:
-    from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+    from bisect_trt.api.keywords import Check, Inputs, Model, TargetName, Tolerance
     from bisect_trt.reporting.result import Result
 
 
@@ -128,7 +128,7 @@ def precision(
     """
     from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.from_options import low_precision, search_settings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.precision.settings import PrecisionSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
 
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})

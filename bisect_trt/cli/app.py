@@ -1,26 +1,28 @@
-"""How a command is done and how it ends: result, JSON, exit status, no traceback."""
+"""How a command is done and how it ends: result, JSON, exit status, no traceback, Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from bisect_trt import __version__
-from bisect_trt.cli.commands import COMMANDS
-from bisect_trt.cli.interrupt import Interrupts
-from bisect_trt.cli.invocation import invocation
+from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.commands import COMMANDS, HOMES
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.general import General
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import General
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
@@ -37,7 +39,7 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
         values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
     """
     given = Given(values)
-    work = getattr(import_module(f"bisect_trt.cli.{name}"), name)
+    work = getattr(import_module(f"bisect_trt.cli.{HOMES[name]}"), name)
     try:
         if General in COMMANDS[name]:
             _finish(work, name, given, given[General])
@@ -159,3 +161,42 @@ def _tell_files(result: Result, general: General, console: Console) -> None:
         path = Path(report)  # absolute in a run that goes on
         path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         console.answer(f"Report: {path}" + (f" (to attach: {archive})" if archive else ""))
+
+
+class Interrupts:
+    """A context manager within which a second Ctrl-C does not wait for what the first one set off.
+
+    The process then ends without a further word of Python; what it has started is ended by the guard
+    (``probing/workers/guard.py``), as after ``kill -9``.
+    """
+
+    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Each is called in the signal handler, and so must wait for nobody."""
+        self._first = first
+        self._second = second
+        self._interrupted = False
+        self._ours = False
+
+    def __enter__(self) -> Interrupts:
+        # A shell that starts a command in the background has it ignore Ctrl-C, which is left so.
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+            self._ours = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what signal handlers are given
+        if self._interrupted:
+            try:
+                self._second()
+            finally:
+                os._exit(ExitStatus.INTERRUPTED)
+        self._interrupted = True
+        self._first()
+        raise KeyboardInterrupt

@@ -1,13 +1,38 @@
-"""Command lines as people type them for this kind of tool.
+"""What was typed, and as click reads it.
 
-Several values may follow one flag (``--input-shapes a:[1] b:[2]``) and ``--check`` takes all that comes after it.
-click's options take one value each, so the words are rewritten to that before it sees them.
+Command lines are as people type them for this kind of tool: several values may follow one flag
+(``--input-shapes a:[1] b:[2]``), and ``--check`` takes all that comes after it. click's options take one value each, so the
+words are rewritten to that before it sees them. Options of other frameworks, which users of ``polygraphy run`` know, are
+refused with a sentence that says where to start instead.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.errors import UsageError
+
+
+@dataclass
+class Invocation:
+    """What was typed.
+
+    Attributes:
+        argv: The words after the program's name.
+        resumed: The folder of the run that goes on, if one does.
+        folder: The run's folder, once it is open.
+    """
+
+    argv: tuple[str, ...] = ()
+    resumed: Path | None = None
+    folder: Path | None = None
+
+
+invocation = Invocation()
+
 
 _NUMBER = re.compile(r"-\d")
 CHECK = "--check"
@@ -40,3 +65,54 @@ def rewrite(words: Sequence[str], several: frozenset[str]) -> list[str]:
 
 def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word)
+
+
+_TENSORFLOW = (
+    "--tf",
+    "--tftrt",
+    "--tf-trt",
+    "--tf-outputs",
+    "--ckpt",
+    "--freeze-graph",
+    "--xla",
+    "--save-pb",
+    "--save-tensorboard",
+    "--save-timeline",
+    "--gpu-memory-fraction",
+    "--allow-growth",
+)
+_CAFFE = ("--caffe", "--caffe-model", "--caffe-outputs", "--deploy", "--prototxt")
+_UFF = ("--uff", "--uff-order", "--uff-shape", "--save-uff", "--trt-uff", "--preprocessor")
+_FRAMEWORKS: Mapping[str, str] = {
+    **dict.fromkeys(_TENSORFLOW, "TensorFlow"),
+    **dict.fromkeys(_CAFFE, "Caffe"),
+    **dict.fromkeys(_UFF, "UFF"),
+}
+
+_COMPARING = ("diagnose", "layerwise", "run")
+"""Commands without a check command."""
+
+
+def refuse_foreign(words: Sequence[str]) -> None:
+    """Make sure that no option of another framework is among the words, up to those of a check command.
+
+    Nor may a check command follow where nothing takes one.
+
+    Raises:
+        UsageError: One is.
+    """
+    command = next((word for word in words if not word.startswith("-")), None)
+    for word in words:
+        if word == CHECK and command in _COMPARING:
+            raise UsageError(
+                f"{command} compares numbers itself and takes no {CHECK}; with a check of your own use "
+                f"`bisect-trt reduce {CHECK}`, or `bisect-trt precision {CHECK}` for what to keep in fp32."
+            )
+        if word == CHECK:
+            return
+        framework = _FRAMEWORKS.get(word.partition("=")[0])
+        if framework is not None:
+            raise UsageError(
+                f"{word.partition('=')[0]} is about {framework}, and bisect-trt starts from ONNX; convert the model first, "
+                "with tf2onnx if it is TensorFlow's (python -m tf2onnx.convert --saved-model DIR --output model.onnx)."
+            )

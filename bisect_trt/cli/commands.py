@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.check import Check
 from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
-from bisect_trt.options.general import General
 from bisect_trt.options.places import Places
-from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.search import Search
 from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
+from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
 COMMANDS: dict[str, tuple[type, ...]] = {
@@ -29,5 +25,12 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "report": (Report,),
     "doctor": (Doctor, Places),
 }
-"""By name; the first group of each is the command's own, and its docstring says what the command does. What is done is the
-function of that name in the module of that name in this package."""
+"""By name; the first group of each is the command's own, and its docstring says what the command does."""
+
+HOMES: dict[str, str] = {
+    **dict.fromkeys(("diagnose", "reduce", "precision", "layerwise"), "searches"),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "models"),
+    "run": "run",
+    **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
+}
+"""In which module of this package the function of a command's name lies, which does it."""

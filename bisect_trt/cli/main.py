@@ -7,10 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.arguments import invocation, refuse_foreign, rewrite
 from bisect_trt.cli.commands import COMMANDS
-from bisect_trt.cli.foreign import refuse_foreign
-from bisect_trt.cli.invocation import invocation
 from bisect_trt.cli.parser import parse, several
 from bisect_trt.errors import BisectError
 

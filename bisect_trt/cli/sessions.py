@@ -1,4 +1,4 @@
-"""What commands open with: the run's folder, bound to all files that they depend on."""
+"""What commands open with: the folder of a run, new or going on, bound to all files that it depends on."""
 
 from __future__ import annotations
 
@@ -6,22 +6,54 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.cli.runs import open_run
+from bisect_trt.cli.arguments import invocation
 from bisect_trt.graph.annotate import check_annotated
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.check import Check
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
+from bisect_trt.options.shared import Check, Data
+from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
+
+
+def open_run(
+    command: str,
+    model: Path,
+    files: Iterable[Path],
+    fixed_path: Path | None = None,
+    *,
+    weights: Path | None = None,
+) -> Workspace:
+    """The folder of this run, bound to what was typed and to the files that it names.
+
+    Args:
+        command: Names the folder.
+        model: The same; the run depends on it and on the files of its weights.
+        files: What else it depends on.
+        fixed_path: Where every candidate goes, if the check reads a fixed path.
+        weights: The folder with the model's weights, if that is not its own.
+
+    Raises:
+        UsageError: The folder cannot be made, or the run that is to go on was about something else.
+    """
+    binding = Binding.of(invocation.argv, model, files, weights)
+    if invocation.resumed is not None:
+        Binding.read(invocation.resumed).check(binding, invocation.resumed)
+        invocation.folder = invocation.resumed
+        return Workspace(invocation.resumed, fixed_path)
+    workspace = Workspace(Workspace.new_folder(command, model), fixed_path)
+    binding.write(workspace.folder)
+    invocation.folder = workspace.folder
+    return workspace
 
 
 def open_session(
@@ -34,7 +66,7 @@ def open_session(
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Session:
-    """The session of a command, in a folder of its own; see :func:`~bisect_trt.cli.runs.open_run`.
+    """The session of a command, in a folder of its own; see :func:`~bisect_trt.cli.sessions.open_run`.
 
     Args:
         model: The model.

@@ -1,15 +1,18 @@
-"""Make a model of any set of nodes."""
+"""Pieces of a model: of any set of nodes, between two sets of tensors, or the whole with other tensors as its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import StoredValue, select, splice
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.graph.surgeon import PRODUCER, StoredValue, between, nothing_stored, number, select, splice
+from bisect_trt.graph.values import value_info
+from bisect_trt.tensors.info import TensorInfo, quoted
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,102 @@ def cut(
     piece = select(network, chosen, outputs)
     inputs, outputs = (tuple(tensor.name for tensor in ends) for ends in (piece.inputs, piece.outputs))
     return Cut(splice(network, piece, infos, stored), inputs, outputs)
+
+
+def mark_outputs(network: Network, names: Sequence[str], infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:
+    """The same model with other outputs.
+
+    Args:
+        network: The original; it is not changed.
+        names: The tensors to give back, in this order.
+        infos: Types and shapes, where known.
+
+    Returns:
+        A new model with exactly these outputs.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(network.proto)
+    model.producer_name = PRODUCER
+    marked = set(names)
+    kept = [value for value in network.proto.graph.value_info if value.name not in marked]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    del model.graph.output[:]
+    model.graph.output.extend(value_info(name, infos, network.declared) for name in names)
+    return model
+
+
+def extract(
+    network: Network, inputs: Sequence[str], outputs: Sequence[str], infos: Mapping[str, TensorInfo]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The model that computes some tensors from others.
+
+    Args:
+        network: The original.
+        inputs: Where to stop walking back. Graph inputs and weights end it too.
+        outputs: What to compute, in this order; without any, those of the graph's outputs that nodes compute.
+        infos: Types and shapes of the tensors, where known.
+
+    Returns:
+        The model, and its inputs: the given ones in their order, then the graph inputs that are needed besides.
+
+    Raises:
+        UsageError: A name is no tensor of the model, an output is an input as well, an input is not needed, or the node
+            that makes it has to stay.
+    """
+    inputs = tuple(dict.fromkeys(inputs))
+    outputs = tuple(dict.fromkeys(outputs)) or _computed_outputs(network, inputs)
+    _check_names(network, inputs, outputs)
+    piece = between(network, inputs, outputs)
+    ends = [tensor.name for tensor in piece.inputs]
+    _check_inputs(network, inputs, {number(node) for node in piece.nodes}, set(ends))
+    return splice(network, piece, infos, nothing_stored), ends
+
+
+def _computed_outputs(network: Network, inputs: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in network.outputs if name in network.producer and name not in inputs)
+
+
+def _check_names(network: Network, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    known = network.producer.keys() | set(network.inputs)
+    known |= network.initializers.keys() | network.sparse_initializers.keys()
+    for option, names in (("--inputs", inputs), ("--outputs", outputs)):
+        for name in names:
+            if name not in known:
+                raise _no_tensor(network, option, name, known)
+    for name in outputs:
+        if name in inputs or name not in network.producer:
+            raise UsageError(f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract.")
+    if not outputs:
+        raise UsageError("--outputs: no node computes an output of the model; name a tensor that one computes.")
+
+
+def _no_tensor(network: Network, option: str, name: str, known: Collection[str]) -> UsageError:
+    """Why a name is no tensor: it is a node's, or a misspelt one."""
+    for index, node in enumerate(network.nodes):
+        if node.name == name:
+            return UsageError(
+                f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name what it makes: "
+                f"{quoted(network.made(index))}."
+            )
+    close = difflib.get_close_matches(name, known)
+    if close:
+        return UsageError(
+            f"{option}: the model has no tensor '{name}'; close to it: {quoted(close)}. "
+            "`bisect-trt inspect model FILE --show layers` lists all."
+        )
+    return UsageError(
+        f"{option}: the model has no tensor '{name}'; `bisect-trt inspect model FILE --show layers` lists all."
+    )
+
+
+def _check_inputs(network: Network, inputs: Sequence[str], chosen: set[int], reached: set[str]) -> None:
+    for name in inputs:
+        maker = network.producer.get(name)
+        if maker in chosen:
+            raise UsageError(
+                f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for what else it makes; "
+                "name that too."
+            )
+        if name not in reached:
+            raise UsageError(f"--inputs: no output depends on '{name}'; leave it out.")

@@ -12,11 +12,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.graph.lower.types import DEFAULT_DOMAINS
+from bisect_trt.graph.lower.plan import DEFAULT_DOMAINS
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS, number
 from bisect_trt.graph.values import element_type, to_info
-from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.info import is_extension
 
 # Folded, a quantized weight would be an fp32 one, and the runtime would not see that it is quantized.
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})

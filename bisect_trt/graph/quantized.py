@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.tensors.step import Step
+from bisect_trt.tensors.tolerance import Step
 
 Values = Callable[[str], "NDArray[Any] | None"]
 ONE = np.ones(1, np.float64)

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from bisect_trt.graph.cut import cut
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.externals import tensor_bytes
-from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.surgeon import nothing_stored
-from bisect_trt.tensors.dtypes import is_extension
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, is_extension
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.tensors.dtypes import dtype_from_name, is_string
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_string
 
 _EXTENSIONS = {
     "BFLOAT16": "bfloat16",

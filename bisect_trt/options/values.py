@@ -118,6 +118,18 @@ def _list(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]:  # 
     return numbers
 
 
+def pair(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
+    """``NAME:VALUE``, split at the first colon, or such a pair; Python's values become the words for them."""
+    if isinstance(value, str):
+        name, colon, text = value.partition(":")
+        if name and colon:
+            return name, text
+    elif isinstance(value, Iterable):
+        name, text = value
+        return str(name), str(int(text) if isinstance(text, bool) else text)
+    raise ValueError("NAME:VALUE")
+
+
 def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was given
     """``workspace:4G``, or such a pair: a memory pool and its size in bytes."""
     pool, colon, limit = value.rpartition(":") if isinstance(value, str) else (value[0], ":", value[1])

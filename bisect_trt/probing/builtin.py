@@ -83,7 +83,8 @@ class BuiltinCheck:
         """The target as it takes this candidate."""
         if files.engine is not None:
             return _engines(self.target).load(self.target, files.engine)
-        return replace(self.target, keep=files.keep or self.target.keep, held=files.held or self.target.held)
+        target = self.target if files.target is None else files.target
+        return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
 
     def _built(self, files: CandidateFiles) -> TargetSettings:
         """The same, with its engine left in the candidate's folder."""

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.targets.settings import TargetSettings
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Candidate:
         runs: How often the check runs at most then; ``None`` for as often as the first time.
         until: The verdict that ends the runs.
         marks: Tensors that are outputs too, by number, for a search over those.
+        target: How the target is set up for it, where that is not as the check has it.
     """
 
     proto: onnx.ModelProto
@@ -74,6 +75,7 @@ class Candidate:
     runs: int | None = None
     until: Verdict = Verdict.FAIL
     marks: Subset = frozenset()
+    target: TargetSettings | None = None
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -91,6 +93,8 @@ class Candidate:
             digest.update(b"held")
         if self.engine is not None:
             digest.update(b"engine")
+        if self.target is not None:
+            digest.update(repr(self.target).encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)

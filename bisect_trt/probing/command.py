@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.outcome import CANCELLED, OVER_MEMORY, Ending, Outcome, of_samples
-from bisect_trt.probing.workers.memory import gate, oom_kills
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workers.resources import gate, oom_kills
 from bisect_trt.probing.workspace import CandidateFiles
 
 _TAIL_LINES = 5

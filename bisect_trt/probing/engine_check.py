@@ -54,7 +54,7 @@ class EngineCheck:
         if files.engine is not None:
             return self._judge(files, cancel)
         engine = files.folder / ENGINE
-        target = replace(self.target, keep=files.keep or ())
+        target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
         began = time.monotonic()
         request = Build(target, files.model, files.inputs, engine)
         reply = ask(self.workers, request, self.command.timeout, cancel, log=files.log)

@@ -15,7 +15,7 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.outcome import Ending, Outcome, of_samples
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.npz import load_npz
 
 _OUTCOMES = {

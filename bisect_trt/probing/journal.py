@@ -11,7 +11,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.outcome import BARE_EXIT, Outcome
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 JOURNAL = "journal.jsonl"
 

@@ -14,7 +14,7 @@ from bisect_trt.probing.candidate import Identity
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.outcome import BROKEN_PREFIXES, Outcome
 from bisect_trt.probing.watcher import Watcher
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 _OUT_OF_MEMORY = ("build: out of memory", "run: out of memory")
 """Signatures that say nothing of the model."""

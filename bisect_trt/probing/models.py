@@ -53,10 +53,18 @@ def ask(
 
 
 class Models:
-    """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise."""
+    """Runs models for what they give, not to be judged; on the reference runtime unless said otherwise.
 
-    def __init__(self, workspace: Workspace, workers: WorkerPool) -> None:
-        """``workspace`` gets the files that a worker reads, for this session only; ``workers`` run them."""
+    Attributes:
+        reference: The reference runtime.
+    """
+
+    def __init__(self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None) -> None:
+        """``workspace`` gets the files that a worker reads, for this session only; ``workers`` run them.
+
+        ``target`` is what the reference is for, where that makes a difference.
+        """
+        self.reference = reference_settings(target)
         self._scratch = workspace.scratch
         self._workers = workers
 
@@ -106,7 +114,7 @@ class Models:
         Raises:
             UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
-        settings = reference_settings() if target is None else target
+        settings = self.reference if target is None else target
         reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.signatures import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 

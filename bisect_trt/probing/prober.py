@@ -18,9 +18,7 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Speculation
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.question import Again, Oracle, Original, Question, Search, Units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
 
 Result = TypeVar("Result")
 

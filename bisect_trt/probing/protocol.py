@@ -121,6 +121,13 @@ class Described(Reply):
 
 
 @dataclass(frozen=True)
+class Traced(Reply):
+    """What the target does to a model on the way to running it; see ``Runtime.trace``."""
+
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Lowered(Reply):
     """Whether the target runs another form of the model, which is written then."""
 
@@ -235,6 +242,19 @@ class Describe(Request[Described]):
 
 
 @dataclass(frozen=True)
+class Trace(Request[Traced]):
+    """Say what the target does to a model on the way to running it.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it will be fed, ``.npz``.
+    """
+
+    model: Path
+    inputs: Path
+
+
+@dataclass(frozen=True)
 class Lower(Request[Lowered]):
     """Write the form of a model that the target really runs, if that is another.
 
@@ -281,8 +301,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Lower)
-_REPLIES = (Compared, Described, Died, Done, Failed, Lowered, Misuse, Started)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Trace)
+_REPLIES = (Compared, Described, Died, Done, Failed, Lowered, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

@@ -16,7 +16,7 @@ from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.flakiness import Flakiness, expected_verdicts
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
 

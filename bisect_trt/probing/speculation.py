@@ -22,8 +22,7 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.search.question import Question, Search
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Question, Search, Verdict
 
 Result = TypeVar("Result")
 _REMEMBERED = 16

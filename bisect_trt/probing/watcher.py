@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from bisect_trt.search.forecast import Forecast, forecast
-from bisect_trt.search.question import Question, Search, Units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Question, Search, Units, Verdict
 
 MOST_AHEAD = 200
 """Past so many questions an estimate says "more than"."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.externals import copy_file, external_files, has_external_data
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 
 Values = Mapping[str, NDArray[np.generic]]
@@ -50,6 +51,7 @@ class CandidateFiles:
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
         held: Whether the target is held to its low precision; see ``Candidate``.
         engine: The engine that was built of it, where there is one.
+        target: How the target is set up for it; see ``Candidate``.
         renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
 
@@ -64,6 +66,7 @@ class CandidateFiles:
     keep: tuple[str, ...] | None = None
     held: bool = False
     engine: Path | None = None
+    target: TargetSettings | None = None
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
@@ -161,7 +164,9 @@ class Workspace:
         """
         shared = has_external_data(candidate.proto)
         files = self.files(candidate.key, shared_weights=shared)
-        files = replace(files, keep=candidate.keep, held=candidate.held, engine=candidate.engine)
+        files = replace(
+            files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
+        )
         files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
         values = {files.inputs: inputs, files.golden: golden}
         for paths, sample in zip(files.more, more, strict=True):

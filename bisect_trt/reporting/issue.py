@@ -19,7 +19,7 @@ from bisect_trt.reporting.markdown import block, code, plain, prose, table
 from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.polygraphy_json import write_inputs, write_outputs
 
 ISSUE, INPUTS, GOLDEN, RAW = "ISSUE.md", "inputs.json", "golden.json", "trtexec"

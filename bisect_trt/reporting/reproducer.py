@@ -23,7 +23,7 @@ from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import save_npz
 
 MODEL, INPUTS, GOLDEN, README = "model.onnx", "inputs.npz", "golden.npz", "README.md"

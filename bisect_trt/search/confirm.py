@@ -12,9 +12,7 @@ from dataclasses import replace
 
 from bisect_trt.search.flakiness import Flakiness
 from bisect_trt.search.minimality import make_smallest, neighbours
-from bisect_trt.search.oracle import Completion, Minimum, Subset
-from bisect_trt.search.question import Again, Oracle, Original, Units, about_units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Again, Completion, Minimum, Oracle, Original, Subset, Units, Verdict, about_units
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"

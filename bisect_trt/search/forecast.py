@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bisect_trt.search.limit import Enough
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.question import Again, Question, Search, Units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Again, Enough, Question, Search, Subset, Units, Verdict
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bisect_trt.search.counters import reduce_by_counters
-from bisect_trt.search.keep_density import HOT, Density, cold
-from bisect_trt.search.keep_groups import Kept, partition
+from bisect_trt.search.keep_groups import HOT, Density, Kept, cold, partition
 from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
+from bisect_trt.search.strategy import reduce_by_counters
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""

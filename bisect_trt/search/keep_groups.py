@@ -1,12 +1,106 @@
-"""Group testing: lower units a group at a time, and bisect for the culprit where that does not pass."""
+"""Group testing: lower units a group at a time, and bisect for the culprit where that does not pass.
+
+A question whose answer is as likely yes as no teaches the most, so the next group is as long as will contain a culprit
+with even odds. With culprits at density p that is about 0.69/p units, the group of Hwang's generalised binary splitting
+("A method for detecting all defective members in a population by group testing", JASA 1972). He takes the number of
+culprits as known; here p is learnt on the way, by Bayes' rule over a few values that it may have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from bisect_trt.search.keep_density import MEMBERS, Density
-from bisect_trt.search.oracle import Ask, Subset, Tally
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Subset, Tally, Verdict
+
+_NEIGHBOUR_HITS, _NEIGHBOUR_MISSES = 0.5, 2.0
+"""Where units are in topological order, culprits come side by side (the Pow and the ReduceMean of one norm) often enough
+to look out for it: as if one unit in five after a culprit had been seen to be one."""
+
+HOT = {0.1: 0.75, 0.3: 0.1, 0.6: 0.05, 0.95: 0.1}
+"""Among strong suspects. Either few are culprits, which is worth being good at, or nearly all, which is soon noticed."""
+
+MEMBERS = {0.1: 1.0, 0.25: 1.0, 0.5: 1.0, 0.95: 1.0}
+"""Among the members of a group that cannot be lowered as a whole."""
+
+
+def cold(count: int) -> dict[float, float]:
+    """Among ``count`` units of which nothing is known: any density alike up to one in twenty, higher ones less likely."""
+    weights = {}
+    density = 0.95
+    while density > 1 / (2 * count + 2):
+        weights[density] = min(1.0, 0.05 / density)
+        density /= 2
+    return weights
+
+
+class Density:
+    """What is known of how common culprits are among units that are met in order."""
+
+    def __init__(self, weights: Mapping[float, float], *, neighbours: bool = True) -> None:
+        """Start from what is likely.
+
+        Args:
+            weights: How likely each density is, in any unit; densities are above 0 and below 1.
+            neighbours: Whether units side by side belong together, so that the unit right after a culprit has a chance
+                of its own, which is learnt apart.
+        """
+        self._weights = dict(weights)
+        self._learn(dict.fromkeys(weights, 1.0))
+        self._neighbours = neighbours
+        self._near_hits, self._near_misses = _NEIGHBOUR_HITS, _NEIGHBOUR_MISSES
+        self._after_culprit = False
+
+    def cleared(self, count: int) -> None:
+        """The next ``count`` units are no culprits."""
+        if self._after_culprit:
+            self._near_misses += 1
+            self._after_culprit = False
+            count -= 1
+        self._learn({p: (1 - p) ** count for p in self._weights})
+
+    def hit(self) -> None:
+        """The next unit is a culprit."""
+        if self._after_culprit:
+            self._near_hits += 1
+        else:
+            self._learn({p: p for p in self._weights})
+        self._after_culprit = self._neighbours
+
+    def elsewhere(self) -> None:
+        """The next unit is not beside the last."""
+        self._after_culprit = False
+
+    def group(self, width: int, *, dirty: bool) -> int:
+        """How many of the next units to lower at once, for the evenest odds.
+
+        Args:
+            width: How many there are to choose from: 1 or more, if ``dirty`` 2 or more.
+            dirty: Whether a culprit is known to be among them; then all of them together are no question.
+        """
+        even = self._chance_of_any(width) / 2 if dirty else 0.5
+        fewest, most = 1, width - dirty
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if self._chance_of_any(middle) < even:
+                fewest = middle + 1
+            else:
+                most = middle
+        over, under = (abs(self._chance_of_any(size) - even) for size in (fewest, fewest - 1))
+        return fewest - 1 if fewest > 1 and under < over else fewest
+
+    def _chance_of_any(self, count: int) -> float:
+        """The chance that one of the next ``count`` units is a culprit."""
+        none = 1.0
+        if self._after_culprit and count:
+            none = self._near_misses / (self._near_hits + self._near_misses)
+            count -= 1
+        return 1 - none * sum(weight * (1 - p) ** count for p, weight in self._weights.items())
+
+    def _learn(self, likelihoods: Mapping[float, float]) -> None:
+        """Bayes' rule. The weights add up to 1 from then on."""
+        likely = {p: weight * likelihoods[p] for p, weight in self._weights.items()}
+        total = sum(likely.values())
+        self._weights = {p: weight / total for p, weight in likely.items()}
 
 
 class Kept:

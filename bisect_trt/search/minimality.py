@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
 
-from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Verdict
 
 _FEW = range(3, 7)
 """Of so many units each pair is left out too, in 3 to 15 questions. Of two, that leaves nothing."""

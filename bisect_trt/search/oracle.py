@@ -1,11 +1,85 @@
-"""What a search asks, and how it counts what it heard."""
+"""What a search asks, what it is answered, how it counts what it heard, and how often it may ask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
 
-from bisect_trt.search.verdict import Verdict
+
+class Verdict(str, Enum):
+    """What a probe says. Three values, never a bool: a candidate that broke in another way proves nothing."""
+
+    FAIL = "FAIL"
+    """It shows the failure that is being looked for."""
+    PASS = "PASS"
+    """It does not."""
+    UNRESOLVED = "UNRESOLVED"
+    """It broke in some other way, so it says nothing."""
+
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Does the candidate made of these units show the failure?"""
+
+    units: Subset
+
+
+@dataclass(frozen=True)
+class Original:
+    """Does the original model show it?"""
+
+
+@dataclass(frozen=True)
+class Again:
+    """The same question once more, whatever was answered before; both answers are remembered.
+
+    Attributes:
+        question: What was asked.
+        title: What the candidate is called this time; ``None`` for "..., once more".
+        runs: How often the check runs at most; ``None`` for as often as for a question that is asked the first time.
+        until: The answer that ends the runs.
+    """
+
+    question: Units | Original
+    title: str | None = None
+    runs: int | None = 1
+    until: Verdict = Verdict.FAIL
+
+
+Question = Units | Original | Again
+Oracle = Callable[[Question], Verdict]
+"""Says what a check says of the candidate that a question is about."""
+
+
+@dataclass(frozen=True)
+class Search(Generic[Result_co]):
+    """A search: what it is after, and how it goes about it.
+
+    Attributes:
+        goal: The verdict of the sets of units that are looked for, which supersets of them mostly have too: ``FAIL`` for
+            what is needed to fail, ``PASS`` for what is enough to keep.
+        algorithm: A plain function of an oracle. It may be called several times and must ask the same each time.
+    """
+
+    goal: Verdict
+    algorithm: Callable[[Oracle], Result_co]
+
+
+def about_units(oracle: Oracle) -> Ask:
+    """An oracle for algorithms that ask about sets of units only."""
+    return lambda units: oracle(Units(units))
+
+
+def over_units(goal: Verdict, algorithm: Callable[[Ask], Result]) -> Search[Result]:
+    """A search that asks about sets of units only."""
+    return Search(goal, lambda oracle: algorithm(about_units(oracle)))
+
 
 Subset = frozenset[int]
 """Some of the units, by number."""
@@ -59,3 +133,36 @@ class Tally:
     def mostly_unresolved(self) -> bool:
         """Whether most candidates break in other ways, so that what is asked should stay close to what fails."""
         return self.unresolved >= 6 and 2 * self.unresolved > self.asked
+
+
+class Enough(Exception):  # noqa: N818 - how a search that costs too much ends
+    """It has asked as much as it may."""
+
+
+class Limited:
+    """An ``Ask`` that ends the search after a number of questions.
+
+    Attributes:
+        best: The smallest set that was seen to pass.
+    """
+
+    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
+        """``best`` is known to pass; ``most`` is the number of questions, if that is limited."""
+        self.best = best
+        self._ask = ask
+        self._left = most
+
+    def __call__(self, units: Subset) -> Verdict:
+        """Ask.
+
+        Raises:
+            Enough: No more questions may be asked.
+        """
+        if self._left is not None:
+            if self._left == 0:
+                raise Enough
+            self._left -= 1
+        verdict = self._ask(units)
+        if verdict is Verdict.PASS and len(units) < len(self.best):
+            self.best = units
+        return verdict

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bisect_trt.search.oracle import Ask, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Subset, Verdict
 
 
 def shortest_failing_prefix(

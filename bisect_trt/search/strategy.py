@@ -1,16 +1,105 @@
-"""Which algorithm, when."""
+"""Which algorithm, when; and repeated first-culprit bisection: one needed unit after the other, each in about log2 N questions.
+
+The idea of QuickXplain (Junker, "QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems",
+AAAI 2004) and of Zeller's "dd" with a fixed order: the last unit of the shortest failing prefix is needed; keep it, and
+look for the shortest prefix that fails together with it; until what was kept fails alone.
+Where failures are not monotone, delta debugging takes over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Mode
-from bisect_trt.search.counters import reduce_by_counters
-from bisect_trt.search.culprits import Pattern, alone, earliest_failing_end, find_culprits, latest_failing_start
 from bisect_trt.search.minimality import make_smallest
-from bisect_trt.search.oracle import Ask, Completion, Minimum, Tally
+from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
 from bisect_trt.search.prefixes import shortest_failing_prefix, shortest_failing_prefix_by_steps
+
+_CERTAIN_OF_FEW = 2
+"""So many culprits are common, so after each the question "is that all?" is worth asking at once."""
+
+Pattern = Callable[[int], Subset]
+"""The units that a unit belongs together with, itself included."""
+
+PrefixSearch = Callable[[Sequence[int], Subset, Ask], int]
+
+
+def alone(unit: int) -> Subset:
+    """No pattern."""
+    return frozenset({unit})
+
+
+def find_culprits(
+    units: Sequence[int],
+    ask: Ask,
+    weights: Completion = frozenset,
+    pattern: Pattern = alone,
+    suspect: int | None = None,
+) -> Subset:
+    """Units that fail together, each needed when it was found.
+
+    With k culprits among N, at most about k (log2(N/k) + 2) questions where failures are monotone. Where most
+    candidates break in other ways it stops early, because bisection then learns nothing.
+
+    Args:
+        units: In topological order; together (and with their weights) they fail.
+        ask: The oracle.
+        weights: Adds what has to come along with units while the search is far from its end. What was found is asked
+            about without.
+        pattern: What a unit belongs to. If the first culprit does not fail alone, its pattern is asked about before
+            other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed,
+            most of them probably are: then it stops, because leaving out one at a time is cheaper.
+        suspect: The unit that is probably the first culprit, if one is known.
+
+    Returns:
+        A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
+    """
+    tally = Tally(ask)
+    rest: Sequence[int] = units
+    found: Subset = frozenset()
+    inside = False  # a pattern that fails
+    while rest and not tally.mostly_unresolved and not (inside and len(found) > _CERTAIN_OF_FEW):
+        odds = 0.0 if not found else 0.5 if len(found) <= _CERTAIN_OF_FEW else 0.25
+
+        def ask_prefix(chosen: Subset, bare: Subset = found) -> Verdict:
+            return tally(chosen if chosen == bare else weights(chosen))
+
+        guess = None if found or suspect is None else bisect_left(rest, suspect) + 1
+        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=odds, guess=guess)
+        if length == 0:
+            return found
+        found |= {rest[length - 1]}
+        rest = rest[: length - 1]
+        if len(found) == 1 and rest:
+            if tally(found) is Verdict.FAIL:
+                return found
+            around = found | pattern(*found).intersection(rest)
+            inside = 1 < len(around) <= len(rest) and tally(weights(around)) is Verdict.FAIL
+            if inside:
+                rest = [unit for unit in rest if unit in around]
+    if not rest and tally(found) is Verdict.FAIL:
+        return found
+    return weights(found.union(rest))
+
+
+def earliest_failing_end(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
+    """The shortest failing prefix: the graph's inputs are kept, only its end moves.
+
+    Args:
+        units: In topological order; together they fail.
+        ask: The oracle.
+        search: How to look for the length.
+    """
+    return frozenset(units[: search(units, frozenset(), ask)])
+
+
+def latest_failing_start(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
+    """The shortest failing suffix: the graph's outputs are kept, only its start moves."""
+    backwards = units[::-1]
+    return frozenset(backwards[: search(backwards, frozenset(), ask)])
 
 
 def minimise(
@@ -73,3 +162,40 @@ def shrink_start(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Mini
     """The latest start from which the failure shows, the end kept."""
     search = shortest_failing_prefix_by_steps if mode is Mode.LINEAR else shortest_failing_prefix
     return Minimum(latest_failing_start(units, ask, search), proven=True, why=_ONE_END.format("start", "later"))
+
+
+_FIRST_CHANCE = 0.1
+_GROWTH = 1 / (1 - math.exp(-1))
+
+
+def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Subset:
+    """Leave out windows of units, smaller from round to round.
+
+    Counter-based delta debugging, CDD (Zhang et al., "Deep Dive into Probabilistic Delta Debugging: Insights and
+    Simplifications", 2024): probabilistic delta debugging amounts to a fixed schedule of window sizes. Each unit starts
+    with a chance p of being needed; a round tries windows of about -1/ln(1-p) units, and each round raises p by
+    1/(1-1/e). Unlike ddmin it never goes back to large windows, which costs it nothing where few units are needed.
+
+    Args:
+        units: A set that is known to fail.
+        ask: The oracle.
+        complete: Adds to a set what its members cannot be cut from.
+
+    Returns:
+        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with ``make_minimal``.
+    """
+    chosen = sorted(units)
+    chance = _FIRST_CHANCE
+    while len(chosen) > 1:
+        size = min(max(round(-1 / math.log1p(-chance)), 1), len(chosen) - 1)
+        place = len(chosen)
+        while place > 0 and len(chosen) > size:
+            start = max(place - size, 0)
+            without = complete(frozenset(chosen[:start] + chosen[place:]))
+            if 0 < len(without) < len(chosen) and ask(without) is Verdict.FAIL:
+                chosen = sorted(without)
+            place = start
+        if size == 1:
+            break
+        chance = min(chance * _GROWTH, 0.9)
+    return frozenset(chosen)

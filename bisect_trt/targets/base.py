@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
     from bisect_trt.tensors.info import TensorInfo
 
     Arrays = dict[str, NDArray[Any]]
@@ -107,6 +108,12 @@ class Runtime(Protocol):
 
         Raises:
             BuildError: It refuses the model.
+        """
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """What it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not say.
         """
 
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
@@ -337,6 +344,21 @@ class Target(ABC):
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
         return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
 
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:  # noqa: ARG002 - of others
+        """What of it can be turned, the cheapest first; see :mod:`bisect_trt.targets.switches`.
+
+        Args:
+            settings: How it is set up.
+            looked: What is known of the model.
+        """
+        from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
+
+        return precision_switches(settings)
+
+    def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
+        """The settings as Python to paste; ``None`` if it has no such words."""
+        return None
+
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:  # noqa: ARG002 - of those that lower layers
         """The ways in which users run a model with the low precision in its graph, where the target may lower one itself."""
         return []
@@ -353,6 +375,10 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
+        """The reference beside it: ``plain``, with what the model cannot be run without there either."""
+        return plain
 
     def emulates_low(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""

@@ -53,6 +53,10 @@ class Interpreter:
         """0: it uses none, or does not say."""
         return 0
 
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: it does not say."""
+        return {}
+
     def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
         """``None``: it gives back outputs alone."""
         return

@@ -137,9 +137,8 @@ def selectable() -> tuple[Plugin, ...]:
 
 
 def any_flag() -> str:
-    """The options that name a target, in words: ``--onnxrt or --trt``."""
-    *flags, last = [f"--{plugin.name}" for plugin in selectable()]
-    return f"{', '.join(flags)} or {last}"
+    """Options that name a target, in words: ``--onnxrt or --trt``; ``--help`` has the others."""
+    return " or ".join(f"--{plugin.name}" for plugin in selectable()[:2])
 
 
 def target_group() -> type[TargetOptions]:

@@ -1,4 +1,4 @@
-"""The comparison of numbers.
+"""The comparison of numbers, and of lists of indices such as TopK makes.
 
 The numbers and the verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the
 reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
-from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.metrics import details
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
-from bisect_trt.tensors.step import Step
-from bisect_trt.tensors.tolerance import ResolvedTolerance
+from bisect_trt.tensors.tolerance import ResolvedTolerance, Step
 
 _EPSILON = 2.0**-52
 
@@ -200,3 +199,40 @@ def _passes(stat: ErrorStat, statistics: Mapping[str, Any], tolerance: ResolvedT
 def _statistic(stat: ErrorStat, statistics: Mapping[str, Any]) -> tuple[float, float]:
     """The absolute and the relative error that a statistic other than elementwise looks at."""
     return statistics[f"{stat.value}_abs"], statistics[f"{stat.value}_rel"]
+
+
+def compare_indices(reference: Array, target: Array, places: int, known: dict[str, Any]) -> TensorComparison:
+    """Compare lists of indices by how far each is from its place.
+
+    The verdict is that of Polygraphy 0.53.6's ``IndicesCompareFunc`` (``polygraphy/comparator/compare.py``, Apache-2.0):
+    lists lie along the last axis; each element of the target must be in the reference's list, at most ``places`` away; the
+    last ``places`` elements of the target are not looked at.
+
+    Args:
+        reference: What the tensor should be.
+        target: What it is, of the same shape.
+        places: How many places an index may be away.
+        known: What is known of the comparison already.
+    """
+    rows = reference.reshape(-1, reference.shape[-1] if reference.ndim else 1)
+    seen = target.reshape(rows.shape)
+    looked_at = max(rows.shape[1] - places, 0)
+    failed: list[tuple[int, int, float]] = []
+    for row in np.unique(np.nonzero(seen[:, :looked_at] != rows[:, :looked_at])[0]).tolist():
+        where: dict[Any, int] = {}
+        for place, value in enumerate(rows[row].tolist()):
+            where.setdefault(value, place)
+        for place, value in enumerate(seen[row, :looked_at].tolist()):
+            away = abs(where[value] - place) if value in where else np.inf
+            if value != rows[row, place] and away > places:
+                failed.append((row, place, float(away)))
+    if not failed:
+        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+    row, place, away = max(failed, key=lambda entry: entry[2])
+    index = tuple(int(i) for i in np.unravel_index(row * rows.shape[1] + place, reference.shape))
+    worst = WorstElement(index, seen[row, place].item(), rows[row, place].item(), away)
+    moved = "is missing from the reference's list" if away == np.inf else f"is {away:.0f} places away"
+    reason = f"{worst.target} at {index} {moved} (index tolerance {places}; {len(failed)} of {seen.size} elements)"
+    return TensorComparison(
+        passed=False, kind=ComparisonKind.MISMATCH, worst=worst, mismatching=len(failed), reason=reason, **known
+    )

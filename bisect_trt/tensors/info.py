@@ -1,10 +1,64 @@
-"""What is known of a tensor before it has a value."""
+"""What is known of a tensor before it has a value: its name as messages have it, its shape, its element type.
+
+NumPy alone cannot name or store some element types: strings, and the ``ml_dtypes`` ones (bfloat16, float8, int4).
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from bisect_trt.errors import UnavailableError
+
+
+def is_string(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are strings: ONNX's are Python objects, NumPy's own are of fixed width."""
+    return dtype.kind in "OUST"
+
+
+def is_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether the type is registered with NumPy by another package, which is ``ml_dtypes`` for all that ONNX has."""
+    return dtype.isbuiltin == 2
+
+
+def storage_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type to write elements as: unsigned integers of the same size for ``ml_dtypes``, else the native one."""
+    return np.dtype(f"u{dtype.itemsize}") if is_extension(dtype) else dtype.newbyteorder("=")
+
+
+def dtype_from_name(name: str) -> np.dtype[Any]:
+    """The type that ``dtype.name`` was read from.
+
+    Raises:
+        UnavailableError: If it is an ``ml_dtypes`` type and that package is not installed, or no known type.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        extension: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except ImportError as err:
+        raise UnavailableError(
+            f"A tensor of type {name} needs the package ml_dtypes, which is not installed; run: pip install ml_dtypes"
+        ) from err
+    except AttributeError as err:
+        raise UnavailableError(
+            f"The element type '{name}' is not known to numpy {np.__version__} or the installed ml_dtypes; "
+            "update both packages"
+        ) from err
+    return extension
+
+
+def quoted(names: Iterable[str], limit: int = 20) -> str:
+    """Names for a message, the first few of them where there are many."""
+    every = [f"'{name}'" for name in names]
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return (", ".join(every[:limit]) or "none") + more
 
 
 @dataclass(frozen=True)

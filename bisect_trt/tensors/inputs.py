@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.dtypes import is_extension, is_string
-from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.memory import free_memory
-from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.info import TensorInfo, is_extension, is_string, quoted
 from bisect_trt.tensors.saved import load_runs
+from bisect_trt.tensors.store import free_memory
 from bisect_trt.tensors.user_script import run_data_loader
 
 Sample = dict[str, NDArray[Any]]

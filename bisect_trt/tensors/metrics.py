@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.tensors.comparison import Details
-from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.stats import blocks
 
 PERCENTILES = (50, 90, 95, 99)

@@ -20,9 +20,8 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, is_string
-from bisect_trt.tensors.npy import read_npy, viewed
-from bisect_trt.tensors.npz import fixed_width, replacing
+from bisect_trt.tensors.info import dtype_from_name, is_extension, is_string
+from bisect_trt.tensors.npz import fixed_width, read_npy, replacing, viewed
 
 Sample = dict[str, NDArray[Any]]
 Runs = list[tuple[str, list[Sample]]]

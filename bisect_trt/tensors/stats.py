@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.tensors.dtypes import is_extension
+from bisect_trt.tensors.info import is_extension
 
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""

@@ -1,4 +1,4 @@
-"""Functions from Python scripts of the user's, and the one that makes inputs."""
+"""Functions from Python scripts of the user's: one makes inputs, another compares outputs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+from bisect_trt.tensors.info import quoted
 
 
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
@@ -90,7 +92,7 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
 
 
 DEFAULT_FUNCTION = "load_data"
-_KIND = "data-loader"
+_LOADER_KIND = "data-loader"
 
 
 def run_data_loader(script: str, most: int | None = None) -> list[dict[str, NDArray[Any]]]:
@@ -109,10 +111,10 @@ def run_data_loader(script: str, most: int | None = None) -> list[dict[str, NDAr
     Raises:
         UsageError: If there is no such file or function, the script raises, or what it gives is no sample.
     """
-    path, function = split_script(script, DEFAULT_FUNCTION, _KIND)
+    path, function = split_script(script, DEFAULT_FUNCTION, _LOADER_KIND)
     samples: list[dict[str, NDArray[Any]]] = []
-    with user_code(path, _KIND):
-        loader = script_attribute(path, function, _KIND)
+    with user_code(path, _LOADER_KIND):
+        loader = script_attribute(path, function, _LOADER_KIND)
         given = loader() if callable(loader) else loader
         if isinstance(given, Mapping) or not hasattr(given, "__iter__"):
             raise UsageError(
@@ -131,3 +133,72 @@ def run_data_loader(script: str, most: int | None = None) -> list[dict[str, NDAr
     if not samples:
         raise UsageError(f"'{function}' of {path} gives no sample; it must yield at least one")
     return samples
+
+
+COMPARE_FUNCTION = "compare_outputs"
+_COMPARE_KIND = "comparison"
+
+
+class Outputs(dict[str, NDArray[Any]]):
+    """The outputs of one run by name, with what Polygraphy's ``IterationResult`` has beside them.
+
+    Attributes:
+        runner_name: Which side they are of: ``target`` or ``reference``.
+        runtime: Seconds the run took; not known.
+    """
+
+    def __init__(self, outputs: Mapping[str, NDArray[Any]], runner_name: str) -> None:
+        super().__init__(outputs)
+        self.runner_name = runner_name
+        self.runtime = None
+
+
+def check_script(script: str) -> Path:
+    """The file of a script, found before anything else is done.
+
+    Raises:
+        UsageError: There is none.
+    """
+    return split_script(script, COMPARE_FUNCTION, _COMPARE_KIND)[0]
+
+
+def compare_by_script(
+    script: str, reference: Mapping[str, NDArray[Any]], target: Mapping[str, NDArray[Any]]
+) -> list[TensorComparison]:
+    """Have a function of the user's compare the outputs.
+
+    It is called with the target's and the reference's outputs (Polygraphy's ``--compare-func-script``: two mappings of
+    name to array, with a ``runner_name``), and gives a mapping of output name to whether it matches.
+
+    Args:
+        script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``compare_outputs``.
+        reference: Name to values.
+        target: Name to values.
+
+    Returns:
+        A comparison for each output that the function judges.
+
+    Raises:
+        UsageError: There is no such file or function, it raises, or what it gives is no such mapping.
+    """
+    path, function = split_script(script, COMPARE_FUNCTION, _COMPARE_KIND)
+    with user_code(path, _COMPARE_KIND):
+        compare = script_attribute(path, function, _COMPARE_KIND)
+        verdicts = compare(Outputs(target, "target"), Outputs(reference, "reference"))
+        if not isinstance(verdicts, Mapping) or not verdicts:
+            raise UsageError(
+                f"'{function}' of {path} gives {verdicts!r:.60}; it must return a dict of output name to whether it matches"
+            )
+        judged = {str(name): bool(verdict) for name, verdict in verdicts.items()}
+    if unknown := [name for name in judged if name not in reference]:
+        raise UsageError(f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}")
+    return [
+        TensorComparison(
+            name=name,
+            passed=passed,
+            kind=ComparisonKind.MATCH if passed else ComparisonKind.MISMATCH,
+            reason=f"{path.name} says that it {'matches' if passed else 'does not match'}",
+            total=int(np.size(reference[name])),
+        )
+        for name, passed in judged.items()
+    ]

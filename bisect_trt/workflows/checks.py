@@ -22,7 +22,7 @@ from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.target import require_reference, require_target

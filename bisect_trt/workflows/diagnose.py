@@ -13,9 +13,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.question import Search
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding

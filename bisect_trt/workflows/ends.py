@@ -7,10 +7,8 @@ from dataclasses import replace
 from bisect_trt.graph.surgeon import given_back
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Oracle, Search, about_units, over_units
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units, over_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
-from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.extract import extract
+from bisect_trt.graph.cut import extract
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.reporting.result import Result

@@ -6,24 +6,20 @@ import os
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.check import Check
 from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.data import Data
-from bisect_trt.options.plots import Plots
-from bisect_trt.options.search import Search
+from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.compare_script import check_script
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.tensors.user_script import split_script
+from bisect_trt.tensors.user_script import check_script, split_script
 from bisect_trt.workflows.pictures import Pictures
-from bisect_trt.workflows.precision.settings import Low
+from bisect_trt.workflows.precision.task import Low
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 

@@ -20,10 +20,8 @@ from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Completion, Minimum
-from bisect_trt.search.question import Oracle, about_units
+from bisect_trt.search.oracle import Completion, Minimum, Oracle, Verdict, about_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from bisect_trt.graph.network import Network
 from bisect_trt.search.minimality import make_smallest
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Oracle, Search, about_units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame, named_nodes
 from bisect_trt.workflows.investigation import Case, Investigation

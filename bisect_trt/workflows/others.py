@@ -10,9 +10,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prompt import PromptCheck
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.question import Search
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Search, Subset, Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
 
 MOST_FAILURES = 10

@@ -9,8 +9,7 @@ import onnx
 from bisect_trt.errors import BisectError, ExitStatus
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
 
 LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
 """What a search ends with that finds nothing to search: all units together do not fail."""

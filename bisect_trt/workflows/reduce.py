@@ -14,9 +14,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Again, Oracle, Search, Units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.ends import reduce_one_end

@@ -13,8 +13,7 @@ from bisect_trt.graph.region import attribute_texts, edges_between, neighbourhoo
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.probing.activations import Reference
 from bisect_trt.reporting.result import Result
-from bisect_trt.tensors.dtypes import is_string
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, is_string
 from bisect_trt.tensors.stats import count_nonfinite, tensor_stats
 from bisect_trt.workflows.error_curve import plain_number, tolerance_ratio
 from bisect_trt.workflows.subject import Subject

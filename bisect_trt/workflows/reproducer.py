@@ -21,8 +21,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings

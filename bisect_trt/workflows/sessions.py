@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.diagnose import DiagnoseSettings
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
-    from bisect_trt.workflows.precision.settings import PrecisionSettings
+    from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
 
 
@@ -55,18 +55,24 @@ class Session:
     annotation: Path | None = None
     places: Sequence[Place] = ()
 
-    def subject(self, timeout: float | None) -> Subject:
-        """The model, opened; to be closed."""
+    def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
+        """The model, opened for a target; to be closed."""
         fresh = self.fresh_process
         return Subject(
-            self.model, self.workspace, self.console, fresh_process=fresh, timeout=timeout, places=self.places
+            self.model,
+            self.workspace,
+            self.console,
+            fresh_process=fresh,
+            timeout=timeout,
+            target=target,
+            places=self.places,
         )
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        opened = self.subject(settings.check.timeout)
+        opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
 
@@ -77,7 +83,8 @@ class Session:
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
-        with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
+        opened = self.subject(check.timeout, check.target)
+        with opened as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -85,7 +92,7 @@ class Session:
         from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
-        with self.subject(check.timeout) as subject:
+        with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
@@ -131,7 +138,7 @@ class Session:
     @contextmanager
     def _examined(self, timeout: float | None, *targets: TargetSettings) -> Iterator[Examination]:
         """The model, once its targets are there; what is found is in the result however it ends."""
-        with self.subject(timeout) as subject:
+        with self.subject(timeout, targets[0] if targets else None) as subject:
             examination = Examination(subject, self.console, self.result)
             with recorded(examination, targets[0] if targets else None, self.annotation):
                 for each in targets:

@@ -25,7 +25,7 @@ from bisect_trt.graph.shrink import (
     zero_weights,
 )
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.workflows.investigation import Investigation
 
 MOST_PROBES = 40

@@ -13,23 +13,21 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.cut import cut
+from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.mark import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
-from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.constants import Constants
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
-from bisect_trt.probing.workers.devices import visible_gpus
 from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.resources import visible_gpus
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -37,7 +35,7 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
-from bisect_trt.tensors.memory import swap_limit
+from bisect_trt.tensors.store import swap_limit
 from bisect_trt.workflows.settings import ModelSettings
 
 
@@ -62,6 +60,7 @@ class Subject:
         *,
         fresh_process: bool = False,
         timeout: float | None = None,
+        target: TargetSettings | None = None,
         places: Sequence[Place] = (),
     ) -> None:
         """Read the model and make its inputs.
@@ -72,6 +71,7 @@ class Subject:
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
+            target: What the reference is for, where that makes a difference.
             places: Where targets run, if not here.
 
         Raises:
@@ -89,7 +89,7 @@ class Subject:
             timeout=timeout,
             places=places,
         )
-        self.models = Models(workspace, self.workers)
+        self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.external_data_dir)
         share_weights(proto, settings.path, workspace.candidates, settings.weights)
         try:

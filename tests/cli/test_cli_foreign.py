@@ -8,7 +8,7 @@ import pytest
 from conftest import CommandLine
 from support import COMMANDS, chain
 
-from bisect_trt.cli.foreign import _FRAMEWORKS
+from bisect_trt.cli.arguments import _FRAMEWORKS
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from conftest import CommandLine
 from support import chain, has, node_names, read_json, script
 
-from bisect_trt.cli.invocation import invocation
+from bisect_trt.cli.arguments import invocation
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

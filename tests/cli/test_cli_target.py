@@ -95,6 +95,27 @@ def test_onnx_runtimes_too(fp16: bool, bf16: bool, providers: tuple[str, ...]) -
     assert parse(settings.flags()) == settings
 
 
+pairs = st.dictionaries(words, st.text(min_size=1, max_size=8), max_size=2).map(lambda found: tuple(found.items()))
+
+
+@given(
+    st.builds(
+        OnnxRuntimeSettings,
+        providers=st.lists(words, max_size=2).map(tuple),
+        graph_optimization_level=st.sampled_from(["ORT_ENABLE_ALL", "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC"]),
+        disabled_optimizers=st.lists(words, max_size=2).map(tuple),
+        provider_options=pairs,
+        session_options=pairs,
+        custom_op_libraries=st.sampled_from([(), (FILE,)]),
+        ep_libraries=st.sampled_from([(), (("mine", FILE),)]),
+    )
+)
+def test_all_that_onnx_runtime_is_told(own: OnnxRuntimeSettings) -> None:
+    settings = TargetSettings(own=own)
+    assert parse(settings.flags()) == settings
+    assert TargetSettings.from_json(settings.to_json()) == settings
+
+
 @given(trt_targets())
 def test_settings_cross_to_the_worker(settings: TargetSettings) -> None:
     assert TargetSettings.from_json(settings.to_json()) == settings
@@ -131,6 +152,17 @@ CASES: list[tuple[list[str], str]] = [
     (["--onnxrt", "--tf32"], "--tf32 is an option of TensorRT, and the target is ONNX Runtime; use --trt."),
     (["--onnxrt", "--int8"], "--int8 is an option of TensorRT, and the target is ONNX Runtime; use --trt."),
     ([*TRT, "--providers", "cuda"], "--providers is an option of ONNX Runtime, and the target is TensorRT; drop one."),
+    (["--onnxrt", "--session-option", "a"], "--session-option a: write NAME:VALUE."),
+    (["--onnxrt", "--session-option", "a:1", "a:2"], "--session-option is given twice for 'a'; give it once"),
+    (["--onnxrt", "--custom-op-library", "no.so"], "--custom-op-library: there is no file no.so; check the path."),
+    (["--onnxrt", "--ep-library", "mine:no.so"], "--ep-library: there is no file no.so; check the path."),
+    (
+        ["--onnxrt", "--graph-optimization-level", "most"],
+        (
+            "--graph-optimization-level most: write one of off, basic, extended, layout, all, or ONNX Runtime's own names of "
+            "them (ORT_ENABLE_ALL)."
+        ),
+    ),
     ([*TRT, "--pool-limit", "4G"], "--pool-limit 4G: write POOL:SIZE, such as workspace:4G."),
     ([*TRT, "--pool-limit", "workspace:lots"], "--pool-limit workspace:lots: write POOL:SIZE, such as workspace:4G."),
     ([*TRT, "--plugins", "no.so"], "--plugins: there is no file no.so; check the path."),

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from random_models import feeds, models
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.extract import extract
+from bisect_trt.graph.cut import extract
 from bisect_trt.graph.network import Network
 
 FLOAT = TensorProto.FLOAT

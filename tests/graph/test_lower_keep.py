@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from random_lowering import feeds_for, random_models
 
 from bisect_trt.graph.lower import emulate, first_output, lower_fp16, lower_io, lower_roundtrip, tensor_dtypes
-from bisect_trt.graph.lower.round import lower_tensor, widen_tensor
+from bisect_trt.graph.lower.rewriter import lower_tensor, widen_tensor
 
 BFLOAT16 = TensorProto.BFLOAT16
 LOW = (FLOAT16, BFLOAT16)

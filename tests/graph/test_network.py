@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.network import Network
-from bisect_trt.graph.order import depth_first_order
+from bisect_trt.graph.network import Network, depth_first_order
 
 X = tensor_info("x", TensorProto.FLOAT, [2])
 node = helper.make_node

@@ -22,6 +22,7 @@ from bisect_trt.options import values
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.spec import Entry, entries
+from bisect_trt.targets.onnxrt.options import level
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -39,6 +40,8 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
     values.pool_limit: st.tuples(TEXTS, SIZES),
+    values.pair: st.tuples(TEXTS, TEXTS),
+    level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
 GROUPS = list(dict.fromkeys(group for groups in COMMANDS.values() for group in groups))

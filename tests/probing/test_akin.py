@@ -10,7 +10,7 @@ from fakes import Listening, build
 from bisect_trt.probing.journal import Journal
 from bisect_trt.probing.ledger import Budget, Ledger
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 
 @pytest.mark.parametrize(

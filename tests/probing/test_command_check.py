@@ -16,7 +16,7 @@ from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 IN_FOLDER = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = ("model", "inputs", "golden", "dir")

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.flaky import simulate
 from bisect_trt.search.flakiness import MOST_PASSES, Flakiness, expected_verdicts
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.question import over_units
+from bisect_trt.search.oracle import Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

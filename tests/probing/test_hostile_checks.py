@@ -20,10 +20,10 @@ from support import chain, gone, has, node_names, overflowing, read_json, script
 from bisect_trt.graph import externals
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.workers import memory
 from bisect_trt.probing.workers import process as module
-from bisect_trt.probing.workers.memory import MemoryGate
+from bisect_trt.probing.workers import resources as memory
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workers.resources import MemoryGate
 from bisect_trt.probing.workspace import CandidateFiles
 
 MB = 1 << 20

@@ -29,7 +29,7 @@ from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Collect, Done
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 

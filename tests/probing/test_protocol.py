@@ -30,6 +30,8 @@ from bisect_trt.probing.protocol import (
     Order,
     Sample,
     Started,
+    Trace,
+    Traced,
     decode_answer,
     decode_order,
     encode,
@@ -69,6 +71,7 @@ REQUESTS = st.one_of(
     st.builds(Describe, TARGETS),
     st.builds(Build, TARGETS, PATHS, PATHS, PATHS),
     st.builds(Lower, TARGETS, PATHS, PATHS),
+    st.builds(Trace, TARGETS, PATHS, PATHS),
     st.builds(Collect, TARGETS, PATHS, PATHS, PATHS, MAYBE_PATHS, st.booleans()),
     st.builds(
         Compare,
@@ -91,6 +94,7 @@ REPLIES = st.one_of(
     st.builds(Started, st.sampled_from(["cast", "layer"])),
     st.builds(Lowered, st.booleans()),
     st.builds(Described, st.dictionaries(NAMES, st.none() | st.integers() | NAMES)),
+    st.builds(Traced, st.dictionaries(NAMES, st.lists(NAMES))),
     st.builds(Misuse, st.integers(0, 130), NAMES),
     st.builds(Failed, st.sampled_from(["build", "run"]), NAMES, NAMES, st.booleans()),
     st.builds(

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.probing.journal import JOURNAL, Journal, read_journal
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

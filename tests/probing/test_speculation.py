@@ -34,10 +34,8 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import likely_questions
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import Units, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

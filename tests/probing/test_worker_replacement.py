@@ -19,10 +19,10 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Collect, Done, Failed
-from bisect_trt.probing.workers import devices
 from bisect_trt.probing.workers import pool as pool_module
-from bisect_trt.probing.workers.devices import default_workers, visible_gpus
+from bisect_trt.probing.workers import resources as devices
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers.resources import default_workers, visible_gpus
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings

@@ -12,7 +12,7 @@ from rich.console import Console
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead
 from bisect_trt.reporting.live import LiveView
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
 """Anything a model, a check or a path may be called, wide and control characters too."""

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from bisect_trt.search.confirm import FLAKY, confirm, confirm_enough
 from bisect_trt.search.flakiness import Flakiness
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Again, Original, Question, Units, about_units
+from bisect_trt.search.oracle import Again, Minimum, Original, Question, Subset, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

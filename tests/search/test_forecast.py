@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.forecast import Forecast, forecast
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import Oracle, Original, Question, Search, Units, about_units, over_units
+from bisect_trt.search.oracle import (
+    Ask,
+    Minimum,
+    Oracle,
+    Original,
+    Question,
+    Search,
+    Subset,
+    Units,
+    Verdict,
+    about_units,
+    over_units,
+)
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
-from bisect_trt.search.verdict import Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

@@ -19,7 +19,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt.runtime import OnnxRuntimeSession, provider_names, target_model
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.signatures import mask_message
@@ -74,7 +74,7 @@ def rewrite(path: Path, ir: int) -> None:
         fp16=st.booleans(),
         own=st.builds(
             OnnxRuntimeSettings,
-            optimize=st.booleans(),
+            graph_optimization_level=st.sampled_from((ALL, OFF)),
             providers=st.lists(st.sampled_from(("cpu", "cuda", "CUDAExecutionProvider"))).map(tuple),
         ),
     )
@@ -92,7 +92,7 @@ def test_the_reference_is_the_model_as_written() -> None:
 @pytest.mark.parametrize("optimize", [False, True])
 def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> None:
     model = square_root_of_square(tmp_path / "m.onnx")
-    own = OnnxRuntimeSettings(optimize=optimize)
+    own = OnnxRuntimeSettings(graph_optimization_level=ALL if optimize else OFF)
     full, half = (load(model, TargetSettings(fp16=fp16, own=own)).run({"x": X}) for fp16 in (False, True))
     assert list(full) == list(half) == ["y"]
     assert np.array_equal(full["y"], X)
@@ -333,7 +333,7 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
         "from bisect_trt.targets.base import make_runtime\n"
-        "from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings\n"
+        "from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings\n"
         "from bisect_trt.targets.settings import TargetSettings\n"
         "try:\n"
         "    make_runtime(TargetSettings(own=OnnxRuntimeSettings((sys.argv[2],)))).load(pathlib.Path(sys.argv[1]))\n"

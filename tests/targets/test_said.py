@@ -16,7 +16,12 @@ from bisect_trt.targets.settings import TargetSettings
 
 SAMPLES: dict[str, Any] = {
     "providers": ("cuda", "cpu"),
-    "optimize": False,
+    "graph_optimization_level": "ORT_DISABLE_ALL",
+    "disabled_optimizers": ("GemmTransposeFusion",),
+    "provider_options": (("device_id", "1"),),
+    "session_options": (("session.disable_prepacking", "1"),),
+    "custom_op_libraries": ("files/1-ops.so",),
+    "ep_libraries": (("mine", "ep.so"),),
     "precision_constraints": "prefer",
     "lowering": "cast",
     "min_shapes": (("x", (1, 3)),),

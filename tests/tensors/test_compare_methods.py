@@ -20,11 +20,10 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.values import TopK
-from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
+from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor, match_shape, postprocess, top_k
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.metrics import ulp_distance
-from bisect_trt.tensors.postprocess import match_shape, postprocess, top_k
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support import read_options
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.data import Data
+from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import DataOptions, make_inputs, validate_sample
 from bisect_trt.tensors.npz import save_npz

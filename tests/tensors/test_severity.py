@@ -13,7 +13,7 @@ from support import tolerances
 from bisect_trt.probing.builtin import outcome_of_comparisons
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.protocol import Compared
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

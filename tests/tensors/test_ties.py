@@ -19,8 +19,7 @@ from bisect_trt.targets.standalone import differs
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz
-from bisect_trt.tensors.step import Step
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.tolerance import Step, ToleranceOptions
 
 SIZE = 8192
 make = helper.make_node

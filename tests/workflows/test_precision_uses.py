@@ -28,11 +28,10 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.workflows.checks import make_prober
 from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.precision.delivery import suggest
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering
-from bisect_trt.workflows.precision.ran import suggest
-from bisect_trt.workflows.precision.settings import PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from support import chain, read_json, script
 
-from bisect_trt.search.oracle import Subset
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
-from bisect_trt.search.verdict import Verdict
 from bisect_trt.workflows.rebuilt import LOST, unless_lost, what_differs
 
 LENGTH = 40

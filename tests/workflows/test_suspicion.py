@@ -25,8 +25,7 @@ from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import BREAKS, Suspect, isolated, suspect
-from bisect_trt.workflows.suspicion.facts import magnitudes
-from bisect_trt.workflows.suspicion.finding import INSIDE, LOSES, MAY
+from bisect_trt.workflows.suspicion.facts import INSIDE, LOSES, MAY, magnitudes
 from bisect_trt.workflows.suspicion.isolated import own_error
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -3,13 +3,9 @@
 ``lower_roundtrip`` says why a CPU needs another way.
 """
 
-from bisect_trt.graph.lower.emulate import emulate
-from bisect_trt.graph.lower.fp16 import lower_fp16
-from bisect_trt.graph.lower.io import lower_io
-from bisect_trt.graph.lower.plan import first_output, plan_slots
-from bisect_trt.graph.lower.roundtrip import lower_roundtrip
-from bisect_trt.graph.lower.store import store_weights
-from bisect_trt.graph.lower.types import LOW_TYPES, check_opset, tensor_dtypes
+from bisect_trt.graph.lower.fp16 import lower_fp16, lower_io, store_weights
+from bisect_trt.graph.lower.plan import LOW_TYPES, check_opset, first_output, plan_slots, tensor_dtypes
+from bisect_trt.graph.lower.roundtrip import emulate, lower_roundtrip
 
 __all__ = [
     "LOW_TYPES",

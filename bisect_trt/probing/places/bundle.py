@@ -16,7 +16,6 @@ from typing import Any
 
 CORE = (
     "bisect_trt.errors",
-    "bisect_trt.tensors.dtypes",
     "bisect_trt.tensors.info",
     "bisect_trt.targets.signatures",
     "bisect_trt.targets.messages",

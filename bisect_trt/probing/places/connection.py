@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.places.bundle import FIRST_LINE, OLDEST, READY, start
@@ -88,10 +88,11 @@ class Connection:
             "silence": SILENCE_SECONDS,
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the connection
+        self._errors: IO[bytes] | None = None
         self._in = self._out = -1
         self._heard = self._told = 0.0
         self._data = bytearray()
+        self._number = 0
         self._files: set[str] = set()
 
     def ask(self, what: str, header: Mapping[str, Any] | None = None, payload: Sequence[Any] = ()) -> Answered:
@@ -105,8 +106,11 @@ class Connection:
         if self._process is None:
             self._connect()
         try:
-            wire.send(self._send, {"ask": what, **(header or {})}, payload)
-            known, content = wire.receive(self._take)
+            self._number += 1
+            wire.send(self._send, {"ask": what, **(header or {}), "number": self._number}, payload)
+            known: Mapping[str, Any] = {}
+            while known.get("number") != self._number:  # one that was asked when the process before died answers late
+                known, content = wire.receive(self._take)
         except wire.Closed as error:
             raise PlaceLost(self._lost(str(error))) from error
         self.memory = known.get("memory", self.memory)
@@ -142,11 +146,13 @@ class Connection:
 
     def _connect(self) -> None:
         """Start the place's command, and what is sent in it."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the connection
         try:
             self._process = subprocess.Popen(
                 self.place.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
             )
         except OSError as error:
+            self.close()
             raise UnavailableError(
                 f"the place {self.place.said} cannot be started: {self.place.argv[0]}: {error.strerror}."
             ) from error
@@ -155,9 +161,11 @@ class Connection:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         try:
             if self.place.typed:
-                wire.write_all(self._in, FIRST_LINE.encode() + b"\n")
+                with contextlib.suppress(wire.Closed):  # why is seen at the end of what it says
+                    wire.write_all(self._in, FIRST_LINE.encode() + b"\n")
             version = self._first_words()
             if version < OLDEST:
+                self.close()
                 raise UnavailableError(
                     f"the place {self.place.said} has Python {'.'.join(map(str, version))}, and a worker needs "
                     f"{'.'.join(map(str, OLDEST))} or later there; name another interpreter."
@@ -219,15 +227,23 @@ class Connection:
 
     def _lost(self, why: str) -> str:
         """What is known of a place that does not answer."""
+        self._end()
+        lines: list[str] = []
+        if self._errors is not None:
+            self._errors.seek(max(self._errors.seek(0, os.SEEK_END) - 4096, 0))
+            lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines()]
         self.close()
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(self._errors.tell() - 4096, 0))
-        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines()]
         said = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
         return f"the place {self.place.said} is lost: {why}" + (f" (it says: {said})" if said else "")
 
     def close(self) -> None:
         """End the command, and what runs there ends with it."""
+        self._end()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

@@ -23,8 +23,7 @@ from bisect_trt.probing.places.sent import wire
 from bisect_trt.targets.base import Arrays, Lowering
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.dtypes import dtype_from_name
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _PIECE = 1 << 16
 """Bytes of a tensor in a model from which it goes over by its hash, once."""
@@ -131,6 +130,12 @@ class PlaceRuntime:
     def _load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None, *, unfused: bool) -> Answered:
         header, payload = self._written(model, feed)
         return self._ask("load", {**header, "unfused": unfused}, payload)
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """What it does to a model there on the way to running it; see :class:`~bisect_trt.targets.base.Runtime`."""
+        header, payload = self._written(model, feed)
+        traced: dict[str, Any] = self._ask("trace", header, payload).header["trace"]
+        return traced
 
     def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write what the runtime there makes of a model to a file here.

@@ -26,7 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from bisect_trt.probing.workers.memory import prefer_to_end
+from bisect_trt.probing.workers.resources import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts."""

@@ -34,15 +34,16 @@ from bisect_trt.probing.protocol import (
     decode_answer,
     encode,
 )
-from bisect_trt.probing.workers.devices import default_workers
 from bisect_trt.probing.workers.guard import guard
-from bisect_trt.probing.workers.memory import gate, oom_kills
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
+from bisect_trt.probing.workers.resources import default_workers, gate, oom_kills
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.place import Place
 
 _LAST_WORDS_SECONDS = 60.0
+_TIDY_SECONDS = 2.0
+"""How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 GROWTH_LIMIT = 4 << 30
@@ -95,6 +96,7 @@ class WorkerProcess:
         self.gpu = gpu
         self.place = place
         self.worn_out = False
+        self._busy = False
         self._first_memory = (0, 0)
         self._buffer = b""
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -120,6 +122,7 @@ class WorkerProcess:
             UnavailableError: Something it needs is not there.
         """
         began, kills = time.monotonic(), oom_kills()
+        self._busy = True
         begun = False
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
@@ -130,6 +133,7 @@ class WorkerProcess:
         if not line:
             end = self._bury(limits.past if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
+        self._busy = False
         self.served += 1
         answer = decode_answer(line)
         if isinstance(answer.reply, Died):  # in the place, where the next request finds a fresh process
@@ -197,6 +201,9 @@ class WorkerProcess:
         os.close(self._request_write)
         os.close(self._reply_read)
         self._request_write = -1
+        if self.place is not None and not self._busy:  # what it has in the place is tidied up there
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TIDY_SECONDS)
         kill_group(self._process.pid)
         self._process.wait()
         guard.release(self._process.pid)

@@ -42,6 +42,8 @@ from bisect_trt.probing.protocol import (
     Request,
     Sample,
     Started,
+    Trace,
+    Traced,
     decode_order,
     encode,
 )
@@ -52,8 +54,8 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
-from bisect_trt.tensors.step import Step
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.tolerance import Step
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.connection import Connection
@@ -78,6 +80,7 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
+            Trace: self._trace,
         }
 
     def serve(self, order: Order) -> Answer:
@@ -103,6 +106,11 @@ class Worker:
             return self._there(reply)
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
+
+    def close(self) -> None:
+        """Leave the place."""
+        if self._place is not None:
+            self._place.close()
 
     def _asked(self, request: Request[Any]) -> Reply:
         if self._place is None:
@@ -160,6 +168,10 @@ class Worker:
         if model is not None:
             request.to.write_bytes(model.SerializeToString())
         return Lowered(model is not None)
+
+    def _trace(self, request: Trace) -> Traced:
+        trace = getattr(self._runtime(request.target), "trace", None)  # plug-ins may be older than this request
+        return Traced({} if trace is None else trace(request.model, load_npz(request.inputs)))
 
     def _collect(self, request: Collect) -> Done:
         feed: Feed = load_npz(request.inputs)
@@ -310,6 +322,7 @@ def main() -> None:
             out.flush()
             out.write(encode(_answer(worker, line)))
             out.flush()
+    worker.close()
 
 
 def _connection(plain: dict[str, Any]) -> Connection:

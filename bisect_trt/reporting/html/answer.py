@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bisect_trt.reporting.html.markup import Child, Markup, shorten, tag
-from bisect_trt.reporting.html.words import Json, plural, seconds, size, table
+from bisect_trt.reporting.html.markup import Child, Json, Markup, plural, seconds, shorten, size, table, tag
 
 _BADGES = {
     "found": ("Proven", "good"),

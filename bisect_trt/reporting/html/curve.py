@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bisect_trt.reporting.html.markup import Markup, script_data, shorten, tag
-from bisect_trt.reporting.html.words import Json, number, plural
+from bisect_trt.reporting.html.markup import Json, Markup, number, plural, script_data, shorten, tag
 
 _WIDTH, _HEIGHT = 1000, 300
 _LOWEST, _HIGHEST = -6, 12

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bisect_trt.reporting.html.markup import Markup, breakable, shorten, tag
-from bisect_trt.reporting.html.words import Json, number, plural, table
+from bisect_trt.reporting.html.markup import Json, Markup, breakable, number, plural, shorten, table, tag
 
 MOST_ROWS = 200
 _NAME_LENGTH = 100

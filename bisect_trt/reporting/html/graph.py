@@ -6,8 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_trt.reporting.html.layout import Edge, Layout, lay_out
-from bisect_trt.reporting.html.markup import Child, Markup, shorten, tag
-from bisect_trt.reporting.html.words import HIDES, PRECISIONS, VERDICTS, Json, definitions, kind, number, plural
+from bisect_trt.reporting.html.markup import (
+    HIDES,
+    PRECISIONS,
+    VERDICTS,
+    Child,
+    Json,
+    Markup,
+    definitions,
+    kind,
+    number,
+    plural,
+    shorten,
+    tag,
+)
 
 _WIDTH, _HEIGHT = 168, 42
 _COLUMN, _ROW = 176, 82

@@ -14,9 +14,8 @@ from bisect_trt.reporting.html.answer import answer_section, sentence
 from bisect_trt.reporting.html.curve import curve_section
 from bisect_trt.reporting.html.findings import findings_section
 from bisect_trt.reporting.html.graph import graph_section
-from bisect_trt.reporting.html.markup import Markup, join, shorten, tag
+from bisect_trt.reporting.html.markup import Json, Markup, definitions, join, shorten, tag
 from bisect_trt.reporting.html.search import search_section
-from bisect_trt.reporting.html.words import Json, definitions
 from bisect_trt.reporting.result import SCHEMA
 from bisect_trt.tensors.npz import replacing
 

@@ -6,8 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from bisect_trt.reporting.html.markup import Child, Markup, tag
-from bisect_trt.reporting.html.words import Json, plural, seconds
+from bisect_trt.reporting.html.markup import Child, Json, Markup, plural, seconds, tag
 
 VERDICTS = ("FAIL", "PASS", "UNRESOLVED")
 _COLUMNS = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.reporting.pictures.canvas import BAD, GOOD, MARK, file_name, new_figure, plain, save_figure
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.dtypes import is_string
+from bisect_trt.tensors.info import is_string
 
 MOST_IMAGES = 48
 MOST_PIXELS = 256

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,27 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.targets.interpreter import Interpreter, low_type
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.onnxrt.opening import (
+    EXECUTION_PROVIDER,
+    FATAL_ONLY,
+    TINY_MODEL,
+    Misnamed,
+    Missing,
+    find_providers,
+    prepare,
+    used,
+)
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt.settings import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.onnxrt.values import element_type
 from bisect_trt.targets.settings import TargetSettings
 
-CPU = "CPUExecutionProvider"
-_SUFFIX = "ExecutionProvider"
-_FATAL_ONLY = 4
+_CPU = f"CPU{EXECUTION_PROVIDER}"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Where the weights of a model in memory lie: a setting since ONNX Runtime 1.21, ignored before."""
 _VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
@@ -35,18 +45,19 @@ def provider_names(wanted: Sequence[str]) -> list[str]:
     Raises:
         UnavailableError: This build of ONNX Runtime has no such provider.
     """
-    available = onnxruntime.get_available_providers()
-    short = {name.lower().removesuffix(_SUFFIX.lower()): name for name in available}
-    names = []
-    for name in wanted or [CPU]:
-        found = short.get(name.lower().removesuffix(_SUFFIX.lower()))
-        if found is None:
-            raise UnavailableError(
-                f"ONNX Runtime has no execution provider '{name}' here; it has: {', '.join(sorted(short))}."
-            )
-        if found not in names:
-            names.append(found)
-    return names
+    with _ours():
+        return find_providers(wanted or ["cpu"])
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[None]:
+    """What the settings name wrongly, as errors of ours."""
+    try:
+        yield
+    except Missing as error:
+        raise UnavailableError(f"{error}.") from error
+    except Misnamed as error:
+        raise UsageError(f"{error}.") from error
 
 
 def target_model(
@@ -69,12 +80,15 @@ def target_model(
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # each of ONNX's formats raises its own
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
-    used = provider_names(settings.of(OnnxRuntimeSettings).providers) if providers is None else list(providers)
-    lower = lower_roundtrip if used == [CPU] else lower_fp16
-    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path), low)
+    own = settings.of(OnnxRuntimeSettings)
+    with _ours():
+        run_by = used(asdict(own)) if providers is None else list(providers)
+    lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
+    kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
+    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
 
 
-def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path) -> dict[str, int]:
+def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path, kernels: OnnxRuntimeSettings) -> dict[str, int]:
     """Element types of tensors behind operators that ONNX Runtime knows and ONNX does not, ``com.microsoft``'s first."""
     known = tensor_dtypes(model)
     unknown = {name for node in model.graph.node for name in node.output if name and name not in known}
@@ -85,7 +99,7 @@ def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path) -> dict[str, in
     unknown -= {value.name for value in model.graph.output}
     marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(unknown))
     try:
-        session = _open_in_memory(marked, path, [CPU], optimize=False)
+        session = _open_in_memory(marked, path, kernels)
     except BuildError:  # operators that it does not know either: their consumers stay in fp32
         return {}
     types = {value.name: element_type(value.type) for value in session.get_outputs()}
@@ -101,13 +115,17 @@ class OnnxRuntime(Interpreter):
         """Set it up.
 
         Raises:
-            UnavailableError: It has no such provider here.
+            UnavailableError: It has no such provider here, or cannot load a library.
+            UsageError: It has no such option, or the option no such value.
         """
         self._settings = settings
         self._own = settings.of(OnnxRuntimeSettings)
-        self._providers = provider_names(self._own.providers)
         # Inf and NaN are what a search is about; onnxruntime need not warn of each.
-        onnxruntime.set_default_logger_severity(_FATAL_ONLY)
+        onnxruntime.set_default_logger_severity(FATAL_ONLY)
+        with _ours():
+            prepare(asdict(self._own))
+        if self._own.provider_options or self._own.session_options:
+            try_options(self._own)
 
     def lowered(self, model: Path) -> onnx.ModelProto | None:
         """See :func:`target_model`."""
@@ -123,9 +141,9 @@ class OnnxRuntime(Interpreter):
         lowered = self.lowered(model)
         if lowered is None:
             source = str(model) if _is_text(model) else model.read_bytes()
-            session = _open(source, self._providers, optimize=self._own.optimize)
+            session = _open(source, self._own)
         else:
-            session = _open_in_memory(lowered, model, self._providers, optimize=self._own.optimize)
+            session = _open_in_memory(lowered, model, self._own)
         return OnnxRuntimeSession(session)
 
 
@@ -134,9 +152,22 @@ def _is_text(path: Path) -> bool:
     return str(path).encode(errors="replace").decode() == str(path)
 
 
-def _open_in_memory(
-    proto: onnx.ModelProto, path: Path, providers: Sequence[str], *, optimize: bool
-) -> onnxruntime.InferenceSession:
+def try_options(own: OnnxRuntimeSettings) -> None:
+    """Make sure that ONNX Runtime takes the options of a provider and of a session, whatever the model.
+
+    Raises:
+        UsageError: It refuses them with a model that nothing is wrong with.
+    """
+    try:
+        _open(TINY_MODEL, own)
+    except BuildError as error:
+        said = [f"{name}:{value}" for name, value in (*own.provider_options, *own.session_options)]
+        raise UsageError(
+            f"ONNX Runtime {onnxruntime.__version__} does not take {', '.join(said)}: {error.message}; mend or drop it."
+        ) from error
+
+
+def _open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings) -> onnxruntime.InferenceSession:
     """Open a model that has no file; weights outside it lie beside ``path``."""
     try:
         content = proto.SerializeToString()
@@ -144,13 +175,13 @@ def _open_in_memory(
         raise BuildError(f"{path} is over 2 GB with its weights inside: save them as external data") from error
     folder = path.absolute().parent
     if _VERSION >= (1, 21) or not has_external_data(proto):
-        return _open(content, providers, optimize=optimize, weights=folder)
+        return _open(content, own, weights=folder)
     # Its weights lie beside the original, so it has to lie there too; under a name that nothing else has.
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".bisect_trt_", suffix=".onnx") as beside:
             beside.write(content)
             beside.flush()
-            return _open(beside.name, providers, optimize=optimize)
+            return _open(beside.name, own)
     except OSError as error:
         raise UnavailableError(
             f"{folder} cannot be written ({error.strerror}), which ONNX Runtime {onnxruntime.__version__} needs for a "
@@ -158,18 +189,16 @@ def _open_in_memory(
         ) from error
 
 
-def _open(
-    model: str | bytes, providers: Sequence[str], *, optimize: bool, weights: Path | None = None
-) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+def _open(model: str | bytes, own: OnnxRuntimeSettings, *, weights: Path | None = None) -> onnxruntime.InferenceSession:
+    settings = asdict(own)
+    with _ours():
+        options, arguments = prepare(settings)
+        providers = used(settings)
     if weights is not None:
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
     try:
         # Without its fallback, which prints, goes on with the CPU and does not say so to the caller.
-        session = onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=False)
+        session = onnxruntime.InferenceSession(model, options, **arguments, enable_fallback=False)
     except Exception as error:  # its exceptions have no common base, and each means the same
         if "Please install TensorRT libraries" in str(error):
             raise _unusable(["TensorrtExecutionProvider"]) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.onnxrt import opening
 
 if TYPE_CHECKING:
     import pathlib
@@ -22,7 +22,15 @@ class There:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """``settings`` are the fields of ``OnnxRuntimeSettings``."""
+        """Set it up.
+
+        Args:
+            settings: Among them the fields of ``OnnxRuntimeSettings``.
+
+        Raises:
+            UnavailableError: It is not there, or has no such provider, or cannot load a library.
+            UsageError: It has no such option.
+        """
         try:
             import onnxruntime
         except Exception as error:
@@ -30,8 +38,20 @@ class There:
                 f"ONNX Runtime cannot be loaded there: {error!r}; install it there: pip install onnxruntime."
             ) from error
         self._settings = settings
-        onnxruntime.set_default_logger_severity(4)
-        self._providers = find_providers(settings["providers"] or ["cpu"], onnxruntime.get_available_providers())
+        onnxruntime.set_default_logger_severity(opening.FATAL_ONLY)
+        try:
+            opening.prepare(settings)
+            self._providers = opening.used(settings)
+            if settings["provider_options"] or settings["session_options"]:
+                self._open(opening.TINY_MODEL)
+        except opening.Missing as error:
+            raise UnavailableError(f"{error}.") from error
+        except opening.Misnamed as error:
+            raise UsageError(f"{error}.") from error
+        except BuildError as error:
+            raise UsageError(
+                f"ONNX Runtime {onnxruntime.__version__} does not take its options: {error.message}."
+            ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 
     def gpu_memory(self) -> int:
@@ -45,21 +65,23 @@ class There:
         hints: Mapping[str, Any],  # noqa: ARG002 - as above
         unfused: bool,
     ) -> OnnxRuntimeSession | None:
-        """A model, which is lowered already; ``None`` for one that hides nothing: it gives back outputs alone."""
-        import onnxruntime
+        """A model, which is lowered already; ``None`` for an unfused one: it gives back outputs alone.
 
+        Raises:
+            BuildError: ONNX Runtime refuses it.
+            UnavailableError: A provider is installed and cannot be used.
+        """
         from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 
-        if unfused:
-            return None
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = (
-            levels.ORT_ENABLE_ALL if self._settings["optimize"] else levels.ORT_DISABLE_ALL
-        )
+        return None if unfused else OnnxRuntimeSession(self._open(str(path)))
+
+    def _open(self, model: str | bytes) -> Any:
+        import onnxruntime
+
+        options, arguments = opening.prepare(self._settings)
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=self._providers)
+            # Without its fallback, which prints, goes on with the CPU and does not say so to the caller.
+            session = onnxruntime.InferenceSession(model, options, **arguments, enable_fallback=False)
         except Exception as error:
             raise BuildError(str(error)) from error
         left_out = [name for name in self._providers if name not in session.get_providers()]
@@ -69,22 +91,7 @@ class There:
                     ", ".join(left_out)
                 )
             )
-        return OnnxRuntimeSession(session)
-
-
-def find_providers(wanted: Any, available: list[str]) -> list[str]:
-    """Providers by their long names, given long or short ones in any case."""
-    suffix = "executionprovider"
-    by_short = {name.lower()[: -len(suffix)]: name for name in available}
-    found = []
-    for name in wanted:
-        short = name.lower()
-        short = short.removesuffix(suffix)
-        if short not in by_short:
-            known = ", ".join(sorted(by_short))
-            raise UnavailableError(f"ONNX Runtime has no execution provider '{name}' there; it has: {known}.")
-        found.append(by_short[short])
-    return list(dict.fromkeys(found))
+        return session
 
 
 make = There

@@ -5,8 +5,7 @@ So it has Python 3.8's syntax, and needs ONNX Runtime and NumPy alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 import onnxruntime
 

@@ -5,9 +5,11 @@ It has Python 3.8's syntax, as all that goes there.
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any, Mapping
 
+from bisect_trt.targets.onnxrt.opening import prepare, used
 from bisect_trt.targets.signatures import clean_message, mask_message
 from bisect_trt.targets.standalone import Refused
 
@@ -17,16 +19,13 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     import onnxruntime
 
     print(f"onnxruntime {onnxruntime.__version__}")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if not settings["optimize"]:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    providers = find_providers(settings["providers"] or ["cpu"], onnxruntime.get_available_providers())
+    os.chdir(path.parent)  # libraries that came along are named from here
+    options, arguments = prepare(settings)
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(path), options, **arguments)
     except Exception as error:
         raise Refused("build", str(error)) from error
-    left_out = [name for name in providers if name not in session.get_providers()]
+    left_out = [name for name in used(settings) if name not in session.get_providers()]
     if left_out:
         raise RuntimeError("onnxruntime cannot use {} here".format(", ".join(left_out)))
     names = [output.name for output in session.get_outputs()]
@@ -34,20 +33,6 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
         return dict(zip(names, session.run(names, dict(inputs))))
     except Exception as error:
         raise Refused("run", str(error)) from error
-
-
-def find_providers(wanted: list[str], available: list[str]) -> list[str]:
-    """Providers by their long names, given long or short ones in any case."""
-    suffix = "executionprovider"
-    by_short = {name.lower()[: -len(suffix)]: name for name in available}
-    found = []
-    for name in wanted:
-        short = name.lower()
-        short = short[: -len(suffix)] if short.endswith(suffix) else short
-        if short not in by_short:
-            raise RuntimeError(f"this onnxruntime has no execution provider '{name}'")
-        found.append(by_short[short])
-    return list(dict.fromkeys(found))
 
 
 def sign(refused: Refused, names: list[str]) -> str:

@@ -7,14 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.onnxrt.opening import short_name
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_SUFFIX = "executionprovider"
+_LEVELS = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
+_OPTIONS = {
+    "disabled_optimizers": "--disable-optimizer",
+    "provider_options": "--provider-option",
+    "session_options": "--session-option",
+    "custom_op_libraries": "--custom-op-library",
+    "ep_libraries": "--ep-library",
+}
+"""Of settings whose options are called otherwise: they may be repeated."""
+_POLYGRAPHY = ("providers", "graph_optimization_level")
+"""What `polygraphy run` can be told of."""
 
 
 class OnnxRuntimeTarget(Target):
@@ -27,8 +38,10 @@ class OnnxRuntimeTarget(Target):
     sent = (
         "bisect_trt.targets.onnxrt.values",
         "bisect_trt.targets.onnxrt.session",
+        "bisect_trt.targets.onnxrt.opening",
         "bisect_trt.targets.onnxrt.sent",
     )
+    files = ("custom_op_libraries",)
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """ONNX Runtime, set up."""
@@ -58,17 +71,24 @@ class OnnxRuntimeTarget(Target):
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
         own = settings.of(OnnxRuntimeSettings)
-        how = "all graph optimisations" if own.optimize else "graph optimisations off"
-        words = [f"{self.title} ({', '.join(own.providers) or 'CPU'}", how, *settings.low_precisions]
-        return ", ".join(words) + ")"
+        words = [", ".join(own.providers or [name for name, _ in own.ep_libraries]) or "CPU"]
+        words += [_LEVELS.get(own.graph_optimization_level, own.graph_optimization_level)]
+        words += [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
+        words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
+        words += [Path(path).name for path in own.custom_op_libraries]
+        return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
 
     def flag(self, name: str, value: Value) -> list[str]:
-        """Each provider after a flag of its own; whether it optimises is no option."""
-        return [word for each in value for word in ("--providers", each)] if name == "providers" else []
+        """Each value after a flag of its own, pairs with a colon."""
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        if isinstance(value, str):
+            return [option, value]
+        return [word for each in value for word in (option, each if isinstance(each, str) else ":".join(each))]
 
     def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - the file says its precision
         """With nothing but ONNX Runtime."""
-        modules = ("bisect_trt.targets.signatures", "bisect_trt.targets.onnxrt.standalone")
+        folder = "bisect_trt.targets.onnxrt"
+        modules = ("bisect_trt.targets.signatures", f"{folder}.opening", f"{folder}.standalone")
         return Script(f"{self.needs} and numpy", modules, self.reproducible(settings))
 
     def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
@@ -76,19 +96,29 @@ class OnnxRuntimeTarget(Target):
         if tool != "polygraphy":
             return super().said_to(tool, settings, model)
         own = settings.of(OnnxRuntimeSettings)
+        unsaid = [self.flag(name, value)[0] for name, value in self.changed(settings) if name not in _POLYGRAPHY]
+        if unsaid:
+            return NotReproducible(f"it has no option for {', '.join(unsaid)}")
         words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]
-        return words + ([] if own.optimize else ["--graph-optimization-level", "ORT_DISABLE_ALL"])
+        level = own.graph_optimization_level
+        return words + ([] if level == ALL else ["--graph-optimization-level", level])
 
     def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
         """Without optimisations, and on the CPU, too."""
         own, others = settings.of(OnnxRuntimeSettings), super().alternatives(settings)
         if own.optimize:
-            others.append(("With graph optimisations off", settings.with_own(optimize=False)))
+            others.append(("With graph optimisations off", settings.with_own(graph_optimization_level=OFF)))
         if not self.emulates_low(settings):
-            others.append(("On the CPU's execution provider", settings.with_own(providers=())))
+            plain = settings.with_own(providers=(), provider_options=(), ep_libraries=())
+            others.append(("On the CPU's execution provider", plain))
         return others
+
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
+        """With the same kernels for operators of others."""
+        return plain.with_own(custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries)
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""
-        names = settings.of(OnnxRuntimeSettings).providers
-        return all(name.lower().removesuffix(_SUFFIX) == "cpu" for name in names)
+        own = settings.of(OnnxRuntimeSettings)
+        names = own.providers or [name for name, _ in own.ep_libraries] or ["cpu"]
+        return all(short_name(name) == "cpu" for name in names)

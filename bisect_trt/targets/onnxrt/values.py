@@ -6,14 +6,13 @@ It is sent to places, so it has Python 3.8's syntax and does without ONNX.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
 import onnxruntime
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, storage_dtype
+from bisect_trt.tensors.info import dtype_from_name, is_extension, storage_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

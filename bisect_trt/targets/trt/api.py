@@ -1,10 +1,11 @@
-"""TensorRT itself: imported, logging, and with what a process makes of it once."""
+"""TensorRT itself: imported, logging, with what a process makes of it once, and what ``doctor`` says of it and CUDA."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -147,3 +148,30 @@ def tensorrt() -> TensorRt:
             "for it."
         ) from error
     return TensorRt(trt, version, log, builder, runtime, cuda, cuda.stream(), _logger=logger)
+
+
+Found = Iterator[tuple[str, str]]
+
+
+def about_cuda() -> Found:
+    """The CUDA runtime, and what the driver supports.
+
+    Raises:
+        UnavailableError: There is no CUDA runtime or no GPU.
+    """
+    cuda = load_cuda()
+    driver, runtime = (f"{version // 1000}.{version % 1000 // 10}" for version in cuda.versions())
+    yield "CUDA runtime", f"{runtime} ({cuda.origin})"
+    yield "CUDA that the driver supports", driver if driver != "0.0" else "none: there is no driver"
+    yield "GPUs that CUDA may use", str(cuda.device_count())
+
+
+def about_tensorrt() -> Found:
+    """TensorRT's version, and the memory of the GPU that it builds for.
+
+    Raises:
+        UnavailableError: It is not installed, or cannot be used.
+    """
+    yield "TensorRT", str(load_tensorrt().__version__)
+    free, total = tensorrt().cuda.memory()
+    yield "GPU memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"

@@ -1,8 +1,9 @@
-"""The TensorRT target: a model into an engine, an engine into a session."""
+"""The TensorRT target: a model into an engine, an engine into a session, or into plain values for whoever looks into it."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,9 @@ from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
-from bisect_trt.targets.trt.calibrate import calibrate
-from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
+from bisect_trt.targets.trt.config import calibrate, check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
-from bisect_trt.targets.trt.describe import describe_engine
-from bisect_trt.targets.trt.inspect import Origins
+from bisect_trt.targets.trt.inspect import Origins, parse_layers
 from bisect_trt.targets.trt.layers import constrain, named_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import (
@@ -32,7 +31,7 @@ from bisect_trt.targets.trt.network import (
     output_types,
     parse,
 )
-from bisect_trt.targets.trt.session import TensorRtSession, failed
+from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
 
 
@@ -109,6 +108,10 @@ class TensorRtRuntime:
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
         engine = _deserialise(plan, self._tensorrt)
         return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+
+    def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:  # noqa: ARG002 - as it is
+        """Nothing yet."""
+        return {}
 
     def describe_engine(self) -> dict[str, Any]:
         """What the prebuilt engine is made of; see :func:`describe_engine`.
@@ -244,3 +247,36 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+
+
+def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
+    """Its inputs, outputs and layers.
+
+    Args:
+        engine: A deserialised engine.
+        tensorrt: This process's TensorRT.
+
+    Returns:
+        ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
+        and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
+        order they run, each with ``name``, ``kind`` and ``precisions``.
+    """
+    tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        shape = [int(dim) for dim in engine.get_tensor_shape(name)]
+        plain = {"name": name, "dtype": to_dtype(engine.get_tensor_dtype(name)).name, "shape": shape}
+        mode = str(engine.get_tensor_mode(name).name)
+        if mode == "INPUT" and -1 in shape:
+            ranges = [engine.get_tensor_profile_shape(name, place) for place in range(engine.num_optimization_profiles)]
+            plain["profiles"] = [[[int(dim) for dim in each] for each in shapes] for shapes in ranges]
+        tensors[mode].append(plain)
+    inspector = engine.create_engine_inspector()
+    text = inspector.get_engine_information(tensorrt.trt.LayerInformationFormat.JSON)
+    layers = parse_layers(json.loads(text, strict=False).get("Layers", []), Origins(ModelProto()))
+    return {
+        "version": str(tensorrt.trt.__version__),
+        "inputs": tensors["INPUT"],
+        "outputs": tensors["OUTPUT"],
+        "layers": [{"name": each.name, "kind": each.kind, "precisions": list(each.precisions)} for each in layers],
+    }

@@ -16,8 +16,7 @@ from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.inspect import Origins, describe_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
-from bisect_trt.tensors.dtypes import dtype_from_name
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _DTYPES = {
     "FLOAT": "float32",

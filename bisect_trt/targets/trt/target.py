@@ -13,7 +13,7 @@ from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.info import quoted
 
 
 class TensorRtEngines:
@@ -63,9 +63,9 @@ class TensorRtTarget(Target):
 
     def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
         """The package, or CUDA alone."""
-        from bisect_trt.targets.trt import about  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt import api  # noqa: PLC0415 - as above
 
-        return about.about_tensorrt() if name == "tensorrt" else about.about_cuda()
+        return api.about_tensorrt() if name == "tensorrt" else api.about_cuda()
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""

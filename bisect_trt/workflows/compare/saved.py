@@ -1,4 +1,4 @@
-"""Compare saved results, without a model or a runtime."""
+"""Compare saved results, without a model or a runtime; and tell what any comparison of outputs found."""
 
 from __future__ import annotations
 
@@ -11,11 +11,39 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.named import quoted
+from bisect_trt.tensors.info import quoted
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.compare.matches import conclude, tell
 from bisect_trt.workflows.pictures import Pictures
+
+
+def tell(comparisons: Sequence[TensorComparison], prefix: str, console: Console) -> None:
+    """A line for each output, and what more is known of those that do not match; with ``-v`` of all."""
+    for comparison in comparisons:
+        sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
+        word = "match   " if comparison.passed else "MISMATCH"
+        console.say(f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}")
+        if comparison.details is not None and (not comparison.passed or console.verbosity > 0):
+            console.say(f"    {comparison.details.describe()}")
+        if comparison.reference_nonfinite:
+            console.warn(
+                f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "
+                f"{comparison.total} elements of what it is compared with; --infinities-compare-equal lets the same Inf "
+                "match, nothing NaN"
+            )
+        types = comparison.target_dtype, comparison.reference_dtype
+        if None not in types and types[0] != types[1]:
+            console.say(f"    {types[0]} is compared with {types[1]}, by value")
+
+
+def conclude(comparisons: Sequence[TensorComparison], console: Console, result: Result) -> Result:
+    """Say how many match, and put all into the result."""
+    failed = sum(not comparison.passed for comparison in comparisons)
+    result.extra["comparisons"] = [comparison.to_json() for comparison in comparisons]
+    result.status = "not_reproduced" if failed else "found"
+    result.minimality = "1-minimal"
+    console.answer(f"{failed} of {len(comparisons)} do not match." if failed else f"All {len(comparisons)} match.")
+    return result
 
 
 def compare_saved(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.plots import Plots
 from bisect_trt.options.run import MoreTargets, RunOptions
+from bisect_trt.options.shared import Plots
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.options import LoweringChoice
-from bisect_trt.workflows.compare.compare import CompareSettings
-from bisect_trt.workflows.compare.outputs import MARK_ALL
+from bisect_trt.workflows.compare.compare import MARK_ALL, CompareSettings
 from bisect_trt.workflows.from_options import pictures, tolerance_options
 
 

@@ -11,10 +11,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.limit import Enough, Limited
-from bisect_trt.search.oracle import Ask, Minimum, Subset
-from bisect_trt.search.question import over_units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict, over_units
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.layerwise.origins import Layerwise

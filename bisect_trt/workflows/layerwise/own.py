@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from bisect_trt.graph.isolate import is_frozen, isolate
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.layerwise.groups import MOST_BUILDS, Seen, gather
-from bisect_trt.workflows.layerwise.look import Look
+from bisect_trt.workflows.layerwise.look import Look, layer_slices
 from bisect_trt.workflows.layerwise.origins import of_samples
-from bisect_trt.workflows.layerwise.slices import layer_slices
 from bisect_trt.workflows.subject import Subject
 
 

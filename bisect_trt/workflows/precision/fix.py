@@ -12,16 +12,14 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
-from bisect_trt.search.oracle import Minimum
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.workflows.checks import make_check
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
-from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings

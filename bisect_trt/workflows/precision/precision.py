@@ -11,11 +11,9 @@ from bisect_trt.tensors.tolerance import Precision
 from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.by_layer import LayerLowering
 from bisect_trt.workflows.precision.delivery import fastest, save_best, write_answer
-from bisect_trt.workflows.precision.lowerable import known_types, lowerable_units, refuse_lowered
-from bisect_trt.workflows.precision.lowering import CastLowering, Lowering
+from bisect_trt.workflows.precision.lowering import CastLowering, Lowering, known_types, lowerable_units, refuse_lowered
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
-from bisect_trt.workflows.precision.settings import Low, PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.limit import Enough, Limited
-from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.search.question import Oracle, Search, about_units
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Enough, Limited, Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect

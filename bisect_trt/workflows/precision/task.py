@@ -1,12 +1,60 @@
-"""What every step of a search for precision works with."""
+"""What a search for precision was asked for, and what every step of it works with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
+from bisect_trt.graph.save import check_output
+from bisect_trt.options.choices import Minimise
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.lowering import Lowering
-from bisect_trt.workflows.precision.settings import PrecisionSettings
+
+Low = Literal["fp16", "bf16"]
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """What to lower, and where the answer goes.
+
+    Attributes:
+        output: The mixed-precision model.
+        precision: What to lower to.
+        target: The runtime that the built-in check compares with the reference; ``None`` for a check command or prompts.
+        include: If any, only nodes that one of these patterns matches are lowered.
+        exclude: Nodes that one of these matches are not.
+        io_low: Whether graph inputs and outputs are lowered as well.
+        keep_weights: Whether weights stay in fp32.
+        overwrite: Whether a file that exists may be written over.
+        by_layer: Whether the target lowers layer by layer, rather than run models that are lowered already.
+        minimise: What to have the least of.
+    """
+
+    output: Path
+    precision: Low
+    target: TargetSettings | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    io_low: bool = False
+    keep_weights: bool = False
+    overwrite: bool = False
+    by_layer: bool = False
+    minimise: Minimise = Minimise.NODES
+
+    @property
+    def emulated(self) -> bool:
+        """Whether candidates run where low-precision nodes would be computed in fp32: ONNX Runtime's CPU provider."""
+        return self.target is not None and self.target.target.emulates_low(self.target)
+
+    def check_output(self) -> None:
+        """Make sure that the answer can be written.
+
+        Raises:
+            UsageError: It cannot.
+        """
+        check_output(self.output, overwrite=self.overwrite)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
-from bisect_trt.workflows.precision.settings import PrecisionSettings
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
-from bisect_trt.workflows.suspicion.finding import LOSES
+from bisect_trt.workflows.suspicion.facts import LOSES
 
 _SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
 

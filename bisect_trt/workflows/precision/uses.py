@@ -24,8 +24,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.process import run_to_end
 from bisect_trt.reporting.console import Console
-from bisect_trt.search.oracle import Subset
-from bisect_trt.search.verdict import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.targets.base import Minimal, NotReproducible
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.precision.by_layer import LayerLowering, engine_path

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx
 
+from bisect_trt.graph.cut import extract
 from bisect_trt.graph.externals import tensor_bytes
-from bisect_trt.graph.extract import extract
 from bisect_trt.graph.fold import Folding, constant_value, fold_shapes, to_tensor
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos

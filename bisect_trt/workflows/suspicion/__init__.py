@@ -1,6 +1,6 @@
 """What the reference run says against each unit in low precision, before anything is probed."""
 
-from bisect_trt.workflows.suspicion.finding import BREAKS, Suspect
+from bisect_trt.workflows.suspicion.facts import BREAKS, Suspect
 from bisect_trt.workflows.suspicion.suspect import suspect
 
 __all__ = ["BREAKS", "Suspect", "suspect"]

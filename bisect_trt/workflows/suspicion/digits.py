@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from bisect_trt.tensors.stats import blocks
-from bisect_trt.workflows.suspicion.facts import Facts, Magnitudes
-from bisect_trt.workflows.suspicion.finding import (
+from bisect_trt.workflows.suspicion.facts import (
     BREAKS,
     FP16_MAX,
     FP16_TINY,
     LOSES,
     MAY,
+    Facts,
     Finding,
+    Magnitudes,
     number,
     within,
 )

@@ -7,8 +7,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bisect_trt.workflows.suspicion.facts import Facts, Values
-from bisect_trt.workflows.suspicion.finding import FP16_MAX, FP16_TINY, INSIDE, MAY, Finding, number, within
+from bisect_trt.workflows.suspicion.facts import (
+    FP16_MAX,
+    FP16_TINY,
+    INSIDE,
+    MAY,
+    Facts,
+    Finding,
+    Values,
+    number,
+    within,
+)
 
 _EXPONENTIALS = ("Sigmoid", "HardSwish", "Softplus", "Mish", "ReduceLogSumExp", "Selu", "Elu", "Celu")
 _LARGEST_EXPONENT = math.log(FP16_MAX)

@@ -11,13 +11,11 @@ import onnx
 from bisect_trt.graph.lower.roundtrip import EXACT_OPS
 from bisect_trt.graph.network import bodies
 from bisect_trt.graph.values import from_info, value_info
-from bisect_trt.targets.reference import reference_settings
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.tensors.store import ActivationStore
 from bisect_trt.tensors.tolerance import Precision, ResolvedTolerance, automatic_tolerance
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspicion.facts import Facts, Values
-from bisect_trt.workflows.suspicion.finding import BREAKS, MAY, Finding, within
+from bisect_trt.workflows.suspicion.facts import BREAKS, MAY, Facts, Finding, Values, within
 
 NEW_INF = "new Inf"
 _SLICE_BYTES = 256 << 20
@@ -140,7 +138,7 @@ def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
     models, made = subject.models, subject.workspace.scratch("isolated")
     known = subject.reference.select(list(fed.values()))
     inputs = models.feed("isolated", {given: known[name] for given, name in fed.items()})
-    target = replace(reference_settings(), fp16=facts.precision == "fp16", bf16=facts.precision == "bf16")
+    target = replace(models.reference, fp16=facts.precision == "fp16", bf16=facts.precision == "bf16")
     if models.collect(models.write("isolated", model), inputs, made, target, here=True) is not None:
         return {}
     store = ActivationStore.open(made)

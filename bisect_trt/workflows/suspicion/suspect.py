@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion.digits import cancellation, large_integers, vanishing_epsilon
-from bisect_trt.workflows.suspicion.facts import Facts
-from bisect_trt.workflows.suspicion.finding import Finding, Suspect
+from bisect_trt.workflows.suspicion.facts import Facts, Finding, Suspect
 from bisect_trt.workflows.suspicion.inside import inside
 from bisect_trt.workflows.suspicion.isolated import NEW_INF, own_errors
-from bisect_trt.workflows.suspicion.masks import Masks
-from bisect_trt.workflows.suspicion.ranges import past_the_largest, under_the_smallest
+from bisect_trt.workflows.suspicion.ranges import Masks, past_the_largest, under_the_smallest
 
 Rule = Callable[[Facts, int], Iterator[Finding]]
 

@@ -11,7 +11,7 @@ import pytest
 from trt_api import OLD, WEAK
 from trt_standin import make_tensorrt, trt_target
 
-from bisect_trt.targets.trt.calibrate import calibrate
+from bisect_trt.targets.trt.config import calibrate
 
 before_11 = pytest.mark.parametrize("version", [OLD, WEAK])
 

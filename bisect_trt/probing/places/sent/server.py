@@ -6,6 +6,7 @@ What it is asked to do comes as plain values and files by the hash of their cont
 - ``facts``: plain values that the driver wants to know, ``lowers_by`` among them,
 - ``load(path, feed, hints, unfused)``: a :class:`~bisect_trt.targets.base.Session`, or ``None`` if it cannot be unfused,
 - ``build(path, to, feed, hints)`` and ``describe_engine()``, where it makes engines,
+- ``trace(path, feed, hints)``, where it has one,
 - ``gpu_memory()``: bytes in use.
 
 ``hints`` is what the target's own side at the driver has found in the model, because there is no ONNX here.
@@ -63,6 +64,7 @@ class Server:
             "layers": self._layers,
             "build": self._build,
             "describe": self._describe,
+            "trace": self._trace,
         }
 
     def answer(self, header: dict[str, Any], payload: bytearray) -> Reply:
@@ -102,6 +104,7 @@ class Server:
         return {}, ()
 
     def _make(self, header: dict[str, Any], _: bytearray) -> Reply:
+        importlib.import_module("numpy")  # of all that may be missing, what every worker needs
         runtime = self._runtime(header)
         return {"facts": dict(runtime.facts)}, ()
 
@@ -199,6 +202,12 @@ class Server:
         content = made.read_bytes()
         made.unlink()
         return {}, (content,)
+
+    def _trace(self, header: dict[str, Any], payload: bytearray) -> Reply:
+        runtime = self._runtime(header)
+        path = self._written(header, payload)
+        trace = getattr(runtime, "trace", None)
+        return {"trace": {} if trace is None else trace(path, self._fed(header, payload), header["hints"])}, ()
 
     def _describe(self, header: dict[str, Any], _: bytearray) -> Reply:
         return {"engine": self._runtime(header).describe_engine()}, ()
@@ -328,7 +337,7 @@ def serve(source: int, sink: int, folder: str, own: str, log: str) -> None:
         known, pieces = server.answer(header, payload)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        wire.send(lambda content: wire.write_all(sink, content), {**known, "log": printed(log)}, pieces)
+        wire.send(lambda content: wire.write_all(sink, content), {**known, "log": printed(log), "number": header["number"]}, pieces)
 
 
 def printed(log: str) -> str:

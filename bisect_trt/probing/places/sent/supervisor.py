@@ -19,8 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Mapping, NoReturn
 
 from bisect_trt.probing.places.sent import wire
 
@@ -49,13 +48,18 @@ class Supervisor:
         self._child = 0
         self._to_child = self._from_child = -1
         self._over_memory = self._ended = False
+        self._deaths, write = os.pipe()  # what it leaves may hold the ends of its own pipes open
+        for fd in (self._deaths, write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write)
 
     def run(self) -> None:
         """Until the driver is gone."""
         heard = told = looked = time.monotonic()
         alive, silence, limit = (self._options[name] for name in ("alive", "silence", "memory_limit"))
         while True:
-            watched = [self._source] + ([self._from_child] if self._child else [])
+            watched = [self._source, self._deaths] + ([self._from_child] if self._child else [])
             ready, _, _ = select.select(watched, [], [], _MEMORY_LOOK_SECONDS if limit and self._child else alive / 2)
             now = time.monotonic()
             if self._source in ready:
@@ -65,6 +69,9 @@ class Supervisor:
                 return
             if self._child and self._from_child in ready:
                 self._pass_back()
+            if self._deaths in ready:
+                os.read(self._deaths, 1 << 12)
+                self._bury()
             if now - told >= alive:
                 told = now
                 self._tell(wire.ALIVE)
@@ -88,12 +95,18 @@ class Supervisor:
             kill_group(self._child)
 
     def _pass_back(self) -> None:
-        """Pass on what the process has written, or say how it has ended."""
+        """Pass on what the process has written."""
         content = os.read(self._from_child, wire.MOST)
         if content:
             self._tell(wire.DATA, content)
+        else:
+            self._bury(block=True)
+
+    def _bury(self, *, block: bool = False) -> None:
+        """Say how the process has ended, if it has."""
+        pid, status = os.waitpid(self._child, 0 if block else os.WNOHANG) if self._child else (0, 0)
+        if not pid:
             return
-        _, status = os.waitpid(self._child, 0)
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         log = self._end_child()
         report = {"code": code, "over_memory": self._over_memory, "ended": self._ended, "log": log}
@@ -110,7 +123,9 @@ class Supervisor:
         self._log = os.path.join(self._own, "output.log")
         self._child = os.fork()
         if self._child == 0:
-            for fd in (self._to_child, self._from_child, self._source, self._sink, self._lock):
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (self._to_child, self._from_child, self._source, self._sink, self._lock, self._deaths):
                 os.close(fd)
             run_child(read_in, write_out, self._folder, self._own, self._log)
         os.close(read_in)

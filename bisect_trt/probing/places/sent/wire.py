@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,7 +89,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[Any], list[Any]]:
     """
     import numpy as np
 
-    from bisect_trt.tensors.dtypes import is_extension, is_string, storage_dtype
+    from bisect_trt.tensors.info import is_extension, is_string, storage_dtype
 
     entries: list[Any] = []
     pieces: list[Any] = []
@@ -123,7 +122,7 @@ def unpack(entries: list[Any], payload: bytearray) -> dict[str, NDArray[Any]]:
     """
     import numpy as np
 
-    from bisect_trt.tensors.dtypes import dtype_from_name, is_extension, storage_dtype
+    from bisect_trt.tensors.info import dtype_from_name, is_extension, storage_dtype
 
     arrays: dict[str, NDArray[Any]] = {}
     for name, kind, shape, where in entries:

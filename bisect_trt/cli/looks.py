@@ -1,22 +1,29 @@
-"""``bisect-trt inspect``."""
+"""``inspect`` and ``doctor``, and what looks at earlier runs: ``log``, ``report`` and ``resume``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bisect_trt.errors import UsageError
+from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.main import run_command_line
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Show
-from bisect_trt.options.commands import Inspect
+from bisect_trt.options.commands import Inspect, Log, Report, Resume
 from bisect_trt.options.given import Given
+from bisect_trt.probing.workspace import RUNS_FOLDER
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
+from bisect_trt.reporting.html.page import REPORT_FILE, write_report
+from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
-from bisect_trt.workflows.inspect_data import data_tree, describe_data
-from bisect_trt.workflows.inspect_engine import describe_engine, engine_tree
-from bisect_trt.workflows.inspect_kind import Kind, guess_kind
+from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.doctor import doctor as look
+from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
+from bisect_trt.workflows.log import show_probe, show_run
 
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
@@ -95,3 +102,63 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said in kinds and not Path(said).exists():
         raise UsageError(f"there is no file to inspect as {said}; name one.")
     return guess_kind(Path(said)), Path(said)
+
+
+def doctor(given: Given, console: Console, result: Result) -> Result:  # noqa: ARG001 - it has no options to look at
+    """Print what is here, and what is missing for which target."""
+    with TemporaryDirectory(prefix="bisect-trt-") as folder:
+        return look(Path(folder), console, result)
+
+
+def newest_run(file: str = RUN_FILE) -> Path:
+    """The folder of the run that was started last from the working directory; says which it is.
+
+    Args:
+        file: What the folder has to hold.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    folders = [path.parent for path in Path(RUNS_FOLDER).glob(f"*/{file}")]
+    if not folders:
+        raise UnavailableError(f"no run lies under {RUNS_FOLDER} here; name the folder of the run that you mean.")
+    newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
+    Console().say(f"the newest run: {newest}")
+    return newest
+
+
+def log(given: Given) -> None:
+    """Show every probe of a run with its reason, or one in full."""
+    own = given[Log]
+    run, number = own.run, own.number
+    if run is not None and number is None and str(run).isdecimal() and not run.exists():
+        run, number = None, int(str(run))
+    folder = newest_run() if run is None else run
+    if number is None:
+        show_run(folder, Console())
+    else:
+        show_probe(folder, number, Console())
+
+
+def report(given: Given) -> None:
+    """Make a run's report.html again, from its result.json and nothing else."""
+    own = given[Report]
+    source = newest_run(RESULT_FILE) if own.run is None else own.run
+    result = read_result(source)
+    path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
+    check_output(path, overwrite=True)
+    write_report(result, path)
+    Console().answer(str(path))
+
+
+def resume(given: Given) -> None:
+    """Go on with a run that was interrupted."""
+    folder = given[Resume].run or newest_run()
+    binding = Binding.read(folder)
+    invocation.resumed = folder.absolute()
+    try:
+        os.chdir(binding.cwd)
+    except OSError as error:
+        raise UnavailableError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
+    invocation.argv = binding.argv
+    run_command_line(binding.argv)

@@ -1,4 +1,4 @@
-"""How much memory there is for what a run starts, who may begin when it is short, and who took too much of it."""
+"""What there is to run probes on (GPUs, else cores); and memory: how much, who may begin, who took too much of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,3 +181,26 @@ def _number(path: Path) -> int | None:
     with suppress(OSError, ValueError):  # "max" is no limit
         return int(path.read_text())
     return None
+
+
+_DEVICES = Path("/dev")
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that a process may use, as ``CUDA_VISIBLE_DEVICES`` names them; without asking CUDA, which takes seconds.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": what comes after the first entry that is no device
+    (-1, say) does not count; devices are numbered from 0 whatever the numbers of their files.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        entries = (entry.strip() for entry in listed.split(","))
+        return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+    files = sum(path.name.removeprefix("nvidia").isdigit() for path in _DEVICES.glob("nvidia*"))
+    return [str(number) for number in range(files)]
+
+
+def default_workers() -> int:
+    """How many probes may run at a time: one a GPU, or without any one a core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(visible_gpus()) or cores or 1

@@ -1,20 +1,80 @@
-"""What a file of saved inputs or outputs holds."""
+"""What a file of saved inputs or outputs holds, what a TensorRT engine is made of, and which of these a file is."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.models import ask
+from bisect_trt.probing.protocol import Describe, Failed
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.reporting.tree import Branch
-from bisect_trt.tensors.dtypes import is_extension, is_string
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.info import is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.stats import count_nonfinite
+
+
+class Kind(str, Enum):
+    """What a file is."""
+
+    MODEL = "model"
+    ENGINE = "engine"
+    DATA = "data"
+
+
+_BEGINNINGS = {b"ftrt": Kind.ENGINE, b"PK\x03\x04": Kind.DATA}
+"""The first bytes of TensorRT's plans and of zip files, which ``.npz`` files are."""
+_SUFFIXES = {
+    Kind.MODEL: (".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"),
+    Kind.ENGINE: (".engine", ".plan", ".trt"),
+    Kind.DATA: (".npz", ".json"),
+}
+_IR_VERSION = b"\x08"
+"""How the first field of an ONNX model begins in protobuf."""
+
+
+def guess_kind(path: Path) -> Kind:
+    """What a file is, by its first bytes where they say it for sure, else by its name.
+
+    Args:
+        path: The file; folders and numbered files hold saved values.
+
+    Raises:
+        UnavailableError: There is no such file.
+        UsageError: Neither tells.
+    """
+    if path.is_dir():
+        return Kind.DATA
+    beginning = _beginning(path)
+    named = next((kind for kind, suffixes in _SUFFIXES.items() if path.suffix.lower() in suffixes), None)
+    known = _BEGINNINGS.get(beginning, named) or (Kind.MODEL if beginning.startswith(_IR_VERSION) else None)
+    if known is not None:
+        return known
+    if not path.exists():
+        raise UnavailableError(f"{path}: no such file; give the path of a model, an engine or saved values.")
+    raise UsageError(
+        f"{path} does not show whether it is a model, an engine or saved values; say which: "
+        f"`bisect-trt inspect model {path}`, `inspect engine` or `inspect data`."
+    )
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError:  # whoever reads it next says what is wrong with it
+        return b""
+
 
 _BAR_LENGTH = 40
 
@@ -127,3 +187,40 @@ def _histogram_lines(plain: Mapping[str, Any]) -> Iterator[str]:
     for count, low, high in zip(counts, edges, edges[1:], strict=False):
         bar = "#" * math.ceil(_BAR_LENGTH * count / max(counts))
         yield f"{low:>{width}} to {high:>{width}} {count:>{len(str(max(counts)))}} {bar}".rstrip()
+
+
+def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
+    """An engine as plain values, read by TensorRT in a process of its own.
+
+    Args:
+        path: The engine.
+        folder: Where TensorRT's log goes.
+
+    Raises:
+        UnavailableError: There is no TensorRT or no GPU, or the engine is not for this one.
+    """
+    if not path.is_file():
+        raise UnavailableError(f"{path}: no such file; give the path of a TensorRT engine.")
+    target = TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))
+    with WorkerPool(folder) as workers:
+        reply = ask(workers, Describe(target))
+    if isinstance(reply, Failed):
+        raise UnavailableError(
+            f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
+        )
+    return reply.engine
+
+
+def engine_tree(title: str, plain: Mapping[str, Any]) -> Branch:
+    """The same for the terminal."""
+    tree = Branch(f"{title} (TensorRT {plain['version']})")
+    for mode in ("inputs", "outputs"):
+        lines = [f"{each['name']}: {each['dtype']} {each['shape']}{_range(each)}" for each in plain[mode]]
+        tree.branches.append(Branch.of(f"{len(lines)} {mode[:-1]}(s)", lines))
+    layers = [f"{layer['kind']} {layer['name']}: {', '.join(layer['precisions'])}" for layer in plain["layers"]]
+    tree.branches.append(Branch.of(f"{len(layers)} layer(s)", layers))
+    return tree
+
+
+def _range(tensor: Mapping[str, Any]) -> str:
+    return "".join(f", from {low} to {high}" for low, _, high in tensor.get("profiles", ()))

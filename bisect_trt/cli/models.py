@@ -1,4 +1,4 @@
-"""``bisect-trt convert``."""
+"""``convert``, ``extract`` and ``sanitize``: what writes another model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from bisect_trt.cli.sessions import open_session
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
-from bisect_trt.options.commands import Convert
-from bisect_trt.options.data import Data
+from bisect_trt.options.commands import Convert, Extract, Sanitize
 from bisect_trt.options.given import Given
+from bisect_trt.options.shared import Data
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
+from bisect_trt.workflows.extract import ExtractSettings
 from bisect_trt.workflows.from_options import model_settings
+from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 
@@ -54,3 +56,32 @@ def _lowering(own: Convert, target: Target) -> LowerSettings:
     if fp16 == target.bf16:
         raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
     return LowerSettings("fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
+
+
+def extract(given: Given, console: Console, result: Result) -> Result:
+    """Cut a piece out of a model."""
+    own, data = given[Extract], given[Data]
+    with_inputs = bool(data.load_inputs or data.data_loader_script)
+    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs, own.timeout)
+    check_output(settings.output, overwrite=own.overwrite)
+    if with_inputs:
+        check_output(settings.values, overwrite=own.overwrite)
+    return open_session(own.model, given, console, result).extract(settings)
+
+
+def sanitize(given: Given, console: Console, result: Result) -> Result:
+    """Fold constants and clean a model up."""
+    own = given[Sanitize]
+    settings = SanitizeSettings(
+        own.output,
+        own.override_input_shapes,
+        own.fold_constants,
+        own.fold_size_threshold,
+        own.shape_inference,
+        own.cleanup,
+        own.toposort,
+        own.timeout,
+    )
+    check_output(own.output, overwrite=own.overwrite)
+    session = open_session(own.model, given, console, result, input_shapes=own.override_input_shapes)
+    return session.sanitize(settings)

@@ -1,0 +1,90 @@
+"""``diagnose``, ``reduce``, ``precision`` and ``layerwise``: what searches for the place where a target goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.sessions import open_search, open_target_session
+from bisect_trt.errors import UsageError
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.given import Given
+from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce
+from bisect_trt.options.shared import Search
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
+from bisect_trt.targets.options import Target
+from bisect_trt.workflows.diagnose import DiagnoseSettings
+from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options
+from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
+from bisect_trt.workflows.pictures import check_picture, draw_error_curve
+from bisect_trt.workflows.precision.task import PrecisionSettings
+from bisect_trt.workflows.reduce import check_outputs
+from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+
+
+def diagnose(given: Given, console: Console, result: Result) -> Result:
+    """Find out why the target is wrong."""
+    own, compare = given[Diagnose], given[Compare]
+    runtime = given[Target].required()
+    compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    folder = own.output or Path(f"{own.model.stem}-reproducer")
+    packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
+    settings = DiagnoseSettings(checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all)
+    check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
+    return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+
+
+def reduce(given: Given, console: Console, result: Result) -> Result:
+    """Find the smallest model that still fails."""
+    own = given[Reduce]
+    if not (own.reduce_inputs or own.reduce_outputs):
+        raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to reduce; drop one.")
+    if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
+        raise UsageError(
+            "--all takes what failed out of the model, so both its ends must be free to move; drop one option."
+        )
+    settings = ReduceSettings(
+        own.output, own.min_good, own.reduce_inputs, own.reduce_outputs, own.mode, own.overwrite, own.find_all
+    )
+    if invocation.resumed is None:
+        check_outputs(settings)
+    session, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
+    return session.reduce(settings, checks, search_settings(given[Search]))
+
+
+def precision(given: Given, console: Console, result: Result) -> Result:
+    """Find the fewest nodes that have to stay in fp32."""
+    own = given[Precision]
+    low, runtime = low_precision(given[Target])
+    own.refuse_ends(low)
+    settings = PrecisionSettings(
+        own.output,
+        low,
+        runtime,
+        tuple(own.include),
+        tuple(own.exclude),
+        own.io_fp16,
+        own.keep_weights,
+        own.overwrite,
+        minimise=own.minimise,
+    )
+    if invocation.resumed is None:
+        settings.check_output()
+    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    return session.precision(settings, checks, search_settings(given[Search]))
+
+
+def layerwise(given: Given, console: Console, result: Result) -> Result:
+    """Compare every tensor on the target with the reference's."""
+    own = given[Layerwise]
+    if own.save_error_plot is not None:
+        check_picture(own.save_error_plot, "--save-error-plot")
+    runtime = given[Target].required()
+    settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
+    open_target_session(own.model, given, console, result, annotation=own.annotate).layerwise(settings)
+    if own.save_error_plot is not None:
+        draw_error_curve(own.save_error_plot, runtime.describe(), result)
+    return result

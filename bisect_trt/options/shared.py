@@ -1,0 +1,164 @@
+"""Groups of options that several commands have: output, check, data, search, pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from bisect_trt.options.spec import option, seconds
+from bisect_trt.options.values import shape, size, value_range
+
+
+@dataclass
+class General:
+    """What every command takes."""
+
+    json: Annotated[Path | None, option(help="Write the result as JSON.", metavar="FILE")] = None
+    report: Annotated[
+        Path | None, option(help="Write report.html here too; one lies in the run's folder.", metavar="FILE")
+    ] = None
+    verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
+    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
+    log_file: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Add all that -v says to this file, with the time, whatever the terminal shows."),
+    ] = None
+
+    @property
+    def verbosity(self) -> int:
+        """``-v`` less ``-q``."""
+        return self.verbose - self.quiet
+
+
+@dataclass
+class Check:
+    """What says good or bad."""
+
+    check: Annotated[
+        list[str],
+        option(
+            metavar="CMD...",
+            help="Command that says good (0) or bad; takes all that follows, so it comes last. {model}, {inputs}, {golden} "
+            "and {dir} become the candidate's paths.",
+        ),
+    ] = field(default_factory=list)
+    fail_regex: Annotated[
+        list[str], option(metavar="REGEX", help="Only output that matches one of these is the failure.")
+    ] = field(default_factory=list)
+    fail_code: Annotated[list[int], option(metavar="N", help="Only these exit statuses are the failure.")] = field(
+        default_factory=list
+    )
+    ignore_fail_code: Annotated[list[int], option(metavar="N", help="These exit statuses are a pass.")] = field(
+        default_factory=list
+    )
+    timeout: Annotated[
+        float | None,
+        seconds(
+            help="Time one candidate may take; default any for a command, else 10 minutes, 2 hours on TensorRT.",
+        ),
+    ] = None
+    candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
+    artifacts: Annotated[
+        list[Path], option(metavar="FILE", help="Files a check leaves, sorted into good/ and bad/.")
+    ] = field(default_factory=list)
+    artifacts_dir: Annotated[
+        Path, option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
+    ] = Path("artifacts")
+    show_output: Annotated[bool, option("--show-output", help="Show all that a check prints, after each probe.")] = (
+        False
+    )
+    hide_fail_output: Annotated[
+        bool, option("--hide-fail-output", help="With --show-output: but not what failing candidates print.")
+    ] = False
+
+
+@dataclass
+class Data:
+    """What to feed the model."""
+
+    input_shapes: Annotated[
+        dict[str, tuple[int, ...]],
+        option(
+            "--input-shapes",
+            "--model-input-shapes",
+            metavar="NAME:[D,...]",
+            help="Shapes of inputs with free dimensions.",
+            read=shape,
+            need_name=True,
+        ),
+    ] = field(default_factory=dict)
+    val_range: Annotated[
+        dict[str, tuple[float, float]],
+        option(metavar="[NAME:][LO,HI]", help="Range of random values; default [0,1].", read=value_range),
+    ] = field(default_factory=dict)
+    seed: Annotated[int, option(help="Seed of random values.")] = 1
+    iterations: Annotated[
+        int | None, option(metavar="N", min=1, help="Samples of random values, or of the script at most.")
+    ] = None
+    load_inputs: Annotated[
+        list[Path], option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
+    ] = field(default_factory=list)
+    data_loader_script: Annotated[
+        str | None,
+        option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays."),
+    ] = None
+    data_loader_func_name: Annotated[
+        str | None, option(metavar="FUNC", help="The script's function; default load_data.")
+    ] = None
+    external_data_dir: Annotated[
+        Path | None,
+        option(metavar="DIR", help="Where the files of the model's weights lie; default the model's folder."),
+    ] = None
+    array_swap_mb: Annotated[
+        int | None,
+        option(
+            metavar="MIB",
+            min=0,
+            help="Past so much of weights and tensors, compute every tensor slice by slice, on the disk in between; "
+            "default an eighth of the free memory, at most 1024.",
+        ),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        option(
+            metavar="SIZE",
+            help="Memory that one probe, with all that it starts, may hold, such as 8G; it is ended past that.",
+            read=size,
+        ),
+    ] = None
+
+
+@dataclass
+class Search:
+    """How the search is run."""
+
+    workers: Annotated[
+        int | None, option(metavar="N", min=1, help="Probes at a time; default one a GPU, or else one a core.")
+    ] = None
+    repeat: Annotated[
+        int | None, option(metavar="N", min=1, help="Run the original N times to measure how often it fails.")
+    ] = None
+    confidence: Annotated[
+        float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
+    ] = 0.99
+    shrink: Annotated[
+        bool, option("--shrink/--no-shrink", help="Also make the tensors of the minimal case smaller.")
+    ] = True
+    max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
+    max_time: Annotated[float | None, seconds(help="Stop after this time.")] = None
+
+
+@dataclass
+class Plots:
+    """Pictures of the errors, drawn with matplotlib (extra: plots)."""
+
+    save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Where the errors of each output are.")] = None
+    show_heatmaps: Annotated[bool, option("--show-heatmaps", help="Open these pictures, saved or not.")] = False
+    save_error_metrics_plot: Annotated[
+        Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
+    ] = None
+    show_error_metrics_plot: Annotated[
+        bool, option("--show-error-metrics-plot", help="Open these pictures, saved or not.")
+    ] = False
+    save_histograms: Annotated[Path | None, option(metavar="DIR", help="How values and errors are distributed.")] = None

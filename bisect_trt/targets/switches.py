@@ -1,0 +1,96 @@
+"""Switches: what of a runtime can be turned, one by one, to see whether that makes a failure go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bisect_trt.targets.settings import TargetSettings
+
+LIKELY = 30.0
+"""The weight of a switch that something speaks for; 1 is that of the others."""
+
+
+class Tier(IntEnum):
+    """How much of what a runtime does a switch turns."""
+
+    PASS = 0
+    """One thing that it does to this model: a pass over the graph, a tactic of a layer."""
+    OPTION = 1
+    """A setting that is about another thing."""
+    SPARE = 2
+    """As ``PASS``, but nothing shows that it does anything to this model; for where nothing else is found."""
+    WHOLE = 3
+    """A whole kind at once: all optimisations, a precision. It mostly helps, and costs most."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something of a runtime that can be turned.
+
+    Attributes:
+        name: What it is called in the result: its kind and what of it, as ``optimizer:GemmTransposeFusion``.
+        turn: The settings with it turned, from those without.
+        tier: How much it turns.
+        weight: How likely it is to be the one, beside the others; 1 where nothing is known.
+        covers: The kinds of switches that are all turned with it, so that none of them helps if it does not.
+    """
+
+    name: str
+    turn: Callable[[TargetSettings], TargetSettings] = field(compare=False)
+    tier: Tier = Tier.OPTION
+    weight: float = 1.0
+    covers: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is one of."""
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of a model when its switches are asked for.
+
+    Attributes:
+        trace: What the runtime says it does to the model, see ``Runtime.trace``; ``None`` if it was not asked, or does
+            not get so far as to say.
+        operators: The operators in it.
+        suspects: Those that something speaks against, where anything does.
+    """
+
+    trace: Mapping[str, Any] | None = None
+    operators: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Settings as lines of Python that a user pastes.
+
+    Attributes:
+        lines: The code; the model's file is ``m`` in it.
+        script: A whole program with these lines in it that runs a model, to see that they do what they say. Its arguments:
+            the model, an ``.npz`` with the values of its inputs as ``arr_0``, ``arr_1``, ... in the order of the model's
+            inputs, and where its outputs go in the same way. ``None`` where there is none.
+    """
+
+    lines: tuple[str, ...]
+    script: str | None = None
+
+
+def precision_switches(settings: TargetSettings) -> list[Switch]:
+    """Each low precision that it may run in, left out."""
+
+    def without(name: str) -> Callable[[TargetSettings], TargetSettings]:
+        def turn(given: TargetSettings) -> TargetSettings:
+            changes: dict[str, Any] = {name: False}
+            turned = replace(given, **changes)
+            return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
+
+        return turn
+
+    return [Switch(f"precision:{name}", without(name), Tier.WHOLE) for name in settings.low_precisions]

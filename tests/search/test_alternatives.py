@@ -1,0 +1,84 @@
+"""Every smallest set that is enough: all of them, 1-minimal, in few questions."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from math import ceil, log2
+
+import pytest
+
+from bisect_trt.search.alternatives import find_alternatives
+from bisect_trt.search.oracle import Subset, Verdict
+
+
+class Asked:
+    """An oracle over known answers: a set passes if it holds one of them."""
+
+    def __init__(self, *answers: Subset, breaks: Subset = frozenset()) -> None:
+        self.answers = answers
+        self.breaks = breaks
+        self.questions: list[Subset] = []
+
+    def __call__(self, units: Subset) -> Verdict:
+        self.questions.append(units)
+        if units & self.breaks:
+            return Verdict.UNRESOLVED
+        return Verdict.PASS if any(answer <= units for answer in self.answers) else Verdict.FAIL
+
+
+def minimal(answers: list[Subset]) -> set[Subset]:
+    return {each for each in answers if not any(other < each for other in answers)}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_all_smallest_sets_are_found_and_no_other(seed: int) -> None:
+    rng = random.Random(seed)
+    units = list(range(rng.randint(1, 14)))
+    answers = [frozenset(rng.sample(units, rng.randint(1, min(3, len(units))))) for _ in range(rng.randint(1, 3))]
+    weights = {unit: rng.choice((1.0, 10.0)) for unit in units}
+    ask = Asked(*answers)
+    result = find_alternatives(units, ask, weights=weights)
+    assert set(result.found) == minimal(answers)
+    assert result.complete
+    assert len(ask.questions) == len(set(ask.questions))
+
+
+def test_nothing_is_found_where_nothing_passes() -> None:
+    assert find_alternatives(range(20), Asked()).found == ()
+    assert find_alternatives([], Asked()).found == ()
+
+
+@pytest.mark.parametrize("count", [2, 7, 30, 64])
+def test_one_among_many_takes_the_questions_of_a_bisection_and_two(count: int) -> None:
+    for unit in range(count):
+        ask = Asked(frozenset({unit}))
+        assert find_alternatives(range(count), ask).found == (frozenset({unit}),)
+        assert len(ask.questions) <= ceil(log2(count)) + 2
+
+
+@pytest.mark.parametrize("count", [30, 40])
+def test_two_that_are_likely_among_many_are_found_in_eight_questions(count: int) -> None:
+    for pair in list(combinations(range(count), 2))[::17]:
+        ask = Asked(*(frozenset({unit}) for unit in pair))
+        weights = dict.fromkeys(pair, 30.0) | {(pair[0] + 5) % count: 30.0}
+        assert set(find_alternatives(range(count), ask, weights=weights).found) == set(ask.answers)
+        assert len(ask.questions) <= 8
+
+
+def test_the_list_ends_at_the_limit_and_says_so() -> None:
+    answers = [frozenset({unit}) for unit in range(6)]
+    result = find_alternatives(range(6), Asked(*answers), most=3)
+    assert len(result.found) == 3
+    assert not result.complete
+    assert find_alternatives(range(6), Asked(*answers), most=6).complete
+
+
+def test_a_set_that_breaks_in_another_way_hides_no_single_one() -> None:
+    ask = Asked(frozenset({3}), breaks=frozenset({0}))
+    assert find_alternatives(range(8), ask).found == (frozenset({3}),)
+
+
+def test_one_that_breaks_is_no_answer_and_the_other_is_found() -> None:
+    ask = Asked(frozenset({3}), frozenset({5}), breaks=frozenset({5}))
+    assert find_alternatives(range(8), ask).found == (frozenset({3}),)

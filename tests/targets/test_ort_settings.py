@@ -1,0 +1,163 @@
+"""What ONNX Runtime is told beside its providers: each setting does something, and what it does not take is a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.onnxrt.opening import TINY_MODEL, share_options
+from bisect_trt.targets.onnxrt.settings import OFF, OnnxRuntimeSettings
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+
+X = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+
+
+def model(path: Path) -> Path:
+    """A Transpose into a Gemm, which GemmTransposeFusion makes one node of, and a Relu, which extended ones fuse too."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Gemm", ["t", "w"], ["g"]),
+        helper.make_node("Relu", ["g"], ["y"]),
+    ]
+    return save(path, nodes, [numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")])
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], **domains: int) -> Path:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 3)) for name in "xy"]
+    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], weights)
+    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(d.replace("_", "."), v) for d, v in domains.items())]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def runs(path: Path, **own: Any) -> list[str]:  # noqa: ANN401 - of many types
+    """The operators that ONNX Runtime runs instead of the model's, by way of a session option that writes them."""
+    written = path.with_suffix(".optimised.onnx")
+    own["session_options"] = (*own.get("session_options", ()), ("optimized_model_filepath", str(written)))
+    session = make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own))).load(path)
+    assert np.array_equal(session.run({"x": X})["y"], np.maximum(X.T, 0))
+    return [node.op_type for node in onnx.load(written).graph.node]
+
+
+def test_an_optimizer_is_left_out(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx")
+    assert "Transpose" not in runs(path)
+    assert "Transpose" in runs(path, disabled_optimizers=("GemmTransposeFusion",))
+
+
+def test_levels_differ(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.onnx")
+    assert runs(path, graph_optimization_level=OFF) == ["Transpose", "Gemm", "Relu"]
+    assert runs(path, graph_optimization_level="ORT_ENABLE_BASIC") == ["Gemm", "Relu"]
+    assert runs(path) == ["FusedGemm"]
+
+
+def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
+    options = (
+        ("session.disable_prepacking", "1"),
+        ("enable_mem_pattern", "off"),
+        ("intra_op_num_threads", "1"),
+        ("execution_mode", "parallel"),
+        ("execution_mode", "ORT_PARALLEL"),
+        ("logid", "some: text"),
+    )
+    assert runs(model(tmp_path / "m.onnx"), session_options=options) == ["FusedGemm"]
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ({"session_options": (("nothing", "1"),)}, r"no session option 'nothing'; it has: enable_cpu_mem_arena, "),
+        ({"session_options": (("add_initializer", "1"),)}, "no session option 'add_initializer'"),
+        (
+            {"session_options": (("enable_mem_pattern", "maybe"),)},
+            "enable_mem_pattern takes no 'maybe'; it takes 1 or 0",
+        ),
+        ({"session_options": (("inter_op_num_threads", "x"),)}, "it takes a whole number"),
+        ({"session_options": (("execution_mode", "x"),)}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),
+        (
+            {"session_options": (("session.intra_op_thread_affinities", "x"), ("intra_op_num_threads", "2"))},
+            "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; mend or drop it",
+        ),
+        (
+            {"provider_options": (("device_id", "0"),)},
+            "device_id is given, and ONNX Runtime's CPU provider has no options",
+        ),
+    ],
+)
+def test_what_it_does_not_take_is_no_failure_of_the_model(own: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own)))
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ({"custom_op_libraries": ("/nowhere/a.so",)}, "there is no file /nowhere/a.so"),
+        ({"custom_op_libraries": (__file__,)}, "cannot load the custom-op library .*test_ort_settings.py: "),
+        ({"ep_libraries": (("mine", __file__),)}, "execution provider mine of |1.22 and later do"),
+        ({"ep_libraries": (("mine", "/nowhere/a.so"),)}, "there is no file /nowhere/a.so|1.22 and later do"),
+    ],
+)
+def test_a_library_that_is_none(own: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UnavailableError, match=complaint):
+        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own)))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b.c", "cuda.a", "CUDAExecutionProvider.d"]), st.text()),
+        unique_by=lambda p: p[0],
+    )
+)
+def test_options_are_the_first_providers_unless_they_name_another(pairs: list[tuple[str, str]]) -> None:
+    shared = share_options(["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"], pairs)
+    given_to_cuda = {name.partition(".")[2]: value for name, value in pairs if name.lower().startswith("cuda")}
+    assert shared["CUDAExecutionProvider"] == given_to_cuda
+    assert shared["TensorrtExecutionProvider"] == {n: v for n, v in pairs if not n.lower().startswith("cuda")}
+    assert shared["CPUExecutionProvider"] == {}
+
+
+def test_the_model_that_tries_settings_is_one() -> None:
+    onnx.checker.check_model(onnx.load_from_string(TINY_MODEL))
+
+
+def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
+    library = pytest.importorskip("onnxruntime_extensions").get_library_path()
+    nodes = [
+        helper.make_node("Inverse", ["x"], ["i"], domain="ai.onnx.contrib"),
+        helper.make_node("Exp", ["i"], ["e"], name="big"),
+        helper.make_node("Log", ["e"], ["y"]),
+    ]
+    path = save(Path("m.onnx"), nodes, [], ai_onnx_contrib=1)
+    np.savez("x.npz", x=np.diag([0.05, 0.5, 0.5]).astype(np.float32))  # exp(20) is past fp16's range
+    words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz")
+    assert "Inverse(-1) is not a registered function/op" in cli("diagnose", path, *words).err
+    options = ("--custom-op-library", library, "--session-option", "session.disable_prepacking:1", "-o", "out")
+    ran = cli("diagnose", path, *words, *options)
+    assert ran.status == 0
+    assert "'big' fails alone (1-minimal)." in ran.out
+    issue = Path("out/ISSUE.md").read_text()
+    assert "Polygraphy cannot be asked for it: it has no option for --session-option, --custom-op-library." in issue
+    assert [each.name for each in Path("out/files").iterdir()] == [f"1-{Path(library).name}"]
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "MISMATCH e" in done.stdout
+
+
+def test_the_reference_of_others_is_plain() -> None:
+    for name in ("trt", "onnxrt"):
+        assert reference_settings(TargetSettings(name)) == reference_settings()
