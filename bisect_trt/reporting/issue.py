@@ -82,6 +82,8 @@ class Issue:
         environment: Versions and devices, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         blamed: Places of the model's nodes, the guilty first.
+        fault: Whose fault it is, in a sentence, where that was asked.
+        is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
     """
 
     model: onnx.ModelProto
@@ -96,6 +98,8 @@ class Issue:
     environment: Mapping[str, str]
     ruled_out: Sequence[str] = field(default_factory=tuple)
     blamed: Sequence[int] = ()
+    fault: str | None = None
+    is_bug: bool = True
 
     @property
     def kind(self) -> str:
@@ -139,8 +143,10 @@ class Issue:
         else:
             about = f"{runs} gives other values than ONNX Runtime gives on the CPU for {whose}."
         parts = [
+            *([] if self.is_bug else [f"> **Not a bug report.** {prose(self.fault or '')}"]),
             f"# {prose(self.title)}",
             about,
+            *([f"Arbitration: {prose(self.fault)}"] if self.fault is not None and self.is_bug else []),
             "## Environment",
             table(dict(self.environment)),
             "## Steps to reproduce",

@@ -56,6 +56,8 @@ class Reproducer:
         ruled_out: What else was run, and what came of it, each in a sentence.
         trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
         blamed: Places of the model's nodes, the guilty first.
+        fault: Whose fault it is, in a sentence, where that was asked.
+        is_bug: Whether it may be a bug of the target.
     """
 
     model: onnx.ModelProto
@@ -75,6 +77,8 @@ class Reproducer:
     ruled_out: Sequence[str] = ()
     trials: Mapping[str, Trial] = field(default_factory=dict)
     blamed: Sequence[int] = ()
+    fault: str | None = None
+    is_bug: bool = True
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -163,6 +167,8 @@ class Reproducer:
             environment(),
             self.ruled_out,
             self.blamed,
+            self.fault,
+            self.is_bug,
         )
 
     def source(self) -> str:
@@ -203,6 +209,7 @@ class Reproducer:
         parts = [
             f"# {prose(self.answer)}",
             f"Target: {prose(self.target.describe())}. Reference: ONNX Runtime on the CPU, graph optimisations off.",
+            *([prose(self.fault)] if self.fault is not None else []),
             "## Seen",
             "\n".join(seen),
             "## To see it again",
@@ -211,7 +218,7 @@ class Reproducer:
                 f"{code(MODEL)} is the smallest model that still fails. {code(INPUTS)} are the values that the network really "
                 f"has there, {code(GOLDEN)} is {GOLDEN_IS}, both by tensor name; `inputs.json` and `golden.json` are the same as "
                 f"Polygraphy reads them, and {code(DATA_SET)} as ONNX's own test cases have them. {code(ISSUE)} is the text of a "
-                f"bug report. {ran}{files}"
+                f"bug report{'' if self.is_bug else ', which is not to be sent: see its first line'}. {ran}{files}"
             ),
             (
                 "`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what "

@@ -161,6 +161,7 @@ class Capabilities:
         lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
+        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
     """
 
     costly: bool = False
@@ -169,6 +170,7 @@ class Capabilities:
     lowers_layers: bool = False
     runs_more: bool = False
     sliced: bool = False
+    compiles_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,24 @@ class Minimal:
     nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
+@dataclass(frozen=True)
+class Package:
+    """A package of an index that a target comes as, a release at a time.
+
+    Attributes:
+        name: As the index calls it, in its canonical form.
+        numpy_before: Releases that were built for an older NumPy than the newest, and do not say so: those before this one
+            need the NumPy that is named, as ``((1, 19), "numpy<2")``.
+    """
+
+    name: str
+    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def numpy(self, release: tuple[int, ...]) -> str:
+        """The NumPy that a release works with, as a requirement."""
+        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
+
+
 class Engines(Protocol):
     """Of a target that compiles models into files: how it is set up to read and write those."""
 
@@ -242,6 +262,7 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
         sent: The modules that a place gets to run it there, the last one as :mod:`bisect_trt.probing.places.sent.server` says;
@@ -260,6 +281,7 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     sent: ClassVar[tuple[str, ...]] = ()
@@ -287,6 +309,10 @@ class Target(ABC):
         """
         self.make_runtime(plain)
         yield from ()
+
+    def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
+        """The one that it comes as, set up so; ``None`` for a target without releases."""
+        return self.packages[0] if self.packages else None
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
         """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.

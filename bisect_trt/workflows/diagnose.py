@@ -15,6 +15,7 @@ from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.workflows.blame import by_blame
+from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -110,7 +111,11 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
     # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
     second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
-    return [*steps, f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
+    steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
+    if target is not None:
+        steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
+        steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
+    return steps
 
 
 def who_is_named(investigation: Investigation) -> Suspects | None:
@@ -169,12 +174,16 @@ def deliver(
     if settings.search.shrink:
         answer = shrink(investigation, answer)
     sentence = describe_answer(subject.network, blamed)
-    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed)
+    target = settings.check.target
+    assert target is not None
+    fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
+    console.answer(fault.sentence)
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)

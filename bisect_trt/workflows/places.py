@@ -25,7 +25,7 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
             raise UnavailableError(f"--on {word}: there is no program '{program}' here; check its path.")
 
     def environment(packages: str) -> str:
-        from bisect_trt.probing.places.environments import Environment, interpreter  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - of those alone
+        from bisect_trt.probing.places.environments import Environment, interpreter  # noqa: PLC0415 - of those alone
 
         return str(interpreter(Environment.parse(packages), console.say))
 

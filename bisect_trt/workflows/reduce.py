@@ -18,6 +18,7 @@ from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Uni
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.ends import reduce_one_end
+from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
@@ -212,6 +213,9 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         console.answer(f"  ... and {count - _SHOWN} more")
     if result.why:
         console.answer(f"  {result.why}")
+    check = investigation.prober.runner.check
+    if isinstance(check, BuiltinCheck):
+        console.answer(f"  {arbitrate(investigation, check.target, check.tolerance, answer).sentence}")
     return result
 
 

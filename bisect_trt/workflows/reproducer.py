@@ -23,10 +23,11 @@ from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.checks import lowers_by
+from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by
 from bisect_trt.workflows.trials import carry, ruled_out, try_commands
 
 NEUTRAL = "reproducer"
@@ -72,6 +73,7 @@ class Answer:
         sentence: It in words.
         found: How it was found, in words.
         blamed: Its nodes by their numbers, the guilty first.
+        fault: Whose fault it is, where that was asked.
     """
 
     candidate: Candidate
@@ -79,6 +81,7 @@ class Answer:
     sentence: str
     found: str
     blamed: Sequence[int] = ()
+    fault: Fault | None = None
 
     def places(self, network: Network) -> list[int]:
         """Where its nodes stand in its graph, the guilty first."""
@@ -165,6 +168,8 @@ def leave_reproducer(
         files,
         tuple(without_paths(each, subject) for each in ruled_out(investigation, check, candidate, target)),
         blamed=answer.places(subject.network),
+        fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
+        is_bug=answer.fault is None or answer.fault.is_bug,
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)

@@ -20,6 +20,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
+from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
@@ -49,6 +50,7 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
+        declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
     """
 
@@ -110,6 +112,10 @@ class Subject:
             samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
             shapes = {name: value.shape for name, value in samples[0].items()} | shapes
         proto = self.network.proto
+        known = {value.name: to_info(value) for value in proto.graph.input}
+        self.declared = {
+            name: info.shape for name, info in known.items() if info is not None and info.shape is not None
+        }
         for name, shape in fix_input_shapes(proto, shapes).items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"

@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +42,7 @@ from bisect_trt.probing.protocol import (
     Reply,
     Request,
     Sample,
+    Series,
     Started,
     Trace,
     Traced,
@@ -80,6 +82,7 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
+            Series: self._series,
             Trace: self._trace,
         }
 
@@ -184,6 +187,18 @@ class Worker:
                 writer.add(name, value)
         return Done()
 
+    def _series(self, request: Series) -> Done:
+        runtime, first = self._runtime(request.target), load_npz(request.inputs[0])
+        sessions: dict[object, Session] = {}
+        with _running([runtime.load(request.model, first) for _ in range(request.beside)], first):
+            for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
+                feed = load_npz(inputs)
+                key = {"one": 0, "each": number, "shapes": _shapes(feed)}[request.sessions]
+                if key not in sessions:
+                    sessions[key] = runtime.load(request.model, feed)
+                save_npz(to, _run(sessions[key], feed, None))
+        return Done()
+
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)
         if session is None:
@@ -237,6 +252,34 @@ def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
+
+
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The shapes of values, by name."""
+    return tuple(sorted((name, value.shape) for name, value in feed.items()))
+
+
+@contextlib.contextmanager
+def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
+    """Sessions that run on values again and again meanwhile, each in a thread of its own, which have begun to."""
+    over, begun = threading.Event(), [threading.Event() for _ in sessions]
+
+    def work(session: Session, first: threading.Event) -> None:
+        while not over.is_set():
+            with contextlib.suppress(RunError):  # it is there to be in the way
+                _run(session, feed, None)
+            first.set()
+
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(sessions, begun)]  # noqa: B905 - as many
+    for thread, event in zip(threads, begun):  # noqa: B905 - as above
+        thread.start()
+        event.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:

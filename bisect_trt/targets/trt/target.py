@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.info import quoted
 
 
 class TensorRtEngines:
@@ -38,7 +37,9 @@ class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
     name, title, own = "trt", "TensorRT", TrtSettings
-    capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
+    capabilities = Capabilities(
+        costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True, compiles_shapes=True
+    )
     engines = TensorRtEngines()
     options = TrtOptions
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."

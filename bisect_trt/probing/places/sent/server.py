@@ -337,7 +337,11 @@ def serve(source: int, sink: int, folder: str, own: str, log: str) -> None:
         known, pieces = server.answer(header, payload)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        wire.send(lambda content: wire.write_all(sink, content), {**known, "log": printed(log), "number": header["number"]}, pieces)
+        wire.send(
+            lambda content: wire.write_all(sink, content),
+            {**known, "log": printed(log), "number": header["number"]},
+            pieces,
+        )
 
 
 def printed(log: str) -> str:

@@ -1,0 +1,35 @@
+"""Before an answer is called a bug of the target: arbitrate."""
+
+from __future__ import annotations
+
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.outcome import Ending
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.fault.evidence import gather
+from bisect_trt.workflows.fault.judge import Fault, judge
+from bisect_trt.workflows.investigation import Investigation
+
+
+def arbitrate(
+    investigation: Investigation, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate
+) -> Fault:
+    """Whose fault a minimal case is, which is put into the result.
+
+    It is computed once more by ONNX's reference evaluator, the same in float64, and rounded without the target: a few runs
+    of a few nodes, none of them a probe.
+
+    Args:
+        investigation: Found the case.
+        target: Who fails.
+        tolerance: How far it may be off.
+        answer: The case.
+    """
+    outcome = investigation.prober.ledger.outcome(answer.key)
+    broken = outcome is not None and outcome.ending is not Ending.MISMATCHED and outcome.ending is not Ending.PASSED
+    refused = outcome.reason if outcome is not None and broken else None
+    evidence = gather(investigation.subject, answer, target, refused=refused)
+    fault = judge(evidence, tolerance, target.target.title, f"the reference ({reference_settings().target.title})")
+    investigation.result.extra["fault"] = fault.to_json()
+    return fault

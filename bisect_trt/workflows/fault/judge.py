@@ -1,0 +1,333 @@
+"""From what others make of a minimal case to whose fault it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.margins import margin
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions, automatic_tolerance
+from bisect_trt.workflows.fault.evidence import Evidence, Values, decides
+
+Whose = Literal["target", "reference", "precision", "tie", "unknown"]
+MUCH_WORSE = 4.0
+"""How many times the error of rounding alone a target may make before it is a bug: it may round more often."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Whose fault a failure is.
+
+    Attributes:
+        whose: The target's, the reference's, the precision's; ``tie`` where a decision is too near to its edge for either
+            to be wrong; ``unknown`` where that cannot be told.
+        sentence: Why, with the figures.
+        figures: The same as numbers: errors by who makes them, in units of the tolerance and absolute.
+    """
+
+    whose: Whose
+    sentence: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether it is worth a report to those who make the target; what is not known may be."""
+        return self.whose in ("target", "unknown")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        plain: dict[str, Any] = to_plain({"whose": self.whose, "sentence": self.sentence, **self.figures})
+        return plain
+
+
+@dataclass(frozen=True)
+class _Error:
+    """How far values are from others.
+
+    Attributes:
+        passed: Whether that is within the tolerance.
+        severity: How many times the tolerance; infinite for NaN and Inf of one side alone.
+        largest: The largest absolute error.
+    """
+
+    passed: bool
+    severity: float
+    largest: float
+
+    def words(self) -> str:
+        if not math.isfinite(self.severity) or not math.isfinite(self.largest):
+            return "NaN or Inf"
+        return f"{self.largest:.3g}"
+
+
+def judge(  # noqa: PLR0911 - one for each way in which it ends
+    evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str
+) -> Fault:
+    """Whose fault a failure is.
+
+    Args:
+        evidence: What others make of it.
+        tolerance: How far the target may be off.
+        who: The target, in a few words.
+        reference: The reference, likewise.
+    """
+    arbiter = evidence.arbiter
+    own = (
+        None if isinstance(arbiter, str) else _error(evidence, arbiter, evidence.reference, _exact(tolerance, evidence))
+    )
+    if isinstance(evidence.target, str):
+        return _refused(evidence, own, who, reference)
+    if (tie := _tie(evidence, evidence.target, tolerance)) is not None:
+        return tie
+    seen = _error(evidence, evidence.reference, evidence.target, tolerance)
+    figures: dict[str, Any] = {"target_error": seen.largest, "severity": seen.severity}
+    if seen.passed:
+        why = "run once more beside the others, the target did not show the failure"
+        return Fault("unknown", f"Whose fault it is cannot be told: {why}.", figures)
+    if own is not None and not isinstance(arbiter, str):
+        figures |= {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
+        if not own.passed:
+            return _reference_is_off(evidence, arbiter, own, tolerance, who, reference, figures)
+    if evidence.low is not None:
+        return _rounding(evidence, evidence.low, seen, own, tolerance, who, figures)
+    if evidence.others:
+        why = f"rounding to {' and '.join(evidence.others)} is not emulated here"
+        return Fault("unknown", f"Whose fault it is cannot be told: {why}.", figures)
+    if own is None:
+        why = f"{_EVALUATOR} does not run the case ({_short(str(arbiter))})"
+        return Fault("unknown", f"Whose fault it is cannot be told: {why}, so there is no third opinion.", figures)
+    return Fault(
+        "target",
+        f"It is a bug of {who}: {_who_arbitrates(evidence)} and {reference} agree to within {own.words()}, and {who} is off "
+        f"by {seen.words()}.",
+        figures,
+    )
+
+
+_EVALUATOR = "ONNX's reference evaluator"
+
+
+def _who_arbitrates(evidence: Evidence) -> str:
+    return f"{_EVALUATOR} in float64" if not isinstance(evidence.wide, str) else _EVALUATOR
+
+
+def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -> Fault:
+    if own is None:
+        why = f"{_EVALUATOR} does not run it either ({_short(str(evidence.arbiter))})"
+        return Fault("unknown", f"Whose fault it is cannot be told: {who} does not run the case, and {why}.")
+    figures = {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
+    if not own.passed:
+        return Fault(
+            "unknown",
+            f"{who} does not run the case, and {_who_arbitrates(evidence)} and {reference}, which do, differ by {own.words()}.",
+            figures,
+        )
+    agree = f"{_who_arbitrates(evidence)} and {reference} both run it, and agree to within {own.words()}"
+    return Fault("target", f"It is a bug of {who}, or an operator that it has not: {agree}.", figures)
+
+
+def _reference_is_off(
+    evidence: Evidence,
+    arbiter: Values,
+    own: _Error,
+    tolerance: ToleranceOptions,
+    who: str,
+    reference: str,
+    figures: dict[str, Any],
+) -> Fault:
+    """The reference is not what float64 says: is the target?"""
+    assert not isinstance(evidence.target, str)
+    beside = _error(evidence, arbiter, evidence.target, tolerance)
+    figures["target_error"] = beside.largest
+    second = evidence.evaluator if not isinstance(evidence.evaluator, str) else arbiter
+    if beside.passed and _error(evidence, second, evidence.target, tolerance).passed:
+        sentence = (
+            f"The reference is wrong: {_who_arbitrates(evidence)} agrees with {who} to within {beside.words()}, and "
+            f"{reference} is off by {own.words()}."
+        )
+        return Fault("reference", sentence, figures)
+    worse = _ratio(beside.severity, own.severity)
+    figures["times_worse"] = worse
+    if worse >= MUCH_WORSE:
+        sentence = (
+            f"It is a bug of {who}: it is off what {_who_arbitrates(evidence)} says by {beside.words()}, and {reference}, "
+            f"which rounds too, by {own.words()}."
+        )
+        return Fault("target", sentence, figures)
+    sentence = (
+        f"Whose fault it is cannot be told: {who} is off what {_who_arbitrates(evidence)} says by {beside.words()}, and so is "
+        f"{reference}, by {own.words()}."
+    )
+    return Fault("unknown", sentence, figures)
+
+
+def _rounding(
+    evidence: Evidence,
+    low: str,
+    seen: _Error,
+    own: _Error | None,
+    tolerance: ToleranceOptions,
+    who: str,
+    figures: dict[str, Any],
+) -> Fault:
+    """Does rounding by itself, without the target, make the same error?"""
+    if evidence.rounded is None or isinstance(evidence.rounded, str):
+        why = f"rounding to {low} cannot be emulated ({_short(str(evidence.rounded))})"
+        return Fault("unknown", f"Whose fault it is cannot be told: {why}.", figures)
+    alone = _error(evidence, evidence.reference, evidence.rounded, tolerance)
+    figures |= {"rounding_error": alone.largest, "rounding_severity": alone.severity, "precision": low}
+    worse = _ratio(seen.severity, alone.severity)
+    figures["times_worse"] = worse
+    if not alone.passed and worse <= MUCH_WORSE:
+        return Fault("precision", f"{_cannot_hold(evidence, low, alone)} {_no_bug(who)}", figures)
+    if own is None:
+        why = f"{_EVALUATOR} does not run the case ({_short(str(evidence.arbiter))})"
+        sentence = f"Whose fault it is cannot be told: rounding to {low} alone is off by {alone.words()}, and {why}."
+        return Fault("unknown", sentence, figures)
+    times = "" if not math.isfinite(worse) else f", {worse:.3g} times as much"
+    sentence = (
+        f"It is a bug of {who}: rounding to {low} alone is off by {alone.words()}"
+        f"{'' if not alone.passed else ', which is within the tolerance'}, and {who} by {seen.words()}{times}."
+    )
+    return Fault("target", sentence, figures)
+
+
+def _ratio(one: float, other: float) -> float:
+    """How many times worse; equally bad where both make NaN or Inf."""
+    if not math.isfinite(other):
+        return 1.0
+    return one / max(other, 1.0) if math.isfinite(one) else math.inf
+
+
+def _cannot_hold(evidence: Evidence, low: str, alone: _Error) -> str:
+    limit = 65504.0 if low == "fp16" else float(np.finfo(np.float32).max)
+    values = [value for value in (*evidence.inputs.values(), *evidence.reference.values()) if value.dtype.kind == "f"]
+    largest = max((float(np.max(np.abs(v[np.isfinite(v)]), initial=0.0)) for v in values), default=0.0)
+    if not math.isfinite(alone.severity) and largest > limit:
+        return f"{low} cannot hold this value: {largest:.5g} is past its largest, {limit:.5g}."
+    what = "NaN or Inf" if not math.isfinite(alone.severity) else f"an error of {alone.words()}"
+    return f"{low} cannot hold these values: rounding to it alone, without the target, makes {what}."
+
+
+def _no_bug(who: str) -> str:
+    return f"Rounding alone makes the same error, so it is no bug of {who}, but a matter of choosing the precision."
+
+
+def _tie(evidence: Evidence, target: Values, tolerance: ToleranceOptions) -> Fault | None:
+    """Whether the first decision that the two took differently was so near to its edge that neither is wrong."""
+    for node in evidence.model.graph.node:
+        outputs = [name for name in node.output if name]
+        if not decides(node) or not all(name in evidence.reference and name in target for name in outputs):
+            continue
+        decided = [np.asarray(evidence.reference[name]) for name in outputs]
+        other = [np.asarray(target[name]) for name in outputs]
+        if all(np.array_equal(one, two) for one, two in zip(decided, other, strict=True)):
+            continue
+        return _near(evidence, target, tolerance, node, decided, other)
+    return None
+
+
+def _near(
+    evidence: Evidence,
+    target: Values,
+    tolerance: ToleranceOptions,
+    node: onnx.NodeProto,
+    decided: Sequence[NDArray[Any]],
+    other: Sequence[NDArray[Any]],
+) -> Fault | None:
+    weights = {tensor.name: tensor for tensor in evidence.model.graph.initializer if not tensor.external_data}
+
+    def read(name: str, *, by_target: bool) -> NDArray[Any] | None:
+        if name in weights:
+            return np.asarray(numpy_helper.to_array(weights[name]))
+        if name in evidence.inputs:
+            return evidence.read.get(name, evidence.inputs[name]) if by_target else evidence.inputs[name]
+        return (target if by_target else evidence.reference).get(name)
+
+    inputs = [read(name, by_target=False) if name else None for name in node.input]
+    theirs = [read(name, by_target=True) if name else None for name in node.input]
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    measured = margin(node.op_type, attributes, inputs, decided, other)
+    if measured is None or not measured[0].size or not np.isfinite(measured[0]).all():
+        return None
+    edges, sizes = measured
+    numbers = [value for value in inputs[:2] if value is not None and value.dtype.kind == "f"]
+    if not numbers:
+        return None
+    resolved = automatic_tolerance(np.concatenate([value.reshape(-1) for value in numbers]), tolerance.precision)
+    moved = max((_moved(one, two) for one, two in zip(inputs, theirs, strict=True)), default=math.inf)
+    near = bool((edges <= 2 * (resolved.atol + resolved.rtol * sizes)).all())
+    # What cannot have been moved over its edge was decided wrongly; of equals, either may be chosen.
+    turned = moved > 0 and float(edges.max()) <= 2 * moved
+    draw = float(edges.max()) == 0 and node.op_type in ("ArgMax", "ArgMin", "TopK", "NonMaxSuppression")
+    if not near or not (turned or draw):
+        return None
+    count = edges.size
+    figures = {
+        "margin": float(edges.max()),
+        "difference": None if not math.isfinite(moved) else moved,
+        "op": node.op_type,
+        "node": node.name or node.output[0],
+        "decisions": count,
+    }
+    many = "one decision" if count == 1 else f"{count} decisions"
+    by = (
+        f"rounding moved what it reads by up to {moved:.3g}"
+        if math.isfinite(moved)
+        else "what it reads is not to be had"
+    )
+    sentence = (
+        f"A tie: {many} of {node.op_type} '{node.name or node.output[0]}' came out otherwise, with a margin of "
+        f"{figures['margin']:.3g} at most, and {by}. Neither is wrong."
+    )
+    return Fault("tie", sentence, figures)
+
+
+def _moved(one: NDArray[Any] | None, two: NDArray[Any] | None) -> float:
+    """How far two roundings of a tensor are apart; infinitely where that is not known."""
+    if one is None and two is None:
+        return 0.0
+    if one is None or two is None or one.shape != two.shape:
+        return math.inf
+    if one.dtype.kind != "f":
+        return 0.0
+    with np.errstate(all="ignore"):
+        apart = np.abs(one.astype(np.float64) - two.astype(np.float64))
+    finite = np.isfinite(one) | np.isfinite(two)
+    return float(np.max(apart[finite], initial=0.0)) if np.isfinite(apart[finite]).all() else math.inf
+
+
+def _exact(tolerance: ToleranceOptions, evidence: Evidence) -> ToleranceOptions:
+    """How far two that compute exactly may be apart: the rounding of the types that the model itself has."""
+    types = {value.dtype for value in evidence.reference.values() if value.dtype.kind == "f"}
+    low = any(each == np.float16 for each in types)
+    precision = Precision.FP16 if low else Precision.FP32
+    return replace(tolerance, atol={}, rtol={}, stat={}, precision=precision)
+
+
+def _error(evidence: Evidence, right: Values, values: Values, tolerance: ToleranceOptions) -> _Error:
+    """How far values are from what they should be, on the outputs that are compared."""
+    expected = {name: right[name] for name in evidence.outputs if name in right}
+    comparisons: list[TensorComparison] = compare_all(expected, values, tolerance)
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    largest = max((_largest(comparison) for comparison in comparisons), default=0.0)
+    return _Error(not failed, max((comparison.severity for comparison in failed), default=0.0), largest)
+
+
+def _largest(comparison: TensorComparison) -> float:
+    value = comparison.max_abs if comparison.max_abs is not None else math.inf
+    return math.inf if math.isnan(value) else value
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 160 else f"{line[:157]}..."
