@@ -98,7 +98,7 @@ def test_a_weight_goes_over_once(connection: Connection, tmp_path: Path, monkeyp
     sent: list[int] = []
     write = wire.write_all
 
-    def counted(fd: int, content: Any) -> None:
+    def counted(fd: int, content: Any) -> None:  # noqa: ANN401 - any buffer
         sent.append(len(content))
         write(fd, content)
 
