@@ -51,18 +51,28 @@ def output_names(read: Any) -> list[str]:
     return names
 
 
-def run_compiled(compiled: Any, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def input_names(compiled: Any, declared: Any) -> list[str]:
+    """What each input is called.
+
+    Args:
+        compiled: The model.
+        declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
+            where they are not known. Where a node passes an input on, OpenVINO itself knows it by that node's name.
+    """
+    if len(declared) == len(compiled.inputs):
+        return list(declared)
+    return [port.get_node().get_friendly_name() for port in compiled.inputs]
+
+
+def run_compiled(compiled: Any, inputs: list[str], outputs: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs by name; those of types that NumPy has no arrays of are left out."""
     request = compiled.create_infer_request()
-    feed = {}
-    for place, port in enumerate(compiled.inputs):
-        feed[place] = to_tensor(port, inputs[port.get_node().get_friendly_name()])
-    request.infer(feed)
+    request.infer({place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
     found = {}
-    for place, name in enumerate(names):
-        values = to_array(request.get_output_tensor(place))
-        if values is not None:
-            found[name] = values
+    for place, name in enumerate(outputs):
+        array = to_array(request.get_output_tensor(place))
+        if array is not None:
+            found[name] = array
     return found
 
 

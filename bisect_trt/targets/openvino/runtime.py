@@ -24,6 +24,7 @@ from bisect_trt.targets.openvino.opening import (
     FULL,
     HINTS,
     compile_model,
+    input_names,
     output_names,
     run_compiled,
     said,
@@ -122,12 +123,20 @@ class OpenVino(Interpreter):
         written = None if lowered is None else _write(lowered, model)
         try:
             read = self._core.read_model(str(written or model))
-            return OpenVinoSession(compile_model(self._core, read, self._plain(hint)), output_names(read))
+            compiled = compile_model(self._core, read, self._plain(hint))
+            return OpenVinoSession(compiled, _declared(model), output_names(read))
         except Exception as error:  # RuntimeError for all
             raise BuildError(said(error)) from error
         finally:
             if written is not None:
                 written.unlink()
+
+
+def _declared(model: Path) -> list[str]:
+    """The names of a model's inputs, without those of weights."""
+    graph = onnx.load(str(model), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [value.name for value in graph.input if value.name not in weights]
 
 
 def _write(proto: onnx.ModelProto, beside: Path) -> Path:
@@ -145,10 +154,11 @@ class OpenVinoSession:
         skipped: Outputs that cannot be had as NumPy arrays, with their type.
     """
 
-    def __init__(self, compiled: Any, names: list[str]) -> None:  # noqa: ANN401 - OpenVINO ships no types that hold
-        """``compiled`` is OpenVINO's own; ``names`` are those of its outputs."""
+    def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:  # noqa: ANN401 - OpenVINO ships no types that hold
+        """``compiled`` is OpenVINO's own; ``declared`` are the names of the model's inputs, ``names`` those of its outputs."""
         self._compiled, self._names = compiled, names
-        self.inputs = [_info(port) for port in compiled.inputs]
+        self._inputs = input_names(compiled, declared)
+        self.inputs = [_info(port, name) for port, name in zip(compiled.inputs, self._inputs, strict=True)]
         kinds = {name: port.get_element_type() for name, port in zip(names, compiled.outputs, strict=True)}
         self.skipped = {
             name: f"a tensor of {kind.get_type_name()}, which NumPy has no arrays of"
@@ -180,7 +190,7 @@ class OpenVinoSession:
             RunError: It fails.
         """
         try:
-            return run_compiled(self._compiled, self._names, inputs)
+            return run_compiled(self._compiled, self._inputs, self._names, inputs)
         except Exception as error:  # RuntimeError for all
             raise RunError(said(error)) from error
 
@@ -190,7 +200,7 @@ def _told(node: Any) -> dict[str, str]:  # noqa: ANN401 - as above
     return {key: str(information[key].astype(str)) for key in _TOLD if key in information}
 
 
-def _info(port: Any) -> TensorInfo:  # noqa: ANN401 - as above
+def _info(port: Any, name: str) -> TensorInfo:  # noqa: ANN401 - as above
     kind = port.get_element_type().get_type_name()
     element = _TYPES.get(kind) or kind.replace("i", "INT", 1).replace("uINT", "UINT", 1)
     try:
@@ -199,4 +209,4 @@ def _info(port: Any) -> TensorInfo:  # noqa: ANN401 - as above
         raise BuildError(f"an input is a tensor of {kind}, which OpenVINO cannot be fed from a NumPy array") from error
     shape = port.get_partial_shape()
     sizes = None if shape.rank.is_dynamic else tuple(None if each.is_dynamic else each.get_length() for each in shape)
-    return TensorInfo(port.get_node().get_friendly_name(), dtype, sizes)
+    return TensorInfo(name, dtype, sizes)

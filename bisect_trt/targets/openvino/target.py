@@ -59,7 +59,8 @@ class OpenVinoTarget(Target):
         modules = ("bisect_trt.targets.signatures", f"{folder}.opening", f"{folder}.standalone")
         low = None if model.lowered else next(iter(settings.low_precisions), None)
         precision = FULL if low is None else HINTS[low]
-        return Script(f"{self.needs} and numpy", modules, {**self.reproducible(settings), "precision": precision})
+        values = {**self.reproducible(settings), "precision": precision, "inputs": list(model.inputs)}
+        return Script(f"{self.needs} and numpy", modules, values)
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On the CPU, where it computes what a graph has in fp16 in fp32."""
