@@ -85,8 +85,8 @@ class Call:
         words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision") else Search()
-        self._check = given.group(CheckOptions) if command in ("reduce", "precision") else CheckOptions()
+        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
+        self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
         self._data = given.group(Data)
         given.finish(command)
         self._function = check if callable(check) else None

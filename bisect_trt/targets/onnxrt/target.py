@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.opening import short_name
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
 
 _LEVELS = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
 _OPTIONS = {
@@ -100,6 +103,18 @@ class OnnxRuntimeTarget(Target):
             plain = settings.with_own(providers=(), provider_options=(), ep_libraries=())
             others.append(("On the CPU's execution provider", plain))
         return others
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Its graph optimizers one by one, options, levels."""
+        from bisect_trt.targets.onnxrt.switches import ort_switches  # noqa: PLC0415 - a command line is read without
+
+        return ort_switches(settings, looked)
+
+    def snippet(self, settings: TargetSettings) -> Snippet:
+        """The session's opening."""
+        from bisect_trt.targets.onnxrt.switches import ort_snippet  # noqa: PLC0415 - as above
+
+        return ort_snippet(settings)
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""
