@@ -160,9 +160,7 @@ def test_daemons_end_with_the_check_that_started_them(tmp_path: Path, killed: bo
     """What has cleared its environment is known by that, and ends with the run at the latest."""
     chain(tmp_path / "model.onnx", 6)
     (tmp_path / "daemon.py").write_text(DAEMON)
-    wait = "sleep 0.3; " + (
-        "test $(wc -l < pids) -lt 9 || sleep 1000; " if killed else ""
-    )
+    wait = "sleep 0.3; " + ("test $(wc -l < pids) -lt 9 || sleep 1000; " if killed else "")
     body = f"{'env -i ' if nameless else ''}{PYTHON} daemon.py pids; {wait} grep -o x pids; ! ({has('<3>')})"
     words = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", "1", "--check", script(tmp_path / "check", body)]
     command = [PYTHON, "-m", "bisect_trt", *words, "{model}"]
