@@ -1,4 +1,4 @@
-"""How OpenVINO compiles and runs a model: for the worker and, since its source goes there too, for ``reproduce.py``.
+"""How OpenVINO compiles and runs a model: in a worker here, in a place and in ``reproduce.py``, where its source goes too.
 
 So it needs nothing of bisect-trt but what goes along, and has Python 3.8's syntax.
 """
@@ -24,6 +24,17 @@ BITS = {"bf16": "bfloat16"}
 def said(error: Exception) -> str:
     """What OpenVINO says, on one line, without the places in its source."""
     return clean_message(PLACE.sub("", str(error)))
+
+
+def hint_for(low: str | None, kept: Any, capabilities: Any) -> str:
+    """The precision to ask for: the low one, where the device computes in it and no node is kept from it; else fp32.
+
+    Args:
+        low: ``fp16``, ``bf16`` or none.
+        kept: Nodes that stay in fp32.
+        capabilities: What the device says of itself.
+    """
+    return HINTS[low] if low is not None and not kept and CAPABILITIES[low] in capabilities else FULL
 
 
 def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
