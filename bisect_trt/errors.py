@@ -6,6 +6,7 @@ line prints the message of a :class:`BisectError`, which names the thing, the re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -42,3 +43,10 @@ class UnavailableError(BisectError):
     """Something the run needs is missing or unreadable."""
 
     status = ExitStatus.UNAVAILABLE
+
+
+def quoted(names: Iterable[str], limit: int = 20) -> str:
+    """Names for a message, the first few of them where there are many."""
+    every = [f"'{name}'" for name in names]
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return (", ".join(every[:limit]) or "none") + more

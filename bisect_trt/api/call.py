@@ -13,9 +13,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from bisect_trt.api.keywords import PLACE, Check, Inputs, Keywords, Model
+from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.api.types import Check, Inputs, Model
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.annotate import check_annotated
+from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.shared import Check as CheckOptions

@@ -1,34 +1,16 @@
-"""What the Python functions take: their types, and the options of a command as keywords."""
+"""The options of a command as keywords of a Python function."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import onnx
-import onnx_graphsurgeon as gs
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.given import from_python
 from bisect_trt.options.spec import entries
 from bisect_trt.targets.options import selectable
-
-Model = str | os.PathLike[str] | onnx.ModelProto | gs.Graph
-"""Its path, or the model itself, which is not changed."""
-Values = Mapping[str, NDArray[Any]]
-Inputs = Values | Sequence[Values] | str | Path
-"""One sample, several, or a file as ``--load-inputs`` takes."""
-Tolerance = float | Mapping[str, float]
-"""For every output, or by its name (``""`` for all others)."""
-TargetName = Literal["onnxrt", "trt"] | str
-"""``onnxrt``, ``trt``, or the name of a plug-in."""
-Check = Callable[..., object] | str | Sequence[str]
-"""A function, or a command as after ``--check``."""
-
 
 Group = TypeVar("Group")
 PLACE = Path("model.onnx")

@@ -12,7 +12,7 @@ from bisect_trt.options.searches import Diagnose, Layerwise
 from bisect_trt.options.shared import Plots
 
 if TYPE_CHECKING:
-    from bisect_trt.api.keywords import Inputs, Model, TargetName, Tolerance
+    from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
     from bisect_trt.reporting.result import Result
 
 

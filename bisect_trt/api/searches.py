@@ -10,7 +10,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Precision, Reduce
 
 if TYPE_CHECKING:
-    from bisect_trt.api.keywords import Check, Inputs, Model, TargetName, Tolerance
+    from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
     from bisect_trt.reporting.result import Result
 
 

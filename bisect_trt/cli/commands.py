@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(("diagnose", "reduce", "precision", "layerwise"), "searches"),
-    **dict.fromkeys(("extract", "sanitize", "convert"), "models"),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
     **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
 }

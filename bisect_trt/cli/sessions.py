@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.graph.annotate import check_annotated
-from bisect_trt.graph.save import check_output
+from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.shared import Check, Data

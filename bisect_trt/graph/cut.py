@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.surgeon import PRODUCER, StoredValue, between, nothing_stored, number, select, splice
 from bisect_trt.graph.values import value_info
-from bisect_trt.tensors.info import TensorInfo, quoted
+from bisect_trt.tensors.info import TensorInfo
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bisect_trt.probing.models import Models
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.prefixes import shortest_failing_prefix
+from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
 

@@ -215,6 +215,24 @@ class Minimal:
     nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
+@dataclass(frozen=True)
+class Package:
+    """A package of an index that a target comes as, a release at a time.
+
+    Attributes:
+        name: As the index calls it, in its canonical form.
+        numpy_before: Releases that were built for an older NumPy than the newest, and do not say so: those before this one
+            need the NumPy that is named, as ``((1, 19), "numpy<2")``.
+    """
+
+    name: str
+    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def numpy(self, release: tuple[int, ...]) -> str:
+        """The NumPy that a release works with, as a requirement."""
+        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
+
+
 class Engines(Protocol):
     """Of a target that compiles models into files: how it is set up to read and write those."""
 
@@ -242,6 +260,7 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
@@ -257,6 +276,7 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
@@ -282,6 +302,10 @@ class Target(ABC):
         """
         self.make_runtime(plain)
         yield from ()
+
+    def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
+        """The one that it comes as, set up so; ``None`` for a target without releases."""
+        return self.packages[0] if self.packages else None
 
     def describe(self, settings: TargetSettings) -> str:
         """In words."""

@@ -1,4 +1,4 @@
-"""What is known of a tensor before it has a value: its name as messages have it, its shape, its element type.
+"""What is known of a tensor before it has a value: its name, its shape, its element type.
 
 NumPy alone cannot name or store some element types: strings, and the ``ml_dtypes`` ones (bfloat16, float8, int4).
 """
@@ -6,7 +6,6 @@ NumPy alone cannot name or store some element types: strings, and the ``ml_dtype
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +51,6 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
             "update both packages"
         ) from err
     return extension
-
-
-def quoted(names: Iterable[str], limit: int = 20) -> str:
-    """Names for a message, the first few of them where there are many."""
-    every = [f"'{name}'" for name in names]
-    more = f" and {len(every) - limit} more" if len(every) > limit else ""
-    return (", ".join(every[:limit]) or "none") + more
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
-from bisect_trt.tensors.info import TensorInfo, is_extension, is_string, quoted
+from bisect_trt.errors import UsageError, quoted
+from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.store import free_memory
 from bisect_trt.tensors.user_script import run_data_loader

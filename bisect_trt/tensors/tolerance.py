@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.info import is_extension, quoted
+from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.method import Method, named_words
 from bisect_trt.tensors.stats import finite_rms
 

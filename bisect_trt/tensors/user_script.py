@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
-from bisect_trt.tensors.info import quoted
 
 
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:

@@ -10,8 +10,8 @@ from bisect_trt.graph.network import Network
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.layerwise.layerwise import compare_own
 from bisect_trt.workflows.layerwise.look import Look
-from bisect_trt.workflows.layerwise.own import compare_own
 
 MOST_BUILDS = 3
 """Of models with the answer's nodes side by side."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.graph.annotate import write_annotated
+from bisect_trt.graph.save import write_annotated
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.reporting.console import Console

@@ -23,11 +23,11 @@ from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.checks import lowers_by
 from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by
 from bisect_trt.workflows.trials import carry, ruled_out, try_commands
 
 NEUTRAL = "reproducer"

@@ -15,12 +15,11 @@ from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.checks import make_prober
+from bisect_trt.workflows.checks import lowers_by, make_prober, require_target, tell_unused
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by, require_target, tell_unused
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.compare.compare import CompareSettings
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
-    from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
+    from bisect_trt.workflows.sanitize import SanitizeSettings
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ class Session:
             return extract_model(examination, settings)
 
     def sanitize(self, settings: SanitizeSettings) -> Result:
-        """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize.sanitize`."""
-        from bisect_trt.workflows.sanitize.sanitize import sanitize  # noqa: PLC0415 - see above
+        """Fold and clean up; see :func:`bisect_trt.workflows.sanitize.sanitize`."""
+        from bisect_trt.workflows.sanitize import sanitize  # noqa: PLC0415 - see above
 
         with self._examined(settings.timeout) as examination:
             return sanitize(examination, settings)

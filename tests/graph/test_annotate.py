@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import chain
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.annotate import check_annotated, write_annotated
+from bisect_trt.graph.save import check_annotated, write_annotated
 
 NOTES = {0: {"verdict": "right"}, 2: {"verdict": "<wrong>", "error": "max error \u221e"}}
 

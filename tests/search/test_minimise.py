@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.search.prefixes import shortest_failing_prefix
-from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
+from bisect_trt.search.strategy import minimise, shortest_failing_prefix, shrink_end, shrink_start
 
 pytestmark = pytest.mark.slow  # no version of a library changes it
 

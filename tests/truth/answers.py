@@ -6,6 +6,7 @@ Not collected by `make test`: it installs some twenty releases of runtimes and t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 import onnx
 import pytest
 
+from bisect_trt.probing.places.environments import Environment
 from truth.cases import Case, healthy_cases, onnxruntime_cases, openvino_cases
-from truth.releases import interpreter, onnxruntime
+from truth.releases import TOOL, interpreter, onnxruntime
 
 Record = Callable[[str, object], None]
 CHECK, WRONG = Path(__file__).with_name("openvino_check.py"), "9"
@@ -25,8 +27,9 @@ pytestmark = pytest.mark.timeout(1800)
 
 def bisect_trt(python: Path, folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Run the command of an environment in a folder; its exit status and result."""
-    command = [str(python.with_name("bisect-trt")), *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [str(python), "-m", "bisect_trt", *words]
+    told = {**os.environ, **TOOL}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=told)
     result = folder / "result.json"
     assert result.exists(), done.stdout + done.stderr
     return done.returncode, json.loads(result.read_text(encoding="utf-8"))
@@ -61,7 +64,7 @@ def script_status(script: Path, python: Path) -> int:
 def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_property: Record) -> None:
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
-    python = interpreter(*onnxruntime(case.release), tool=True)
+    python = interpreter(onnxruntime(case.release), tool=True)
     words = ("diagnose", "model.onnx", "--onnxrt", "--all", "-o", "reproducer", "--json", "result.json")
     status, result = bisect_trt(python, tmp_path, *words)
     judge(case, status, result, network.guilty, record_property)
@@ -70,7 +73,7 @@ def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_prope
     record_property("script, failing", failing)
     mended = None
     if case.pattern.mended is not None:
-        mended = script_status(script, interpreter(*onnxruntime(case.pattern.mended)))
+        mended = script_status(script, interpreter(onnxruntime(case.pattern.mended)))
         record_property("script, mended", f"{mended} ({case.pattern.mended})")
     assert failing == 1
     assert mended in (0, None)
@@ -80,11 +83,11 @@ def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_prope
 def test_a_bug_of_another_runtime_is_named_by_a_check(case: Case, tmp_path: Path, record_property: Record) -> None:
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
-    suspected = interpreter(f"openvino=={case.release}", "numpy")
+    suspected = interpreter(Environment.parse(f"openvino=={case.release}"))
     check = (str(suspected), str(CHECK), "{model}", "{inputs}", "{golden}")
     words = ("reduce", "model.onnx", "--all", "-o", "reduced.onnx", "--json", "result.json", "--no-shrink")
     status, result = bisect_trt(
-        interpreter(*onnxruntime("1.31.1"), tool=True),
+        interpreter(onnxruntime("1.31.1"), tool=True),
         tmp_path,
         *words,
         *("--fail-code", WRONG, "--check", *check),
@@ -95,6 +98,6 @@ def test_a_bug_of_another_runtime_is_named_by_a_check(case: Case, tmp_path: Path
 @pytest.mark.parametrize("case", [*healthy_cases()], ids=str)
 def test_look_alikes_are_no_failure(case: Case, tmp_path: Path) -> None:
     onnx.save(case.make().model, str(tmp_path / "model.onnx"))
-    python = interpreter(*onnxruntime(case.release), tool=True)
+    python = interpreter(onnxruntime(case.release), tool=True)
     status, result = bisect_trt(python, tmp_path, "diagnose", "model.onnx", "--onnxrt", "--json", "result.json")
     assert (status, result["status"]) == (1, "not_reproduced")

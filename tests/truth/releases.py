@@ -1,60 +1,48 @@
-"""Virtual environments with other releases of runtimes, made when first needed and kept.
+"""Environments with other releases of runtimes, made when first needed and kept.
 
-They are kept in the folder that ``BISECT_TRT_TRUTH_ENVS`` names, else in the user's cache.
+They are kept where those of places are, or in the folder that ``BISECT_TRT_TRUTH_ENVS`` names.
 """
 
 from __future__ import annotations
 
-import fcntl
-import functools
-import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import venv
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.version import Version
+
+from bisect_trt.probing.places import environments
+from bisect_trt.probing.places.environments import Environment
 
 _ROOT = Path(__file__).parents[2]
+TOOL: Mapping[str, str] = {"PYTHONPATH": str(_ROOT)}
+"""What an interpreter's environment needs to run this checkout: ``python -m bisect_trt``."""
+
+if named := os.environ.get("BISECT_TRT_TRUTH_ENVS"):
+    os.environ.setdefault(environments.FOLDER, named)
 
 
-def onnxruntime(version: str) -> tuple[str, ...]:
-    """The requirements of a release of ONNX Runtime; those before 1.19 were built for NumPy 1, and do not say so."""
-    return (f"onnxruntime=={version}", *(("numpy<2",) if Version(version) < Version("1.19") else ()))
+def onnxruntime(version: str) -> Environment:
+    """An environment with a release of ONNX Runtime."""
+    return Environment.parse(f"onnxruntime=={version}")
 
 
-@functools.cache
-def interpreter(*requirements: str, tool: bool = False) -> Path:
-    """The Python of an environment with some packages.
+def interpreter(wanted: Environment, *, tool: bool = False) -> Path:
+    """The Python of an environment.
 
     Args:
-        requirements: As pip takes them.
-        tool: Whether this checkout of bisect-trt is to be there too, with all that it needs but its own choice of ONNX Runtime.
+        wanted: The packages.
+        tool: Whether all that bisect-trt needs is to be there too, but its own choice of ONNX Runtime; see :data:`TOOL`.
 
     Raises:
-        subprocess.CalledProcessError: if they cannot be installed.
+        UnavailableError: They cannot be installed.
     """
-    wanted = [*requirements, *(_needed() if tool else ())]
-    key = hashlib.sha256(repr((wanted, tool and str(_ROOT), sys.version_info[:2], sys.prefix)).encode()).hexdigest()[
-        :12
-    ]
-    folder = _cache() / f"{requirements[0].replace('==', '-')}-{key}"
-    python = folder / "bin" / "python"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
-        if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            venv.create(folder, with_pip=shutil.which("uv") is None)
-            _install(python, *wanted)
-            if tool:
-                _install(python, "--no-deps", "--editable", str(_ROOT))
-            (folder / "complete").touch()
-    return python
+    if not tool:
+        return environments.interpreter(wanted)
+    version = ".".join(map(str, sys.version_info[:2]))
+    return environments.interpreter(Environment((*wanted.requirements, *_needed()), version))
 
 
 def _needed() -> list[str]:
@@ -65,18 +53,3 @@ def _needed() -> list[str]:
         for each in requirements
         if not each.name.startswith("onnxruntime") and (each.marker is None or each.marker.evaluate({"extra": ""}))
     ]
-
-
-def _install(python: Path, *what: str) -> None:
-    uv = shutil.which("uv")
-    tool = [uv, "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
-    subprocess.run([*tool, "--quiet", *what], check=True)
-
-
-def _cache() -> Path:
-    named = os.environ.get("BISECT_TRT_TRUTH_ENVS")
-    return (
-        Path(named)
-        if named
-        else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "bisect-trt" / "truth"
-    )

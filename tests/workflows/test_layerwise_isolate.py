@@ -17,8 +17,8 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.protocol import Compare, Failed
 from bisect_trt.probing.runner import Runner
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.workflows.layerwise.layerwise import compare_own
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
-from bisect_trt.workflows.layerwise.own import compare_own
 from bisect_trt.workflows.subject import Subject
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.opening import short_name
 from bisect_trt.targets.onnxrt.options import OnnxRuntimeOptions
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
@@ -32,7 +32,12 @@ class OnnxRuntimeTarget(Target):
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
     needs = "onnxruntime"
+    packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)
+
+    def package(self, settings: TargetSettings) -> Package:
+        """The build for CPUs, where it runs on nothing else."""
+        return self.packages[0 if self.emulates_low(settings) else 1]
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """ONNX Runtime, set up."""

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.tensors.info import quoted
 
 
 class TensorRtEngines:

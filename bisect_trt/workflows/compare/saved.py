@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.info import quoted
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.pictures import Pictures

@@ -14,7 +14,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.resources import default_workers
 from bisect_trt.search.oracle import Minimum, Verdict
-from bisect_trt.workflows.checks import make_check
+from bisect_trt.workflows.checks import lowers_by, make_check
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
@@ -25,7 +25,6 @@ from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_no
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.target import lowers_by
 
 MIXED = "mixed.onnx"
 _MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 1

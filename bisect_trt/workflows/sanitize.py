@@ -1,27 +1,148 @@
-"""Fold what can be computed once and for all, take away what nothing reads, and prove that the results are the same."""
+"""A model made simpler, with the same results; what was done to it is said in words and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from bisect_trt.errors import BisectError
-from bisect_trt.graph.externals import share_weights
-from bisect_trt.graph.fold import Removed, remove_unread, sort_nodes
+from bisect_trt.graph.cut import extract
+from bisect_trt.graph.externals import share_weights, tensor_bytes
+from bisect_trt.graph.fold import Folding, Removed, constant_value, fold_shapes, remove_unread, sort_nodes, to_tensor
 from bisect_trt.graph.load import load_model
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
-from bisect_trt.graph.shapes import fix_input_shapes
+from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Examination
-from bisect_trt.workflows.sanitize.changes import Changes
-from bisect_trt.workflows.sanitize.fold import fold
 from bisect_trt.workflows.subject import Subject
+
+
+@dataclass
+class Changes:
+    """What has been done so far."""
+
+    shaped: list[str] = field(default_factory=list)
+    stored: int = 0
+    stored_bytes: int = 0
+    folded_nodes: int = 0
+    removed: Removed = field(default_factory=Removed)
+    sorted: bool = False
+    large: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        removed = self.removed
+        return {
+            "shaped_inputs": self.shaped,
+            "folded_nodes": self.folded_nodes,
+            "stored_tensors": self.stored,
+            "stored_bytes": self.stored_bytes,
+            "removed_nodes": removed.nodes,
+            "removed_weights": removed.weights,
+            "removed_declarations": removed.declarations,
+            "sorted": self.sorted,
+            "too_large": self.large,
+            "not_computed": self.refused,
+        }
+
+    def describe(self) -> list[str]:
+        """A line for each thing that changed, or was left though asked for."""
+        removed = self.removed
+        lines = [f"inputs of another shape: {', '.join(self.shaped)}"] if self.shaped else []
+        if self.folded_nodes:
+            lines.append(f"{self.folded_nodes} node(s) folded into {self.stored} value(s), {self.stored_bytes} bytes")
+        if removed.nodes or removed.weights:
+            lines.append(f"{removed.nodes} node(s) and {removed.weights} weight(s) removed that no output depends on")
+        if removed.declarations:
+            lines.append(f"{removed.declarations} declaration(s) removed of tensors that are gone")
+        if self.sorted:
+            lines.append("nodes put into topological order")
+        for names, why in ((self.large, "larger than --fold-size-threshold"), (self.refused, "not computed")):
+            if names:
+                lines.append(f"not folded, because {why}: {', '.join(names)}")
+        return lines or ["nothing to change"]
+
+
+def fold(
+    model: onnx.ModelProto, subject: Subject, limit: int, changes: Changes, *, shapes: bool = True
+) -> onnx.ModelProto:
+    """Fold until nothing more can be: what is stored lets inference find more shapes, which can be folded then.
+
+    Args:
+        model: The model; it may be changed.
+        subject: Has the workers that compute.
+        limit: Bytes past which a value is not stored.
+        changes: Gets what was done.
+        shapes: Whether shapes that inference finds are folded too.
+
+    Returns:
+        The model, folded.
+    """
+    while True:
+        before = len(model.graph.node)
+        if shapes:
+            model = fold_shapes(Network(model)) or model
+        folding = Folding(Network(model))
+        values = _values(folding, subject, limit, changes)
+        model = folding.apply(values)
+        if len(model.graph.node) == before:
+            return model
+        changes.folded_nodes += before - len(model.graph.node)
+        changes.stored += len(values)
+        changes.stored_bytes += sum(map(tensor_bytes, values.values()))
+
+
+def _values(folding: Folding, subject: Subject, limit: int, changes: Changes) -> dict[str, onnx.TensorProto]:
+    """The values of all that is to be stored; what is too large or cannot be computed is kept as it is."""
+    network = folding.network
+    known: dict[str, onnx.TensorProto] = {}
+    changes.large, changes.refused = [], []
+    while missing := [name for name in folding.stored() if name not in known]:
+        wanted = []
+        for name in missing:
+            constant = constant_value(network.nodes[network.producer[name]])
+            if constant is not None:
+                known[name] = constant
+            elif (folding.known_bytes(name) or 0) > limit:
+                folding.keep(name)
+                changes.large.append(name)
+            else:
+                wanted.append(name)
+        values = _compute(network, wanted, subject)
+        for name in wanted:
+            if name not in values:
+                folding.keep(name)
+                changes.refused.append(name)
+            elif tensor_bytes(values[name]) > limit:
+                folding.keep(name)
+                changes.large.append(name)
+            else:
+                known[name] = values[name]
+    return {name: known[name] for name in folding.stored()}
+
+
+def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[str, onnx.TensorProto]:
+    """The values of tensors that depend on no input: all at once, else one by one; some may be missing."""
+    if not names:
+        return {}
+    part, _ = extract(network, (), names, inferred_infos(network))
+    values = subject.models.run("fold", part, {})
+    if not isinstance(values, Failed):
+        tensors = {name: to_tensor(name, value) for name, value in values.items()}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if len(names) == 1:
+        return {}
+    return {key: tensor for name in names for key, tensor in _compute(network, [name], subject).items()}
+
 
 FOLD_LIMIT_BYTES = 16 << 20
 """What graphsurgeon, and so ``polygraphy surgeon sanitize``, takes as well."""

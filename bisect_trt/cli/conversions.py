@@ -15,7 +15,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
 from bisect_trt.workflows.extract import ExtractSettings
 from bisect_trt.workflows.from_options import model_settings
-from bisect_trt.workflows.sanitize.sanitize import SanitizeSettings
+from bisect_trt.workflows.sanitize import SanitizeSettings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 

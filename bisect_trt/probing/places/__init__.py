@@ -1,0 +1,1 @@
+"""Where probes run: other interpreters, environments with other releases of packages."""

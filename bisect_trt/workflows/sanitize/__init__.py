@@ -1,1 +1,0 @@
-"""A model made simpler, with the same results; begin with ``sanitize.py``."""
