@@ -86,7 +86,8 @@ def scaled_square(view: View, index: int) -> Fragment | None:
         axes = view.axes(node)
         if axes is None or not attribute(node, "keepdims", 1) or not view.is_float(node.input[0]):
             return None
-        value, by, nodes, small = node.input[0], "ReduceSum", [], 0.0
+        value, by, small = node.input[0], "ReduceSum", 0.0
+        nodes: list[int] = []
     elif node.op_type == "Sqrt" or (node.op_type == "Pow" and view.scalar(node.input[1]) == 0.5):
         rest, small, added = _plus(view, node.input[0])
         found = _squares(view, rest)
