@@ -187,7 +187,7 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
     assert target is not None, "a diagnosis has one"
     result = investigation.result
     result.extra |= {"workarounds": [], "workaround_baseline": None}
-    console.step("7. What makes the whole model pass?")
+    console.step("What makes the whole model pass?")
     if fault.whose in ("reference", "tie"):
         console.say("  the target is not wrong, so there is nothing to work around")
         return
