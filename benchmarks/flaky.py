@@ -31,7 +31,7 @@ from bisect_trt.probing.prober import DoesNotReproduce, Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Again, Oracle, Search, Units, Verdict, about_units
+from bisect_trt.search.oracle import Again, Oracle, Search, Transcript, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 
 if TYPE_CHECKING:
@@ -121,8 +121,9 @@ def simulate(
     prober = Prober(Runner(check, Workspace(folder), _Nobody()), ledger, workers)
 
     def algorithm(oracle: Oracle) -> tuple[Minimum, bool]:
-        minimum = minimise(range(units), about_units(oracle))
-        minimum = confirm(minimum, oracle, frozenset, prober.runner.flakiness if prober.measured else None)
+        heard = Transcript(oracle)
+        minimum = minimise(range(units), about_units(heard))
+        minimum = confirm(minimum, heard, frozenset, prober.runner.flakiness if prober.measured else None)
         return minimum, oracle(Again(Units(minimum.units), "read back", runs=None)) is Verdict.FAIL
 
     original = build(range(units))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,6 +22,10 @@ from bisect_trt.targets.trt.api import tensorrt
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of commands are started, each of which would compile all that it imports where bytecode is not to be kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes says nothing on a machine that does other things too.
 settings.register_profile("default", deadline=None)

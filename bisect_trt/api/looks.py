@@ -121,7 +121,7 @@ def workaround(
     runtime = call.target.required()
     call.compare.require_numbers()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
-    settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh)
+    settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
     return call.finish(lambda session: session.workaround(settings, search_settings(call.search)))

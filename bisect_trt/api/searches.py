@@ -1,4 +1,4 @@
-"""The Python functions that search: ``reduce`` and ``precision``."""
+"""The Python functions that search: ``reduce``, ``cause`` and ``precision``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import UsageError
-from bisect_trt.options.searches import Precision, Reduce
+from bisect_trt.options.searches import Cause, Precision, Reduce
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
@@ -87,6 +87,49 @@ def reduce(
     return call.finish(lambda session: session.reduce(settings, checks, search), checks.fixed_path)
 
 
+def cause(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find which pass, option or tactic of the target does it.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt cause``, with underscores.
+
+    Returns:
+        The result; its ``cause`` is a list of alternatives, each a list of switches that are enough to turn.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.group(Cause, model=PLACE)
+    call = Call("cause", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
+    checks, search = call.checks(call.target.required(), used=True), search_settings(call.search)
+    return call.finish(lambda session: session.cause(checks, search), checks.fixed_path)
+
+
 def precision(
     model: Model,
     check: Check | None = None,
@@ -148,6 +191,9 @@ def precision(
         own.keep_weights,
         own.overwrite,
         minimise=own.minimise,
+        fresh_samples=own.fresh_samples,
+        validation_data=tuple(own.validation_data),
+        minimal_output=own.minimal_output,
     )
     if not call.resumed:
         settings.check_output()

@@ -1,4 +1,4 @@
-"""``diagnose``, ``reduce``, ``precision`` and ``layerwise``: what searches for the place where a target goes wrong."""
+"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce, Workaround
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options
+from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options, validation_files
 from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
@@ -44,7 +44,7 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     compare.require_numbers()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
-    settings = WorkaroundSettings(checks, own.output, own.fresh)
+    settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
     if invocation.resumed is None:
         settings.check_output(overwrite=own.overwrite)
     return open_target_session(own.model, given, console, result).workaround(settings, search_settings(given[Search]))
@@ -83,11 +83,23 @@ def precision(given: Given, console: Console, result: Result) -> Result:
         own.keep_weights,
         own.overwrite,
         minimise=own.minimise,
+        fresh_samples=own.fresh_samples,
+        validation_data=tuple(own.validation_data),
+        minimal_output=own.minimal_output,
     )
     if invocation.resumed is None:
         settings.check_output()
-    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    session, checks = open_search(
+        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
+    )
     return session.precision(settings, checks, search_settings(given[Search]))
+
+
+def cause(given: Given, console: Console, result: Result) -> Result:
+    """Find which switches of the target make it pass."""
+    own, runtime = given[Cause], given[Target].required()
+    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    return session.cause(checks, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

@@ -98,6 +98,17 @@ def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[
     return sizes
 
 
+def free_first_dimension(model: onnx.ModelProto, inputs: Sequence[str]) -> onnx.ModelProto:
+    """The model with the first dimension of some inputs free, of one name for all."""
+    freed = onnx.ModelProto()
+    freed.CopyFrom(model)
+    for value in freed.graph.input:
+        if value.name in inputs:
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    forget_shapes(freed.graph)
+    return freed
+
+
 def forget_shapes(graph: onnx.GraphProto) -> None:
     """Drop what a model declares of inner shapes, when its inputs get others; an output keeps its rank, which it needs."""
     del graph.value_info[:]

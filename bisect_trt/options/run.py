@@ -71,6 +71,14 @@ class RunOptions:
     ] = False
     save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
     warm_up: Annotated[int | None, option(metavar="N", min=0, help="Time each target, after N runs to warm up.")] = None
+    self_check: Annotated[
+        bool,
+        option(
+            "--self-check",
+            help="Compare the target with itself, not with the reference: the same input again, after another, in a batch, "
+            "beside other sessions.",
+        ),
+    ] = False
     use_subprocess: Annotated[bool, option("--use-subprocess", help="Accepted: it is always so.")] = False
     fail_fast: Annotated[bool, option("--fail-fast", help="Stop at the first output that does not match.")] = False
     timeout: Annotated[

@@ -1,4 +1,4 @@
-"""The options of each command that searches alone: of ``diagnose``, ``reduce``, ``precision`` and ``layerwise``.
+"""The options of each command that searches alone: of ``diagnose``, ``cause``, ``reduce``, ``precision`` and ``layerwise``.
 
 The docstring of each group is what its command says of itself.
 """
@@ -12,6 +12,9 @@ from typing import Annotated
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Minimise, Mode
 from bisect_trt.options.spec import argument, option, seconds
+
+FRESH_SAMPLES = 200
+"""None of so many failing says with 95% certainty that under 1.5% of all fail."""
 
 Model = Annotated[Path, argument("The ONNX model.")]
 Annotation = Annotated[
@@ -51,7 +54,7 @@ class Workaround:
     output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the patched model goes.")] = Path(
         "patched.onnx"
     )
-    fresh: Annotated[
+    fresh_samples: Annotated[
         int,
         option(metavar="N", min=0, max=1000, help="On how many fresh inputs it has to hold before it is recommended."),
     ] = 20
@@ -59,6 +62,14 @@ class Workaround:
         float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
     ] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+
+
+@dataclass
+class Cause:
+    """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass."""
+
+    model: Model
+    annotate: Annotation = None
 
 
 @dataclass
@@ -100,6 +111,20 @@ class Precision:
     minimise: Annotated[
         Minimise, option(help="Have the fewest nodes in fp32, or the least latency where the target measures it.")
     ] = Minimise.NODES
+    minimal_output: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Where the model of the minimal set goes too; -o has the safe set."),
+    ] = None
+    validation_data: Annotated[
+        list[str],
+        option(
+            metavar="FILE[:FUNC]",
+            help="Hold the safe set against these samples, .npz, .json or a Python file, not against made-up ones.",
+        ),
+    ] = field(default_factory=list)
+    fresh_samples: Annotated[
+        int, option(metavar="N", min=0, help="Hold the safe set against N samples that the search has not seen.")
+    ] = FRESH_SAMPLES
     annotate: Annotation = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 

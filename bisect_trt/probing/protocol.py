@@ -53,6 +53,19 @@ class Failed(Reply):
 
 
 @dataclass(frozen=True)
+class Died(Reply):
+    """The process that runs models in a place has ended, which a worker that is no place's does itself.
+
+    Attributes:
+        code: Its exit status, or minus the signal's number.
+        over_memory: Whether it was ended because it held more than it may.
+    """
+
+    code: int
+    over_memory: bool = False
+
+
+@dataclass(frozen=True)
 class Misuse(Reply):
     """The request names something that is wrong or not there; it is raised where it was asked.
 
@@ -172,6 +185,25 @@ class Collect(Request[Done]):
 
 
 @dataclass(frozen=True)
+class Series(Request[Done]):
+    """Run a model on one input after the other, and keep the outputs of each.
+
+    Attributes:
+        model: The ONNX file.
+        inputs: What it is fed, ``.npz``, in this order.
+        to: Where the outputs of each go, ``.npz``.
+        sessions: Whether all inputs share ``one`` session; or ``each`` has its own, or each kind of ``shapes``.
+        beside: How many more sessions of the model run on the first input all the while.
+    """
+
+    model: Path
+    inputs: tuple[Path, ...]
+    to: tuple[Path, ...]
+    sessions: Literal["one", "each", "shapes"] = "one"
+    beside: int = 0
+
+
+@dataclass(frozen=True)
 class Sample:
     """One input sample.
 
@@ -288,8 +320,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Trace)
-_REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started, Traced)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Series, Trace)
+_REPLIES = (Compared, Described, Died, Done, Failed, Lowered, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

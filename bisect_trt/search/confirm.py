@@ -12,24 +12,43 @@ from dataclasses import replace
 
 from bisect_trt.search.flakiness import Flakiness
 from bisect_trt.search.minimality import make_smallest, neighbours
-from bisect_trt.search.oracle import Again, Completion, Minimum, Oracle, Original, Subset, Units, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Again,
+    Completion,
+    Minimum,
+    Oracle,
+    Original,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
+_LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
 _ORIGINAL_PASSED = "the original failed, and did not when asked again"
 _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
+_CONTRADICTIONS = 3
+"""How often models that hold the answer, and passed, are run again in all: where none of so many fails, they do pass."""
+_PASSES = 5
+"""So many passes without a unit, of whatever models hold the rest of the answer, are evidence; fewer are thin."""
+_THIN = 2
+"""How often a pass is run again whose evidence is thin. ``benchmarks/flaky.py`` says what these numbers hold."""
 
-def confirm(minimum: Minimum, oracle: Oracle, complete: Completion, flakiness: Flakiness | None) -> Minimum:
+
+def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakiness: Flakiness | None) -> Minimum:
     """Ask again what a proof of 1-minimality rests on.
 
     Args:
         minimum: What was found by leaving out units.
-        oracle: The oracle.
+        oracle: The oracle, and what it said on the way.
         complete: Adds to a set what cannot be left out while the rest is in it.
         flakiness: What was measured of the original: each decisive pass is confirmed so often that the proof holds with
-            the confidence asked for. ``None`` if nothing was measured: then one of them is asked again, and the original,
-            two questions in all.
+            the confidence asked for. ``None`` if nothing was measured: then each of them is asked again, and the original:
+            a question more than the answer has units, and some more where answers contradict each other.
 
     Returns:
         The same with a step that says so; smaller and unproven, with the reason, where the second answer is another.
@@ -37,7 +56,10 @@ def confirm(minimum: Minimum, oracle: Oracle, complete: Completion, flakiness: F
     decisive = [without for without in neighbours(minimum.units, complete) if without not in minimum.refused]
     if not minimum.proven or not decisive or (flakiness is not None and not flakiness.is_steady):
         return minimum  # where the failure is known to be flaky, each pass was confirmed when it was asked for
-    doubt = _quick_doubt(oracle, decisive) if flakiness is None else _doubt(oracle, minimum.units, decisive, flakiness)
+    if flakiness is None:
+        doubt = _quick_doubt(oracle, minimum.units, decisive)
+    else:
+        doubt = _doubt(oracle, minimum.units, decisive, flakiness)
     if isinstance(doubt, str):
         return replace(minimum, proven=False, why=FLAKY.format(doubt))
     if doubt is not None:
@@ -75,14 +97,23 @@ def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Mi
     return minimum
 
 
-def _quick_doubt(oracle: Oracle, decisive: Sequence[Subset]) -> Subset | str | None:
+def _quick_doubt(oracle: Transcript, answer: Subset, decisive: Sequence[Subset]) -> Subset | str | None:
     """A part of the answer that fails after all, or what else disagrees; ``None`` if nothing does.
 
-    The part without the first unit is the likeliest to have passed wrongly. Bisection finds the last unit first; if that
-    is all, but passes wrongly when it is asked about alone, whatever fails together with it does: the first unit there is.
+    What passed although it holds what failed is a contradiction: either the failure is not monotone, or it comes and goes.
+    To see one costs nothing, and a search among answers that are by chance seldom ends without.
     """
-    if oracle(Again(Units(decisive[0]))) is Verdict.FAIL:
-        return decisive[0]
+    larger = sorted(
+        (units for units in oracle.passed if units >= answer), key=lambda units: (len(units), sorted(units))
+    )
+    for number, units in enumerate(larger[:_CONTRADICTIONS]):
+        runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
+        if oracle(Again(Units(units), runs=runs)) is Verdict.FAIL:
+            return _LARGER_PASSED
+    for part in decisive:
+        seen = sum(part <= units and not units >= answer for units in oracle.passed)
+        if oracle(Again(Units(part), runs=min(max(_PASSES - seen, 1), _THIN))) is Verdict.FAIL:
+            return part
     return None if oracle(Again(Original())) is Verdict.FAIL else _ORIGINAL_PASSED
 
 

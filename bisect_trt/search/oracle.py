@@ -71,6 +71,26 @@ class Search(Generic[Result_co]):
     algorithm: Callable[[Oracle], Result_co]
 
 
+class Transcript:
+    """An ``Oracle`` that remembers which units passed: evidence that costs no probe.
+
+    Attributes:
+        passed: The sets of units that passed when they were first asked about, in that order.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        """``oracle`` is the one to pass questions to."""
+        self._oracle = oracle
+        self.passed: dict[Subset, None] = {}
+
+    def __call__(self, question: Question) -> Verdict:
+        """Ask, and remember."""
+        verdict = self._oracle(question)
+        if isinstance(question, Units) and verdict is Verdict.PASS:
+            self.passed[question.units] = None
+        return verdict
+
+
 def about_units(oracle: Oracle) -> Ask:
     """An oracle for algorithms that ask about sets of units only."""
     return lambda units: oracle(Units(units))

@@ -161,6 +161,7 @@ class Capabilities:
         lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
+        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
     """
 
     costly: bool = False
@@ -169,6 +170,7 @@ class Capabilities:
     lowers_layers: bool = False
     runs_more: bool = False
     sliced: bool = False
+    compiles_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,9 +262,13 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        emulator: What of it computes what it emulates (see :meth:`emulates_low`), in words.
         packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
+        sent: The modules that a place gets to run it there, the last one as :mod:`bisect_trt.probing.places.sent.server` says;
+            empty if it runs here alone.
+        stays: Whether it is run here whatever places there are.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
     """
 
@@ -276,9 +282,12 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    emulator: ClassVar[str] = ""
     packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
+    sent: ClassVar[tuple[str, ...]] = ()
+    stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
     @abstractmethod
@@ -306,6 +315,20 @@ class Target(ABC):
     def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
         """The one that it comes as, set up so; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
+        """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.
+
+        Args:
+            settings: How it is set up.
+            model: The ONNX file.
+            facts: What it says of itself there.
+        """
+        return None
+
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+        """What it has to know of a model in a place, as plain values; the arguments are those of :meth:`lower`."""
+        return {}
 
     def describe(self, settings: TargetSettings) -> str:
         """In words."""
@@ -380,6 +403,10 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""
+        return False
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
         """The reference beside it: ``plain``, with what the model cannot be run without there either."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bisect_trt.graph.surgeon import given_back
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units, over_units
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Transcript, Verdict, about_units, over_units
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 from bisect_trt.workflows.investigation import Case, Investigation
 
@@ -32,12 +32,13 @@ def reduce_one_end(investigation: Investigation, mode: Mode, *, start_held: bool
         return subject.cut(units.with_weights(units.led_to(ends)))
 
     def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
-        ask = about_units(oracle)
+        heard = Transcript(oracle)
+        ask = about_units(heard)
         moved = (shrink_end if start_held else shrink_start)(units.searched, ask, mode)
         order = units.searched if start_held else units.searched[::-1]
         # From here on each length was asked about that a bisection of these comes to first.
         ends = minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
-        return moved, investigation.confirmed(oracle, ends, frozenset)
+        return moved, investigation.confirmed(heard, ends, frozenset)
 
     moved, ends = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, algorithm), build)
     left = build(ends.units)

@@ -20,7 +20,7 @@ from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Completion, Minimum, Oracle, Verdict, about_units
+from bisect_trt.search.oracle import Completion, Minimum, Oracle, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
 from bisect_trt.workflows.settings import SearchSettings
@@ -119,13 +119,14 @@ class Investigation(Examination):
             suspect=suspect,
         )
         everything = units.with_weights(units.searched if searched is None else searched)
-        return self.confirmed(oracle, unless_lost(algorithm, about_units(oracle), everything))
+        heard = Transcript(oracle)
+        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything))
 
-    def confirmed(self, oracle: Oracle, minimum: Minimum, complete: Completion | None = None) -> Minimum:
+    def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
         """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
 
         Args:
-            oracle: The oracle.
+            oracle: The oracle that the algorithm asked.
             minimum: What the algorithm found.
             complete: Adds to a set what cannot be left out while the rest is in it; for units if not given.
         """

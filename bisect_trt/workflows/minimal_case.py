@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bisect_trt.graph.network import Network
 from bisect_trt.search.minimality import make_smallest
-from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Transcript, Verdict, about_units
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame, named_nodes
 from bisect_trt.workflows.investigation import Case, Investigation
@@ -120,7 +120,8 @@ def minimise_case(investigation: Investigation, failing: Subset, *, held: bool =
     subject = investigation.subject
 
     def algorithm(oracle: Oracle) -> Minimum:
-        return investigation.confirmed(oracle, make_smallest(failing, about_units(oracle), subject.units.bare))
+        heard = Transcript(oracle)
+        return investigation.confirmed(heard, make_smallest(failing, about_units(heard), subject.units.bare))
 
     search = Search(Verdict.FAIL, algorithm)
     minimum = investigation.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)

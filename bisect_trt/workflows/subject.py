@@ -20,9 +20,11 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.units import Units
+from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -48,6 +50,7 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
+        declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
     """
 
@@ -60,6 +63,7 @@ class Subject:
         fresh_process: bool = False,
         timeout: float | None = None,
         target: TargetSettings | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
         """Read the model and make its inputs.
 
@@ -70,6 +74,7 @@ class Subject:
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
             target: What the reference is for, where that makes a difference.
+            places: Where targets run, if not here.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -84,6 +89,7 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.memory_limit,
             timeout=timeout,
+            places=places,
         )
         self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.external_data_dir)
@@ -106,6 +112,10 @@ class Subject:
             samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
             shapes = {name: value.shape for name, value in samples[0].items()} | shapes
         proto = self.network.proto
+        known = {value.name: to_info(value) for value in proto.graph.input}
+        self.declared = {
+            name: info.shape for name, info in known.items() if info is not None and info.shape is not None
+        }
         for name, shape in fix_input_shapes(proto, shapes).items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"

@@ -38,8 +38,8 @@ from bisect_trt.workflows.minimal_case import extract_suspect, named_suspects, n
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
-GUARD = 2
-"""Probes that any proof of several nodes ends with, against checks that are flaky: a failure and a pass asked again."""
+GUARD = 3
+"""Probes that any proof of two nodes ends with, against checks that are flaky: a failure and both passes asked again."""
 
 
 @contextmanager

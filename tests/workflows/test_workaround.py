@@ -39,10 +39,13 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
     pattern = next(each for each in PLANTED if each.name == name)
     network = generated(pattern, 60, 1, 3)
     onnx.save(network.model, "model.onnx")
-    result, said = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh", "3")
+    result, said = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh-samples", "3")
     assert {node["name"] for node in result["culprits"]} == network.guilty[0]
     assert result["fault"]["whose"] == "target"
-    barrier, rewrite = result["workarounds"]
+    *switches, barrier, rewrite = result["workarounds"]
+    assert switches
+    for switch in switches:
+        assert (switch["kind"], switch["passes"], switch["file"]) == ("switch", True, None)
     assert (barrier["kind"], barrier["passes"], barrier["fresh"]) == ("barrier", True, {"samples": 3, "passed": 3})
     assert (rewrite["kind"], rewrite["passes"]) == ("rewrite", True)
     assert result["artifacts"]["patched"] == barrier["file"] == "patched.onnx"
@@ -56,9 +59,9 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
 
 def test_a_patched_norm_passes(cli: CommandLine) -> None:
     unstable_norm(Path("model.onnx"))
-    result, _ = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh", "3", "-o", "mended.onnx")
-    first = result["workarounds"][0]
-    assert (first["kind"], first["passes"], first["file"]) == ("barrier", True, "mended.onnx")
+    result, _ = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh-samples", "3", "-o", "mended.onnx")
+    barrier = next(way for way in result["workarounds"] if way["kind"] == "barrier")
+    assert (barrier["passes"], barrier["file"]) == (True, "mended.onnx")
     assert cli("run", "mended.onnx", "--onnxrt").status == 0
     assert cli("workaround", "model.onnx", "--onnxrt", "-o", "mended.onnx").error.endswith("--overwrite.")
 
@@ -110,7 +113,7 @@ def test_of_a_tie_there_is_nothing_to_work_around(cli: CommandLine) -> None:
 
 
 def test_from_python(here: Path) -> None:
-    result = workaround(squares(here / "model.onnx"), "onnxrt", fp16=True, fresh=2)
+    result = workaround(squares(here / "model.onnx"), "onnxrt", fp16=True, fresh_samples=2)
     assert Path(str(result.artifacts["patched"])).exists()
     assert [way["passes"] for way in result.extra["workarounds"]] == [None, True, True]
 

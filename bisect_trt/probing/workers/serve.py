@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, UnavailableError
+from bisect_trt.probing.outcome import LOST
 from bisect_trt.probing.protocol import (
     BEGUN,
     About,
@@ -29,6 +32,7 @@ from bisect_trt.probing.protocol import (
     Compared,
     Describe,
     Described,
+    Died,
     Done,
     Failed,
     Lower,
@@ -38,6 +42,7 @@ from bisect_trt.probing.protocol import (
     Reply,
     Request,
     Sample,
+    Series,
     Started,
     Trace,
     Traced,
@@ -54,6 +59,9 @@ from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import Step
 
+if TYPE_CHECKING:
+    from bisect_trt.probing.places.connection import Connection
+
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
@@ -63,7 +71,9 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Worker:
     """Serves requests; runtimes stay loaded between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Connection | None = None) -> None:
+        """``place`` is where targets run, if that is not here."""
+        self._place = place
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._serve: dict[type[Request[Any]], Callable[[Any], Reply]] = {
             About: self._about,
@@ -72,6 +82,7 @@ class Worker:
             Compare: self._compare,
             Describe: self._describe,
             Lower: self._lower,
+            Series: self._series,
             Trace: self._trace,
         }
 
@@ -81,7 +92,7 @@ class Worker:
             _forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
-            reply = self._serve[type(order.request)](order.request)
+            reply = self._asked(order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
             names = _names(getattr(order.request, "model", None))
@@ -94,15 +105,56 @@ class Worker:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
+        if self._place is not None:
+            return self._there(reply)
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
+
+    def close(self) -> None:
+        """Leave the place."""
+        if self._place is not None:
+            self._place.close()
+
+    def _asked(self, request: Request[Any]) -> Reply:
+        if self._place is None:
+            return self._serve[type(request)](request)
+        from bisect_trt.probing.places.connection import PlaceLost, ProcessDied  # noqa: PLC0415 - for a place alone
+        from bisect_trt.probing.places.runtime import PlaceError  # noqa: PLC0415 - as above
+
+        try:
+            return self._serve[type(request)](request)
+        except PlaceLost as lost:
+            self._runtimes.clear()
+            return Failed("lost", str(lost), LOST)
+        except ProcessDied as death:
+            self._runtimes.clear()
+            return Died(death.code, death.over_memory)
+        except PlaceError as error:
+            return Failed("run", str(error), f"run: {error.name}")
+
+    def _there(self, reply: Reply) -> Answer:
+        """An answer with what the process in the place holds; what was printed there goes to the log."""
+        assert self._place is not None
+        sys.stdout.write(self._place.printed)
+        sys.stdout.flush()
+        self._place.printed = ""
+        memory, own = self._place.memory, _status("VmHWM:")
+        peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
+        return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
-            self._runtimes[settings] = make_runtime(settings)
+            self._runtimes[settings] = self._make(settings)
         return self._runtimes[settings]
+
+    def _make(self, settings: TargetSettings) -> Runtime:
+        if self._place is None:
+            return make_runtime(settings)
+        from bisect_trt.probing.places.runtime import PlaceRuntime  # noqa: PLC0415 - as above
+
+        return PlaceRuntime(settings, self._place)
 
     def _about(self, request: About) -> Started:
         return Started(self._runtime(request.target).lowers_by)
@@ -133,6 +185,18 @@ class Worker:
         with StoreWriter(request.to, append=request.append) as writer:
             for name, value in outputs.items():
                 writer.add(name, value)
+        return Done()
+
+    def _series(self, request: Series) -> Done:
+        runtime, first = self._runtime(request.target), load_npz(request.inputs[0])
+        sessions: dict[object, Session] = {}
+        with _running([runtime.load(request.model, first) for _ in range(request.beside)], first):
+            for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
+                feed = load_npz(inputs)
+                key = {"one": 0, "each": number, "shapes": _shapes(feed)}[request.sessions]
+                if key not in sessions:
+                    sessions[key] = runtime.load(request.model, feed)
+                save_npz(to, _run(sessions[key], feed, None))
         return Done()
 
     def _compare(self, request: Compare) -> Compared:
@@ -190,10 +254,41 @@ def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
+def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The shapes of values, by name."""
+    return tuple(sorted((name, value.shape) for name, value in feed.items()))
+
+
+@contextlib.contextmanager
+def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
+    """Sessions that run on values again and again meanwhile, each in a thread of its own, which have begun to."""
+    over, begun = threading.Event(), [threading.Event() for _ in sessions]
+
+    def work(session: Session, first: threading.Event) -> None:
+        while not over.is_set():
+            with contextlib.suppress(RunError):  # it is there to be in the way
+                _run(session, feed, None)
+            first.set()
+
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(sessions, begun)]  # noqa: B905 - as many
+    for thread, event in zip(threads, begun):  # noqa: B905 - as above
+        thread.start()
+        event.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
 def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
     """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in load_npz(inputs).items() if name in names}
+    there = getattr(session, "median_ms", None)
+    if there is not None:
+        return float(there(feed, warm_up, TIMED_RUNS))
     for _ in range(warm_up):
         session.run(feed)
     seconds = []
@@ -258,17 +353,27 @@ def main() -> None:
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = next((word for word in sys.argv[3:] if word.startswith("{")), None)
     if "warm" in sys.argv[3:]:
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
-    worker = Worker()
+    worker = Worker(None if place is None else _connection(json.loads(place)))
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
             out.write(BEGUN)
             out.flush()
             out.write(encode(_answer(worker, line)))
             out.flush()
+    worker.close()
+
+
+def _connection(plain: dict[str, Any]) -> Connection:
+    from bisect_trt.probing.places.connection import Connection  # noqa: PLC0415 - for a place alone
+    from bisect_trt.probing.places.place import Place  # noqa: PLC0415 - as above
+
+    place = Place.from_json(plain["place"])
+    return Connection(place, session=plain["session"], memory_limit=plain["memory_limit"])
 
 
 def _answer(worker: Worker, line: bytes) -> Answer:

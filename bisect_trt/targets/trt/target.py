@@ -37,7 +37,9 @@ class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
     name, title, own = "trt", "TensorRT", TrtSettings
-    capabilities = Capabilities(costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True)
+    capabilities = Capabilities(
+        costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True, compiles_shapes=True
+    )
     engines = TensorRtEngines()
     options = TrtOptions
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."

@@ -23,6 +23,7 @@ from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell
+from bisect_trt.workflows.compare.self_check import self_check
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
 
@@ -49,6 +50,7 @@ class CompareSettings:
         also: More targets, compared in turn with the same; neither pictures nor saved outputs are of them.
         warm_up: How often a target runs before it is timed; ``None`` if it is not.
         save_onnx: Where the model goes that the first target runs.
+        self_check: Whether to compare each target with itself, see :mod:`bisect_trt.workflows.compare.self_check`.
     """
 
     target: TargetSettings
@@ -64,6 +66,7 @@ class CompareSettings:
     also: tuple[TargetSettings, ...] = ()
     warm_up: int | None = None
     save_onnx: Path | None = None
+    self_check: bool = False
 
     def each(self) -> list[CompareSettings]:
         """The settings for one target after the other."""
@@ -78,6 +81,8 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
         UsageError: An output or a tolerance names no tensor, or saved outputs do not fit.
         UnavailableError: The reference or the target cannot run the model.
     """
+    if settings.self_check:
+        return self_check(examination, [each.target for each in settings.each()], settings.tolerance, settings.timeout)
     subject, console, result = examination.subject, examination.console, examination.result
     names = choose_outputs(subject.network, settings.onnx_outputs, settings.exclude_outputs)
     settings.tolerance.check_names(names)

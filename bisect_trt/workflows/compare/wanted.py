@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.shared import Plots
@@ -46,6 +47,8 @@ def compare_settings(
         UnavailableError: There are to be pictures, and matplotlib is not installed.
     """
     first, *also = targets_to_run(more, target) or [target.required(engines=True)]
+    if options.self_check:
+        _refuse_beside_self_check(options)
     marked = options.mark_all or options.onnx_outputs == ["mark all"]
     return CompareSettings(
         target=first,
@@ -61,4 +64,25 @@ def compare_settings(
         save_outputs=options.save_outputs,
         load_outputs=tuple(options.load_outputs),
         pictures=pictures(plots),
+        self_check=options.self_check,
     )
+
+
+def _refuse_beside_self_check(options: RunOptions) -> None:
+    """Make sure that nothing is asked for that is about the reference or about saved results.
+
+    Raises:
+        UsageError: Something is.
+    """
+    given = {
+        "--load-outputs": options.load_outputs,
+        "--save-outputs": options.save_outputs,
+        "--onnx-outputs": options.onnx_outputs or options.mark_all,
+        "--onnx-exclude-outputs": options.onnx_exclude_outputs,
+        "--warm-up": options.warm_up is not None,
+        "--save-onnx": options.save_onnx,
+    }
+    if beside := next((name for name, wanted in given.items() if wanted), None):
+        raise UsageError(
+            f"--self-check compares the outputs of the target with its own; {beside} has no part in that: drop it."
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +21,10 @@ from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.inputs import make_inputs
+from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.precision.validation import table_sizes
 from bisect_trt.workflows.settings import CheckSettings
-
-_SEED = 7919
-"""Fresh inputs are drawn from seeds from here on."""
 
 
 @dataclass(frozen=True)
@@ -135,26 +132,16 @@ class Prover:
         """Files of fresh inputs, and of what the reference makes of them."""
         subject = self.investigation.subject
         made: list[Sample] = []
-        for number in range(self.samples):
-            inputs = self._draw(number)
+        law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
+        for number in range(self.samples if law.varies else 0):
+            inputs = law.draw(number)
             name = f"fresh-{number}"
             golden = subject.models.run(name, subject.network.proto, inputs)
-            if isinstance(golden, Failed):
+            if isinstance(golden, Failed) or not all(map(_is_finite, golden.values())):
                 continue
             known = {each: golden[each] for each in subject.network.outputs if each in golden}
             made.append(Sample(subject.models.feed(f"{name}.in", inputs), subject.models.feed(f"{name}.golden", known)))
         return made
-
-    def _draw(self, number: int) -> Mapping[str, NDArray[Any]]:
-        """Other random values, where they were random; else those that were given in another order, and rescaled."""
-        subject = self.investigation.subject
-        data = subject.settings.data
-        if not data.load_inputs and data.data_loader_script is None:
-            fresh = replace(data, seed=data.seed + _SEED + number, iterations=None)
-            return make_inputs(input_infos(subject.network), fresh)[0]
-        rng = np.random.default_rng(_SEED + number)
-        given = subject.samples[number % len(subject.samples)]
-        return {name: _varied(value, rng) for name, value in given.items()}
 
     def measure(self, model: onnx.ModelProto, target: TargetSettings | None = None) -> Measured | None:
         """Run a model on fresh inputs; ``None`` where there are none to be had."""
@@ -209,14 +196,8 @@ class Prover:
         )
 
 
-def _varied(values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Values of the same kind: real numbers permuted along their last axis and rescaled; others in another order."""
-    if values.dtype.kind == "f" and values.size and len(np.unique(values)) > 2:
-        mixed = np.take(values, rng.permutation(values.shape[-1]), axis=-1) if values.ndim else values
-        return np.asarray(mixed * values.dtype.type(rng.uniform(0.5, 1.5))).astype(values.dtype)
-    if values.ndim and values.dtype.kind in "iu" and len(np.unique(values)) > 2:
-        return np.take(values, rng.permutation(values.shape[-1]), axis=-1)
-    return values
+def _is_finite(values: NDArray[Any]) -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
 def error_of(comparison: TensorComparison) -> float:

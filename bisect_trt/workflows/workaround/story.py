@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.workflows.blame import by_blame
+from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.diagnose import (
     DiagnoseSettings,
     confirm,
@@ -47,6 +48,8 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     if fault.whose == "reference":
         console.answer("The target is not wrong, so there is nothing to work around.")
     else:
+        if fault.whose != "precision":
+            name_cause(investigation, settings.check, answer)
         work_around(investigation, settings, case, fault)
     find_fix(investigation, settings.check, search, answer, folder)
     add_precision(result)

@@ -17,6 +17,7 @@ from bisect_trt.workflows.investigation import Case, Investigation
 from bisect_trt.workflows.precision.fix import MIXED
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.workaround.proof import Prover, Way
+from bisect_trt.workflows.workaround.switches import turn
 from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite
 
 PATCHED = "patched.onnx"
@@ -76,6 +77,7 @@ def work_around(investigation: Investigation, settings: WorkaroundSettings, case
         if culprit.ranged:
             ways.append(Way("barrier", "barriers", None, why="rounding alone makes the error, so none helps"))
         else:
+            ways += turn(prover)
             ways.append(bar(prover, culprit, settings.output, settings.most, everywhere=settings.everywhere))
         passing = any(way.passes for way in ways)
         if settings.everywhere or not passing:

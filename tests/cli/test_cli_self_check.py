@@ -1,0 +1,113 @@
+"""``run --self-check``: a target that contradicts itself, on planted truths and on the real runtime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import read_json
+
+UNSTEADY = Path(__file__).parents[1] / "unsteady"
+TRIALS = ["again", "after", "beside", "rows", "order", "batch"]
+
+
+def write(path: Path, rows: int | str, *nodes: onnx.NodeProto) -> Path:
+    """A network over rows of 8; its Relu is the node that the unsteady target spoils."""
+    rng = np.random.default_rng(3)
+    body = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
+        helper.make_node("Relu", ["h"], ["r"], name="bad"),
+        *(nodes or [helper.make_node("Tanh", ["r"], ["y"], name="squash")]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 8]) for name in ("x", "y")]
+    weight = numpy_helper.from_array(rng.standard_normal((8, 8)).astype(np.float32), "w")
+    graph = helper.make_graph(body, "g", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def verdicts(cli: CommandLine, *argv: str | Path) -> tuple[int, dict[str, str]]:
+    """The exit status, and what was said of each check."""
+    ran = cli("run", *argv, "--self-check", "--json", "r.json")
+    return ran.status, {entry["check"]: entry["verdict"] for entry in read_json(Path("r.json"))["self_check"]}
+
+
+def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], str]:
+    """The same on the unsteady target, in a process that finds it."""
+    command = [sys.executable, "-m", "bisect_trt", "run", str(model), "--unsteady", "--fault", fault, "--self-check"]
+    done = subprocess.run(
+        [*command, "--json", "r.json"],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = read_json(here / "r.json")["self_check"]
+    return done.returncode, {entry["check"]: entry["verdict"] for entry in found}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        ("never", set()),
+        ("second", {"again"}),
+        ("after", {"after"}),
+        ("beside", {"beside"}),
+        ("odd", {"rows", "order", "batch"}),
+        ("batch:3", {"batch"}),
+    ],
+)
+def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong: set[str]) -> None:
+    status, seen, said = unsteady(here, write(here / "model.onnx", "n"), fault)
+    assert {check for check, verdict in seen.items() if verdict == "FAIL"} == wrong, said
+    assert status == (1 if wrong else 0)
+    assert list(seen) == TRIALS
+    if wrong:
+        assert "DIFFERENT" in said
+        assert f"contradicts itself in {len(wrong)} of 6" in said
+
+
+def test_a_right_runtime_agrees_with_itself(cli: CommandLine, here: Path) -> None:
+    assert verdicts(cli, write(here / "model.onnx", "n"), "--onnxrt") == (0, dict.fromkeys(TRIALS, "PASS"))
+
+
+@pytest.mark.parametrize(("rows", "known"), [(1, {"again", "after", "beside"}), (3, {*TRIALS} - {"batch"})])
+def test_a_batch_that_is_fixed(cli: CommandLine, here: Path, rows: int, known: set[str]) -> None:
+    status, seen = verdicts(cli, write(here / "model.onnx", rows), "--onnxrt")
+    assert status == 0
+    assert seen == {check: "PASS" if check in known else "UNRESOLVED" for check in TRIALS}
+
+
+def test_what_the_model_does_itself_is_no_fault_of_the_target(cli: CommandLine, here: Path) -> None:
+    draws = [
+        helper.make_node("RandomUniformLike", ["r"], ["u"], name="draw"),
+        helper.make_node("Add", ["r", "u"], ["y"], name="add"),
+    ]
+    status, seen = verdicts(cli, write(here / "model.onnx", "n", *draws), "--onnxrt")
+    assert status == 0
+    assert (seen["again"], "FAIL" in seen.values()) == ("UNRESOLVED", False)
+    mixes = [helper.make_node("Softmax", ["r"], ["y"], axis=0, name="mix")]
+    status, seen = verdicts(cli, write(here / "model.onnx", "n", *mixes), "--onnxrt")
+    assert status == 0
+    assert seen == {
+        "again": "PASS",
+        "after": "PASS",
+        "beside": "PASS",
+        "rows": "PASS",
+        "order": "PASS",
+        "batch": "UNRESOLVED",
+    }
+
+
+def test_what_has_no_part_in_it_is_refused(cli: CommandLine, here: Path) -> None:
+    ran = cli("run", write(here / "model.onnx", "n"), "--onnxrt", "--self-check", "--warm-up", "3")
+    assert ran.status == 2
+    assert "--warm-up has no part in that" in ran.err
