@@ -23,7 +23,7 @@ OBJECTS = ("algorithm_selector", "int8_calibrator", "progress_monitor", "profile
 """Attributes that are no words: what makes them is asked for otherwise."""
 
 
-def configure(version: str, **own: Any) -> StandIn:
+def configure(version: str, **own: object) -> StandIn:
     config = make_config(trt_target(**own), make_tensorrt(version))
     assert isinstance(config, StandIn)
     return config
@@ -101,9 +101,9 @@ def test_what_a_version_has_not_is_refused(version: str, own: dict[str, Any], sa
 
 
 def test_a_selector_of_tactics_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UsageError, match="TensorRT 11.* has no algorithm selector"):
+    with pytest.raises(UsageError, match=r"TensorRT 11.* has no algorithm selector"):
         configure(STRONG, avoid_tactics=("conv=1:2",))
-    with pytest.raises(NoSuch, match="--onnx-flags: this is TensorRT 8.6.0, which has no 'native_instancenorm'"):
+    with pytest.raises(NoSuch, match=r"--onnx-flags: this is TensorRT 8.6.0, which has no 'native_instancenorm'"):
         set_parser_flags(make_module(OLD), StandIn(OLD, "OnnxParser"), ("native_instancenorm",))
 
 
