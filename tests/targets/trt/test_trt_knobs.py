@@ -23,7 +23,7 @@ OBJECTS = ("algorithm_selector", "int8_calibrator", "progress_monitor", "profile
 """Attributes that are no words: what makes them is asked for otherwise."""
 
 
-def configure(version: str, **own: object) -> StandIn:
+def configure(version: str, **own: Any) -> StandIn:  # noqa: ANN401 - fields of TrtSettings
     config = make_config(trt_target(**own), make_tensorrt(version))
     assert isinstance(config, StandIn)
     return config
