@@ -12,7 +12,6 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.workers.resources import default_workers
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.workflows.checks import lowers_by, make_check
 from bisect_trt.workflows.investigation import Investigation
@@ -120,4 +119,4 @@ def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: Searc
     """Probes candidates that are lowered already; what it learns goes into the same journal, and counts as much."""
     runner = Runner(make_check(check, subject.workers), subject.workspace, subject.reference)
     runner.flakiness = prober.runner.flakiness
-    return Prober(runner, prober.ledger, default_workers() if search.workers is None else search.workers)
+    return Prober(runner, prober.ledger, subject.workers.width if search.workers is None else search.workers)
