@@ -88,8 +88,9 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     own, runtime = given[Releases], given[Target].settings()
     settings = releases_settings(own, runtime, given[Search], has_check=bool(given[Check].check))
     model, inputs = case_of(own.model)
+    given = given.but(on=(), mixed_places=False)  # each release is a place of its own
     if not (given[Data].load_inputs or given[Data].data_loader_script):
-        given[Data].load_inputs.extend(inputs)
+        given = given.but(load_inputs=inputs)
     session, checks = open_search(model, given, runtime, console, result, None)
     return session.releases(settings, checks, search_settings(given[Search]))
 
