@@ -42,8 +42,9 @@ test: $(STAMP)  ## Every test that needs no GPU.
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py
 
-fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence.
+fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
+	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probing/test_kill.py
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
 	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \

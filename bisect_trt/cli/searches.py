@@ -1,4 +1,4 @@
-"""``diagnose``, ``reduce``, ``precision`` and ``layerwise``: what searches for the place where a target goes wrong."""
+"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Diagnose, Layerwise, Precision, Reduce, Releases
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -81,6 +81,13 @@ def precision(given: Given, console: Console, result: Result) -> Result:
         settings.check_output()
     session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
     return session.precision(settings, checks, search_settings(given[Search]))
+
+
+def cause(given: Given, console: Console, result: Result) -> Result:
+    """Find which switches of the target make it pass."""
+    own, runtime = given[Cause], given[Target].required()
+    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    return session.cause(checks, search_settings(given[Search]))
 
 
 def releases(given: Given, console: Console, result: Result) -> Result:

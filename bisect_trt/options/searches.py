@@ -1,4 +1,4 @@
-"""The options of each command that searches alone: of ``diagnose``, ``reduce``, ``precision`` and ``layerwise``.
+"""The options of each command that searches alone: of ``diagnose``, ``cause``, ``reduce``, ``precision`` and ``layerwise``.
 
 The docstring of each group is what its command says of itself.
 """
@@ -41,6 +41,14 @@ class Diagnose:
         bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
     ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
+
+
+@dataclass
+class Cause:
+    """Find which pass, option or tactic of the target does it: the fewest switches that, turned, make the model pass."""
+
+    model: Model
+    annotate: Annotation = None
 
 
 @dataclass

@@ -53,17 +53,18 @@ class BuiltinCheck:
             UnavailableError: The target's runtime is not installed.
         """
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
+        strict = given or files.target is not None  # with something else turned, less of the failure is no pass
         request = Compare(
             self._built(files),
             files.model,
             tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
-            every=bool(files.more) and not given,
+            every=bool(files.more) and not strict,
             layers=self.timed,
             warm_up=1 if self.timed else None,
         )
-        outcome = self._ask(request, files.log, cancel)
+        outcome = self._ask(request, files.log, cancel, strict=strict)
         if self.shelf is not None and files.engine is None:
             self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
@@ -71,13 +72,13 @@ class BuiltinCheck:
         (files.folder / "command.txt").write_text(self.by_hand(files) + "\n", "utf-8", "surrogateescape")
         return outcome
 
-    def _ask(self, request: Compare, log: Path, cancel: Cancel | None) -> Outcome:
+    def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
         began = time.monotonic()
         reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm)
         seconds = time.monotonic() - began
         if isinstance(reply, Failed):
             return outcome_of_failure(reply, seconds)
-        return replace(outcome_of_comparisons(reply, seconds, self.tolerance), layers=reply.layers)
+        return replace(outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict), layers=reply.layers)
 
     def _target(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
@@ -117,14 +118,16 @@ def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
     return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message), seconds)
 
 
-def outcome_of_comparisons(reply: Compared, seconds: float, tolerance: ToleranceOptions) -> Outcome:
-    """What it means how far a candidate's outputs are off; how severe that is counts unless the user gave tolerances."""
+def outcome_of_comparisons(
+    reply: Compared, seconds: float, tolerance: ToleranceOptions, *, strict: bool = False
+) -> Outcome:
+    """What it means how far a candidate's outputs are off; how severe that is counts too, unless any mismatch does."""
     comparisons = _worst_sample(reply.comparisons)
     sample = comparisons[0].sample if comparisons else None
     failed = [comparison for comparison in comparisons if not comparison.passed]
-    given = bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
+    strict = strict or bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
     weight = severity_weight(tolerance.precision)
-    severity = None if given else max((weight * comparison.severity for comparison in comparisons), default=None)
+    severity = None if strict else max((weight * comparison.severity for comparison in comparisons), default=None)
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         known: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from bisect_trt import __version__
 
 _DRIVER = Path("/proc/driver/nvidia")
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt")
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "openvino")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 

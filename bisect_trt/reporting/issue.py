@@ -37,6 +37,10 @@ _SYMPTOMS = {
 }
 
 
+Cause = tuple[str, Sequence[str]]
+"""What of a target does it, in a sentence, and the lines of code that turn it."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What came of a command that was run before it is written down.
@@ -84,6 +88,7 @@ class Issue:
         blamed: Places of the model's nodes, the guilty first.
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
     """
 
     model: onnx.ModelProto
@@ -100,6 +105,7 @@ class Issue:
     blamed: Sequence[int] = ()
     fault: str | None = None
     is_bug: bool = True
+    cause: Sequence[Cause] = ()
 
     @property
     def kind(self) -> str:
@@ -158,12 +164,22 @@ class Issue:
             self._expected(),
             "## Seen",
             self._seen(),
+            *self._cause(),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
             self.found,
         ]
         return "\n\n".join(parts) + "\n"
+
+    def _cause(self) -> list[str]:
+        """The pass, option or tactic that does it, where that is known."""
+        if not self.cause:
+            return []
+        parts = [f"## What of {prose(self.target.target.title)} does it"]
+        for sentence, lines in self.cause:
+            parts += [prose(sentence), *([block("\n".join(map(plain, lines)))] if lines else [])]
+        return parts
 
     def commands(self, inputs: Mapping[str, Path]) -> list[Command | NotReproducible]:
         """The commands of other tools that this target can be said to."""

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.culprits import describe_nodes, guilty_first
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Issue, Trial, issue_files, minimal, raw_inputs
+from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Cause, Issue, Trial, issue_files, minimal, raw_inputs
 from bisect_trt.reporting.markdown import block, code, prose, table
 from bisect_trt.reporting.script import render_script
 from bisect_trt.targets.base import Script
@@ -55,6 +55,7 @@ class Reproducer:
         files: Those that the target reads, by name.
         ruled_out: What else was run, and what came of it, each in a sentence.
         trials: What came of the commands, by tool; of ``reproduce.py`` under its name.
+        cause: What of the target does it: each in a sentence, with the lines of code that turn it.
         blamed: Places of the model's nodes, the guilty first.
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target.
@@ -79,6 +80,7 @@ class Reproducer:
     blamed: Sequence[int] = ()
     fault: str | None = None
     is_bug: bool = True
+    cause: Sequence[Cause] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -169,6 +171,7 @@ class Reproducer:
             self.blamed,
             self.fault,
             self.is_bug,
+            self.cause,
         )
 
     def source(self) -> str:

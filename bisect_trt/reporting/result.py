@@ -61,6 +61,11 @@ class Result:
         return list(self.extra.get("comparisons", ()))
 
     @property
+    def cause(self) -> list[list[str]]:
+        """Of ``cause`` and ``diagnose``: sets of switches of the target, each enough to turn for it to pass, cheapest first."""
+        return [list(switches) for switches in self.extra.get("cause", ())]
+
+    @property
     def keep_fp32(self) -> list[dict[str, Any]]:
         """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why."""
         return list(self.extra.get("keep_fp32", ()))

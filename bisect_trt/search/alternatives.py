@@ -35,7 +35,12 @@ class Alternatives:
 
 
 def find_alternatives(
-    units: Sequence[int], ask: Ask, *, weights: Mapping[int, float] | None = None, most: int = MOST_ALTERNATIVES
+    units: Sequence[int],
+    ask: Ask,
+    *,
+    weights: Mapping[int, float] | None = None,
+    most: int = MOST_ALTERNATIVES,
+    likely: bool = True,
 ) -> Alternatives:
     """All 1-minimal sets of units that pass, up to a limit.
 
@@ -47,6 +52,8 @@ def find_alternatives(
         ask: The oracle. No set is asked about twice.
         weights: How likely each is to be among the answers; 1 where not given.
         most: How many answers are enough.
+        likely: Whether there probably is one. If not, all units at once are asked about first: one question where there
+            is none.
     """
     known = _Known(ask, {unit: (weights or {}).get(unit, 1.0) for unit in units})
     everything = frozenset(units)
@@ -59,7 +66,7 @@ def find_alternatives(
                 if known.has_one(everything - without):
                     return Alternatives(tuple(found), complete=False)
                 continue
-            minimum = known.smallest(everything - without, sure=bool(found))
+            minimum = known.smallest(everything - without, sure=bool(found) or not likely)
             if minimum is None:
                 continue
             found.append(minimum)

@@ -17,6 +17,7 @@ GROUP = "bisect_trt.targets"
 _BUILT_IN = {
     "onnxrt": "bisect_trt.targets.onnxrt.target:OnnxRuntimeTarget",
     "trt": "bisect_trt.targets.trt.target:TensorRtTarget",
+    "openvino": "bisect_trt.targets.openvino.target:OpenVinoTarget",
     "onnx": "bisect_trt.targets.evaluator.target:EvaluatorTarget",
 }
 

@@ -270,6 +270,7 @@ class Target(ABC):
         capabilities: What it is like.
         engines: What there is to say of its engines, if it makes such.
         needs: The packages that it takes, in words.
+        emulator: What of it computes what it emulates (see :meth:`emulates_low`), in words.
         packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
@@ -289,6 +290,7 @@ class Target(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     engines: ClassVar[Engines | None] = None
     needs: ClassVar[str] = ""
+    emulator: ClassVar[str] = ""
     packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
@@ -413,6 +415,10 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""
+        return False
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
         """The reference beside it: ``plain``, with what the model cannot be run without there either."""

@@ -11,10 +11,12 @@ from typing import Any
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.workflows.blame import by_blame
+from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
@@ -76,11 +78,13 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
     def another(other: Case, number: int) -> dict[str, Any]:
         return deliver_another(investigation, settings, other, number)
 
+    cause: list[Cause] = []
     try:
+        cause = name_cause(investigation, settings.check, answer)
         look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
     finally:  # the probes that its texts count are those of the whole run
-        left.finish(describe_search(investigation, left.minimum), settings.archive)
+        left.finish(describe_search(investigation, left.minimum), settings.archive, cause)
         if settings.archive is not None:
             investigation.result.artifacts["archive"] = str(settings.archive)
     return investigation.result

@@ -20,6 +20,7 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
+from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -108,18 +109,19 @@ class Left:
     files: Sequence[Path]
     anonymous: bool
 
-    def finish(self, found: str, archive: Path | None) -> None:
+    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = ()) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
 
         Args:
             found: How it was found, in words.
             archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
                 model's file.
+            cause: What of the target does it: each in a sentence, with the lines of code that turn it.
 
         Raises:
             UsageError: It cannot be written.
         """
-        replace(self.reproducer, found=found).write_texts(self.folder)
+        replace(self.reproducer, found=found, cause=cause).write_texts(self.folder)
         if archive is not None:
             name = re.sub(r"[^\w.-]+", "-", f"{NEUTRAL}-{self.reproducer.title}").strip("-.")
             pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)

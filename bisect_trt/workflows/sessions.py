@@ -115,6 +115,18 @@ class Session:
                 task = Task(subject, self.console, self.result, found.prober, lowering, settings)
                 return find_precision(task, search)
 
+    def cause(self, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find which switches make the model pass; see :func:`bisect_trt.workflows.cause.find_cause`.
+
+        Raises:
+            UsageError: A check says good or bad that cannot be told how the target is set up.
+        """
+        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+
+        check = told_of_switches(check)
+        with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
+            return find_cause(investigation, check, search)
+
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above

@@ -22,6 +22,8 @@ SAMPLES: dict[str, Any] = {
     "session_options": (("session.disable_prepacking", "1"),),
     "custom_op_libraries": ("files/1-ops.so",),
     "ep_libraries": (("mine", "ep.so"),),
+    "device": "GPU.0",
+    "properties": (("EXECUTION_MODE_HINT", "ACCURACY"),),
     "precision_constraints": "prefer",
     "lowering": "cast",
     "min_shapes": (("x", (1, 3)),),

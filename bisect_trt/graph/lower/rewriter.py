@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower.plan import (
     CONSTANT_OPS,
     DEFAULT_DOMAINS,
@@ -70,6 +72,12 @@ def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
 
 
 _OLDEST_CUSTOM_OPSET = 9
+FIRST_OPSET_WITH_ROUND = 11
+HALF_OVERFLOWS = 65520.0
+"""What is as large as this is Inf in fp16: half a step past its largest number."""
+PAST_FP32 = 3.0e38
+"""Makes Inf of any such number, and keeps its sign."""
+LOG2_E = 1 / math.log(2)
 
 
 class Rewriter:
@@ -79,26 +87,43 @@ class Rewriter:
         model: The copy that is being written. Its graph's nodes are those appended so far.
         source_nodes: The original's nodes.
         low: The element type that it is lowered to.
+        arithmetic: Whether round trips to it are computed in fp32.
     """
 
-    def __init__(self, model: ModelProto, low: int = TensorProto.FLOAT16, *, store_weights: bool = True) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        low: int = TensorProto.FLOAT16,
+        *,
+        store_weights: bool = True,
+        arithmetic: bool = False,
+    ) -> None:
         """Begin with no nodes.
 
         Args:
             model: The original, which is not changed.
             low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
             store_weights: Whether rounded weights and constants are stored; if not, they pass a Cast.
+            arithmetic: Whether round trips to fp16 are computed in fp32, for a runtime that drops Casts to it and back.
 
         Raises:
-            UsageError: The opset has no Cast to ``low``.
+            UsageError: The opset has no Cast to ``low``, or no Round where that is needed.
         """
         self.low = low
         opset = check_opset(model, low)
+        self.arithmetic = arithmetic and low == TensorProto.FLOAT16
+        if self.arithmetic and opset is not None and opset < FIRST_OPSET_WITH_ROUND:
+            raise UsageError(
+                f"The model has opset {opset}; rounding to fp16 by arithmetic needs {FIRST_OPSET_WITH_ROUND} or later: "
+                "convert it with onnx.version_converter first."
+            )
+        self._shared: dict[str, str] = {}
         self.source_nodes: list[NodeProto] = list(model.graph.node)
         self.model = ModelProto()
         self.model.CopyFrom(model)
-        if opset is None:  # custom operators only; the Casts need a version of their own
-            self.model.opset_import.append(helper.make_opsetid("", max(_OLDEST_CUSTOM_OPSET, FIRST_OPSET[low])))
+        if opset is None:  # custom operators only; ours need a version of their own
+            least = FIRST_OPSET_WITH_ROUND if arithmetic else _OLDEST_CUSTOM_OPSET
+            self.model.opset_import.append(helper.make_opsetid("", max(least, FIRST_OPSET[low])))
         del self.model.graph.node[:]
         self._names = mentioned_names(model.graph)
         listed = {value.name for value in model.graph.input}
@@ -143,10 +168,43 @@ class Rewriter:
         self.append(helper.make_node("Cast", [source], [target], to=to))
 
     def round_trip(self, source: str, target: str) -> None:
-        """Writes a Cast to the low precision and one back."""
+        """Writes a Cast to the low precision and one back, or what computes the same."""
+        if self.arithmetic:
+            self._round_to_half(source, target)
+            return
         low = self.fresh_low(target)
         self.cast(source, low, self.low)
         self.cast(low, target, TensorProto.FLOAT)
+
+    def _round_to_half(self, source: str, target: str) -> None:
+        """Writes what rounds to fp16 in fp32: the step that fp16 has at a number's size, a Round to whole steps, and Inf.
+
+        A logarithm that is a little off at a power of two chooses the step of the neighbour, to whose grid that power and
+        what rounds to it belong as well. Below 2**-14 all steps are 2**-24. NaN is not below the limit and stays NaN.
+        """
+
+        def write(kind: str, *inputs: str, to: str = "") -> str:
+            made = to or self.fresh(f"{target}_{kind.lower()}")
+            self.append(helper.make_node(kind, inputs, [made]))
+            return made
+
+        size = write("Abs", source)
+        exponent = write(
+            "Floor", write("Mul", write("Log", write("Max", size, self._scalar(2.0**-14))), self._scalar(LOG2_E))
+        )
+        steps = write("Pow", self._scalar(2), write("Sub", self._scalar(10), exponent))
+        rounded = write("Div", write("Round", write("Mul", source, steps)), steps)
+        beyond = write("Mul", source, self._scalar(PAST_FP32))
+        write("Where", write("Less", size, self._scalar(HALF_OVERFLOWS)), rounded, beyond, to=target)
+
+    def _scalar(self, value: float) -> str:
+        """A constant of one fp32 number, which all that need it share."""
+        key = repr(value)
+        if key not in self._shared:
+            self._shared[key] = self.fresh(f"round_{key}")
+            tensor = numpy_helper.from_array(np.array(value, np.float32), "")
+            self.append(helper.make_node("Constant", [], [self._shared[key]], value=tensor))
+        return self._shared[key]
 
     def copy(self, name: str, *, back: bool) -> str:
         """Writes the low-precision value of an fp32 tensor that no lowered node produces.

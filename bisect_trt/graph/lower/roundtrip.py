@@ -28,6 +28,8 @@ def lower_roundtrip(
     keep: Collection[str] = (),
     dtypes: Mapping[str, int] | None = None,
     low: int = TensorProto.FLOAT16,
+    *,
+    arithmetic: bool = False,
 ) -> ModelProto:
     """Rounds every fp32 tensor that a node reads or writes, leaving all nodes in fp32.
 
@@ -43,6 +45,7 @@ def lower_roundtrip(
             lowered node wrote reaches them rounded. Names of no node are ignored.
         dtypes: ``TensorProto.DataType`` of tensors whose type ONNX cannot infer.
         low: What to round to, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+        arithmetic: Whether fp16 is rounded to by arithmetic in fp32, for a runtime that drops Casts to it and back.
 
     Returns:
         The lowered model.
@@ -50,7 +53,7 @@ def lower_roundtrip(
     Raises:
         UsageError: The opset is too old.
     """
-    work = Rewriter(model, low)
+    work = Rewriter(model, low, arithmetic=arithmetic)
     types = tensor_dtypes(model, dtypes)
     rounded: set[str] = set()
     copies: dict[str, str] = {}
@@ -76,7 +79,7 @@ def lower_roundtrip(
     return work.finish()
 
 
-def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
+def emulate(model: ModelProto, low: int = TensorProto.FLOAT16, *, arithmetic: bool = False) -> ModelProto:
     """Turns each low-precision node into an fp32 one whose results are rounded by round trips.
 
     ``lower_roundtrip`` says why: ONNX Runtime's CPU provider would compute such nodes in fp32, or not at all. All
@@ -87,11 +90,12 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
         model: What ``lower_fp16`` made (or a model that declares the types of its low-precision tensors as that does),
             nodes in topological order; it is not changed. Bodies of control flow hold no low precision.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+        arithmetic: As for :func:`lower_roundtrip`.
 
     Returns:
         A model whose only low-precision tensors are weights and those within round trips.
     """
-    work = Rewriter(model, low)
+    work = Rewriter(model, low, arithmetic=arithmetic)
     graph = work.model.graph
     lowered = {value.name for value in (*graph.value_info, *graph.output) if _element(value) == low}
     renamed = _widen_weights(work, graph, low)
@@ -133,6 +137,9 @@ def _emulate_node(work: Rewriter, node: NodeProto, lowered: set[str], renamed: d
         if attribute.HasField("t") and attribute.t.data_type == work.low:
             attribute.t.CopyFrom(widen_tensor(attribute.t, attribute.t.name))
     if node.op_type == "Cast" and any(a.name == "to" and a.i == work.low for a in node.attribute):
+        if work.arithmetic:
+            work.round_trip(new.input[0], node.output[0])
+            return
         new.output[0] = work.fresh_low(node.output[0])
         work.append(new)
         work.cast(new.output[0], node.output[0], TensorProto.FLOAT)

@@ -1,4 +1,4 @@
-"""What was found, as tables: the compared outputs, where errors begin, what stays in fp32."""
+"""What was found, as tables: the compared outputs, where errors begin, what of the target does it, what stays in fp32."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def findings_section(result: Json) -> Markup | None:
         _outputs(result.get("comparisons") or []),
         _origins(result.get("origins") or [], {tensor["name"]: tensor.get("own") for tensor in tensors}),
         _alone(tensors),
+        _cause(result.get("cause_detail")),
         _hiding(result.get("hiding"), {tensor["name"]: tensor["op"] for tensor in tensors}),
         _kept(result.get("keep_fp32") or []),
     ]
@@ -141,6 +142,31 @@ def _hiding(hiding: Json | None, makers: Mapping[str, str]) -> Markup | None:
             "What hides the failure",
         ),
         _cut(marks, "tensor"),
+    )
+
+
+def _cause(detail: Json | None) -> Markup | None:
+    """Which switches of the target make it pass, with what that costs and how it is said."""
+    if not detail or not detail["alternatives"]:
+        return None
+    rows = [
+        [
+            tag("td", tag("code", " and ".join(entry["switches"]))),
+            "passes" if entry["whole"] else "the minimal case alone",
+            _numeric(entry["latency_ms"]),
+            tag("td", tag("code", breakable("; ".join(entry["code"] or entry["options"])))),
+        ]
+        for entry in detail["alternatives"][:MOST_ROWS]
+    ]
+    failing = detail["failing_ms"]
+    said = "Each is enough to turn." if len(rows) > 1 else "It is enough to turn."
+    said += "" if failing is None else f" As it fails, one run takes {failing:.4g} ms."
+    return tag(
+        "div",
+        tag("h2", f"What of {detail['target']} does it"),
+        tag("p", said, class_="quiet"),
+        table(["Turned", "The whole model", "ms", "As code"], rows, "What does it", ("ms",)),
+        _cut(detail["alternatives"], "alternative"),
     )
 
 

@@ -15,6 +15,8 @@ from bisect_trt.targets.settings import TargetSettings
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
+
 _LEVELS = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
 _OPTIONS = {
     "disabled_optimizers": "--disable-optimizer",
@@ -34,7 +36,7 @@ class OnnxRuntimeTarget(Target):
     name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
-    needs = "onnxruntime"
+    needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
     sent = (
         "bisect_trt.targets.onnxrt.values",
         "bisect_trt.targets.onnxrt.session",
@@ -117,6 +119,18 @@ class OnnxRuntimeTarget(Target):
             plain = settings.with_own(providers=(), provider_options=(), ep_libraries=())
             others.append(("On the CPU's execution provider", plain))
         return others
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Its graph optimizers one by one, options, levels."""
+        from bisect_trt.targets.onnxrt.switches import ort_switches  # noqa: PLC0415 - a command line is read without
+
+        return ort_switches(settings, looked)
+
+    def snippet(self, settings: TargetSettings) -> Snippet:
+        """The session's opening."""
+        from bisect_trt.targets.onnxrt.switches import ort_snippet  # noqa: PLC0415 - as above
+
+        return ort_snippet(settings)
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""

@@ -169,6 +169,7 @@ class CastLowering:
         precision: str,
         *,
         emulated: bool = False,
+        by_arithmetic: bool = False,
         lower_ends: bool = False,
         keep_weights: bool = False,
     ) -> None:
@@ -178,7 +179,8 @@ class CastLowering:
             subject: The model.
             units: What may be lowered.
             precision: ``fp16`` or ``bf16``.
-            emulated: Whether candidates round to it in fp32 nodes, for ONNX Runtime's CPU provider.
+            emulated: Whether candidates round to it in fp32 nodes, for ONNX Runtime's CPU provider and its like.
+            by_arithmetic: Whether they do so without Casts.
             lower_ends: Whether graph inputs and outputs are lowered as well.
             keep_weights: Whether weights stay in fp32, and pass Casts.
         """
@@ -187,6 +189,7 @@ class CastLowering:
         self._precision = precision
         self._low = LOW_TYPES[precision]
         self._emulated = emulated
+        self._by_arithmetic = by_arithmetic
         self._ends = lower_ends
         self._keep_weights = keep_weights
         self._types = known_types(subject)
@@ -237,7 +240,7 @@ class CastLowering:
         network = self._subject.network
         inputs, outputs = tuple(network.inputs), tuple(network.outputs)
         if self._emulated:
-            model = emulate(model, self._low)
+            model = emulate(model, self._low, arithmetic=self._by_arithmetic)
         values = None
         if self._ends and not self._emulated:
             values = dict(self._subject.reference.select([*inputs, *outputs]))

@@ -54,6 +54,7 @@ def make_lowering(subject: Subject, settings: PrecisionSettings) -> Lowering:
         units,
         settings.precision,
         emulated=settings.emulated,
+        by_arithmetic=settings.by_arithmetic,
         lower_ends=settings.io_low,
         keep_weights=settings.keep_weights,
     )

@@ -45,8 +45,13 @@ class PrecisionSettings:
 
     @property
     def emulated(self) -> bool:
-        """Whether candidates run where low-precision nodes would be computed in fp32: ONNX Runtime's CPU provider."""
+        """Whether candidates run where low-precision nodes would be computed in fp32, such as ONNX Runtime's CPU provider."""
         return self.target is not None and self.target.target.emulates_low(self.target)
+
+    @property
+    def by_arithmetic(self) -> bool:
+        """Whether they round by arithmetic there, and not by Casts."""
+        return self.target is not None and self.target.target.drops_casts(self.target)
 
     def check_output(self) -> None:
         """Make sure that the answer can be written.

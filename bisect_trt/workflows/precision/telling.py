@@ -76,7 +76,7 @@ def measured_on(task: Task) -> str:
     seen = "1 input sample only: others may need more nodes in fp32" if samples == 1 else f"{samples} input samples"
     if settings.emulated:
         return (
-            f"ONNX Runtime's CPU provider, which does not compute in {settings.precision}: fp32 nodes with every value "
+            f"{settings.target.target.emulator}, which does not compute in {settings.precision}: fp32 nodes with every value "
             f"rounded to {settings.precision} between them, not the nodes of the written model themselves; on {seen}"
         )
     return f"{settings.target.describe()}, on {seen}"

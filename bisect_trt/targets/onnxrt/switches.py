@@ -1,0 +1,281 @@
+"""What of ONNX Runtime can be turned: its graph optimizers one by one, its session's options, whole levels.
+
+Names and operators of the optimizers: ``onnxruntime/core/optimizer`` of the releases 1.15 to 1.31
+(``graph_transformer_utils.cc`` has the list); those of options: ``onnxruntime_session_options_config_keys.h``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.switches import LIKELY, Looked, Snippet, Switch, Tier, precision_switches
+
+Turn = Callable[[TargetSettings], TargetSettings]
+OPTIMIZER = "optimizer"
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_GROUP = re.compile(r"Level\d_RuleBasedTransformer")
+"""A pass that applies rules, of which the log does not say which; they are left out by names of their own."""
+RULES: Mapping[str, tuple[str, ...]] = {
+    "EliminateIdentity": ("Identity",),
+    "EliminateSlice": ("Slice",),
+    "UnsqueezeElimination": ("Unsqueeze",),
+    "EliminateDropout": ("Dropout",),
+    "ExpandElimination": ("Expand",),
+    "CastElimination": ("Cast",),
+    "CastChainElimination": ("Cast",),
+    "PreShapeNodeElimination": ("Cast", "Shape"),
+    "NoopElimination": ("Add", "Sub", "Mul", "Div"),
+    "DivMulFusion": ("Div", "Mul"),
+    "FuseReluClip": ("Relu", "Clip"),
+    "GemmSumFusion": ("Gemm", "Sum"),
+    "GemmTransposeFusion": ("Gemm", "Transpose"),
+    "NotWhereFusion": ("Where", "Not"),
+    "ConvAddFusion": ("Conv", "Add"),
+    "ConvMulFusion": ("Conv", "Mul"),
+    "ConvBNFusion": ("Conv", "BatchNormalization"),
+    "Pad_Fusion": ("Pad", "Conv", "AveragePool", "MaxPool"),
+    "MatMul_BatchNormalization_Fusion": ("MatMul", "BatchNormalization"),
+    "LabelEncoderFusion": ("LabelEncoder",),
+    "ClipQuantRewrite": ("Clip", "QuantizeLinear"),
+    "ReluQuantRewrite": ("Relu", "QuantizeLinear"),
+}
+"""The rules of the rule-based passes, with the operators that each is about; the first has to be there for it to apply."""
+PASSES: Mapping[str, tuple[str, ...]] = {
+    "AttentionFusion": ("MatMul", "Softmax"),
+    "Avx2WeightS8ToU8Transformer": _QDQ,
+    "BiasDropoutFusion": ("Add", "Dropout"),
+    "BiasGeluFusion": ("Add", "Gelu"),
+    "BiasSkipLayerNormFusion": ("Add", "LayerNormalization"),
+    "BiasSoftmaxFusion": ("Add", "Softmax"),
+    "CommonSubexpressionElimination": (),
+    "ConstantFolding": (),
+    "ConstantSharing": (),
+    "ConvActivationFusion": ("Conv", "Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "HardSigmoid"),
+    "ConvAddActivationFusion": ("Conv", "Add", "Relu"),
+    "DoubleQDQPairsRemover": _QDQ,
+    "DynamicQuantizeMatMulFusion": ("DynamicQuantizeLinear", "MatMulInteger"),
+    "EmbedLayerNormFusion": ("Gather", "LayerNormalization"),
+    "EnsureUniqueDQForNodeUnit": ("DequantizeLinear",),
+    "FastGeluFusion": ("Tanh", "Pow"),
+    "FreeDimensionOverrideTransformer": (),
+    "FuseFp16InitializerToFp32NodeTransformer": ("Cast",),
+    "GatherSliceToSplitFusion": ("Gather", "Slice"),
+    "GatherToSliceFusion": ("Gather", "Range"),
+    "GatherToSplitFusion": ("Gather",),
+    "GeluFusion": ("Erf",),
+    "GeluFusionL1": ("Erf",),
+    "GeluFusionL2": ("Erf",),
+    "GemmActivationFusion": ("Gemm", "Relu", "Sigmoid", "Tanh", "LeakyRelu"),
+    "GroupQueryAttentionFusion": ("GroupQueryAttention", "RotaryEmbedding"),
+    "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
+    "LayerNormFusion": ("ReduceMean", "Pow", "Sqrt", "Div"),
+    "LayerNormFusionL1": ("ReduceMean", "Pow", "Sqrt", "Div"),
+    "LayerNormFusionL2": ("ReduceMean", "Pow", "Sqrt", "Div"),
+    "MatMulActivationFusion": ("MatMul",),
+    "MatMulAddFusion": ("MatMul", "Add"),
+    "MatMulIntegerToFloatFusion": ("MatMulInteger", "Cast", "Mul"),
+    "MatMulNBitsFusion": ("MatMulNBits", "Add"),
+    "MatMulScaleFusion": ("MatMul", "Mul", "Div"),
+    "MatmulTransposeFusion": ("MatMul", "Transpose"),
+    "NchwcTransformer": ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Upsample"),
+    "NhwcTransformer": ("QLinearConv", "Conv", "MaxPool", "AveragePool"),
+    "QDQFinalCleanupTransformer": _QDQ,
+    "QDQPropagationTransformer": (*_QDQ, "MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze"),
+    "QDQS8ToU8Transformer": _QDQ,
+    "QDQSelectorActionTransformer": _QDQ,
+    "QuickGeluFusion": ("Sigmoid", "Mul"),
+    "ReshapeFusion": ("Reshape", "Concat"),
+    "RocmBlasAltImpl": (),
+    "SimplifiedLayerNormFusion": ("ReduceMean", "Pow", "Sqrt", "Div"),
+    "SkipLayerNormFusion": ("LayerNormalization", "Add"),
+    "SliceConcatToSpaceToDepthFusion": ("Slice", "Concat"),
+    "TransposeOptimizer": ("Transpose",),
+    "TransposeOptimizer_CPUExecutionProvider": ("Transpose",),
+    "WeightBiasQuantization": _QDQ,
+    "WhereDummyDq": ("Where", "DequantizeLinear"),
+}
+"""The other passes, with the operators that each is about. Releases name them in their log, from 1.17 on."""
+FIXED = ("CastFloat16Transformer", "InsertCastTransformer", "MemcpyTransformer", "RemoveDuplicateCastTransformer")
+"""Passes that run whatever is disabled: without them a session would have no kernels for what is in the graph."""
+_LEVELS = ((OFF, "off"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "extended"))
+_KINDS = (("session.disable_quant_qdq", "1"),)
+"""Options that leave out several passes at once."""
+_OPTIONS = (
+    ("enable_mem_pattern", "0"),
+    ("enable_mem_reuse", "0"),
+    ("enable_cpu_mem_arena", "0"),
+    ("intra_op_num_threads", "1"),
+    ("execution_mode", "ORT_PARALLEL"),
+    ("session.disable_prepacking", "1"),
+    ("session.disable_aot_function_inlining", "1"),
+    ("session.set_denormal_as_zero", "1"),
+    ("session.x64quantprecision", "1"),
+)
+"""Options of a session, and what each is turned to; one that this release does not know changes nothing."""
+
+
+def ort_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
+    """All of them: optimizers, then options, then levels and precisions."""
+    own = settings.of(OnnxRuntimeSettings)
+    found = list(_optimizers(own, looked)) if own.graph_optimization_level != OFF else []
+    found += [*_options(own), *_levels(own)]
+    found += _providers(own)
+    return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)
+
+
+def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
+    """Those that touched the model, then all others that are known."""
+    trace = looked.trace or {}
+    ran, changed = list(trace.get("ran", ())), list(trace.get("changed", ()))
+    says = bool(ran)
+    rules = not says or any(_GROUP.fullmatch(name) for name in changed)
+    names = dict.fromkeys([*ran, *PASSES, *RULES])
+    for name in names:
+        if name in own.disabled_optimizers or name in FIXED or _GROUP.fullmatch(name):
+            continue
+        among = rules and RULES[name][0] in looked.operators if name in RULES else False
+        touched = among or (name not in RULES and (name in changed or not says))
+        operators = RULES.get(name) or PASSES.get(name) or ()
+        yield Switch(
+            f"{OPTIMIZER}:{name}",
+            _disable(name),
+            Tier.PASS if touched else Tier.SPARE,
+            LIKELY if _concerns(operators, looked.suspects) else 1.0,
+        )
+
+
+def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
+    """Whether a pass is about what is suspected: about nothing else, or about several of its operators."""
+    about = suspects.intersection(operators)
+    return bool(about) and (len(about) > 1 or operators[0] in about)
+
+
+def _disable(name: str) -> Turn:
+    def turn(settings: TargetSettings) -> TargetSettings:
+        known = settings.of(OnnxRuntimeSettings).disabled_optimizers
+        return settings.with_own(disabled_optimizers=(*known, name))
+
+    return turn
+
+
+def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
+    """Options that are given, each left out; then those that are not, each turned."""
+    given = dict(own.session_options)
+    for name in given:
+        yield Switch(f"option:{name}", _drop("session_options", name), weight=LIKELY)
+    for name, _ in own.provider_options:
+        yield Switch(f"provider-option:{name}", _drop("provider_options", name), weight=LIKELY)
+    for tier, pairs in ((Tier.OPTION, _OPTIONS), (Tier.WHOLE, _KINDS)):
+        for name, value in pairs:
+            if name not in given:
+                yield Switch(f"option:{name}={value}", _set(name, value), tier)
+
+
+def _drop(field: str, name: str) -> Turn:
+    def turn(settings: TargetSettings) -> TargetSettings:
+        pairs = getattr(settings.of(OnnxRuntimeSettings), field)
+        return settings.with_own(**{field: tuple(pair for pair in pairs if pair[0] != name)})
+
+    return turn
+
+
+def _set(name: str, value: str) -> Turn:
+    def turn(settings: TargetSettings) -> TargetSettings:
+        given = settings.of(OnnxRuntimeSettings).session_options
+        return settings.with_own(session_options=(*given, (name, value)))
+
+    return turn
+
+
+def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
+    """Levels of optimisation below the one that is asked for; off first, since that has none of the optimizers."""
+    names = [name for name, _ in _LEVELS]
+    lower = names.index(own.graph_optimization_level) if own.graph_optimization_level in names else len(names)
+    for level, word in _LEVELS[:lower]:
+
+        def turn(settings: TargetSettings, to: str = level) -> TargetSettings:
+            return settings.with_own(graph_optimization_level=to)
+
+        covers = OPTIMIZER if level == OFF else None
+        yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers)
+
+
+def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
+    """The CPU's alone, where others are asked for."""
+    if not (own.providers or own.ep_libraries):
+        return []
+
+    def turn(settings: TargetSettings) -> TargetSettings:
+        return settings.with_own(providers=(), provider_options=(), ep_libraries=())
+
+    return [Switch("provider:cpu", turn, Tier.WHOLE)]
+
+
+_SCRIPT = """import sys
+
+import numpy as np
+import onnxruntime
+
+m = sys.argv[1]
+{code}
+with np.load(sys.argv[2]) as values:
+    fed = {{each.name: values[f"arr_{{place}}"] for place, each in enumerate(session.get_inputs())}}
+np.savez(sys.argv[3], *session.run(None, fed))
+"""
+
+
+_PROVIDERS = (
+    *("CPU", "CUDA", "Tensorrt", "NvTensorRTRTX", "OpenVINO", "Dml", "CoreML", "QNN", "MIGraphX", "ROCM", "Dnnl"),
+    *("Xnnpack", "WebGpu", "ACL", "ArmNN", "VitisAI", "CANN", "Azure"),
+)
+
+
+def long_name(provider: str) -> str:
+    """``CUDAExecutionProvider`` for ``cuda``."""
+    if provider.endswith("ExecutionProvider"):
+        return provider
+    return next((each for each in _PROVIDERS if each.lower() == provider.lower()), provider) + "ExecutionProvider"
+
+
+def ort_snippet(settings: TargetSettings) -> Snippet:
+    """The lines that open such a session."""
+    own = settings.of(OnnxRuntimeSettings)
+    lines: list[str] = []
+    arguments: dict[str, Any] = {}
+    if own.graph_optimization_level != ALL:
+        level = f"onnxruntime.GraphOptimizationLevel.{own.graph_optimization_level}"
+        lines.append(f"options.graph_optimization_level = {level}")
+    for name, value in own.session_options:
+        entry = f"options.add_session_config_entry({name!r}, {value!r})"
+        lines.append(entry if "." in name else f"options.{name} = {_literal(name, value)}")
+    lines += [f"options.register_custom_ops_library({path!r})" for path in own.custom_op_libraries]
+    if lines:
+        lines.insert(0, "options = onnxruntime.SessionOptions()")
+        arguments["sess_options"] = "options"
+    if own.providers:
+        arguments["providers"] = _quoted(map(long_name, own.providers))
+    if own.disabled_optimizers:
+        arguments["disabled_optimizers"] = _quoted(own.disabled_optimizers)
+    words = ", ".join(["m", *(f"{name}={value}" for name, value in arguments.items())])
+    lines.append(f"session = onnxruntime.InferenceSession({words})")
+    whole = not (own.provider_options or own.ep_libraries)
+    return Snippet(tuple(lines), _SCRIPT.format(code="\n".join(lines)) if whole else None)
+
+
+def _literal(name: str, value: str) -> str:
+    """The value of an attribute of ``SessionOptions``, as code."""
+    if name == "execution_mode":
+        return f"onnxruntime.ExecutionMode.{value}"
+    if name == "execution_order":
+        return f"onnxruntime.ExecutionOrder.{value}"
+    if name.startswith(("enable_", "use_")):
+        return str(value.lower() in ("1", "true", "on"))
+    return value if value.lstrip("-").isdigit() else repr(value)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"

@@ -1,0 +1,95 @@
+"""How OpenVINO compiles and runs a model: for the worker and, since its source goes there too, for ``reproduce.py``.
+
+So it needs nothing of bisect-trt but what goes along, and has Python 3.8's syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping
+
+from bisect_trt.targets.signatures import clean_message
+
+HINT = "INFERENCE_PRECISION_HINT"
+FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
+RESULT = "/sink_port_0"
+"""What OpenVINO's frontend appends to the name of a model's output."""
+PLACE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?", re.MULTILINE)
+"""Of its source, in its messages."""
+BITS = {"bf16": "bfloat16"}
+"""Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
+
+
+def said(error: Exception) -> str:
+    """What OpenVINO says, on one line, without the places in its source."""
+    return clean_message(PLACE.sub("", str(error)))
+
+
+def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
+    """A model compiled for a device.
+
+    Args:
+        core: OpenVINO's.
+        model: What it has read.
+        settings: ``device``, ``properties`` and the ``precision`` hint, a word of OpenVINO's.
+    """
+    properties = {HINT: settings["precision"]}
+    properties.update((name, value) for name, value in settings["properties"])
+    return core.compile_model(model, settings["device"], properties)
+
+
+def output_names(read: Any) -> list[str]:
+    """The model's outputs in its own order, by the names that ONNX gives them."""
+    names = []
+    for port in read.outputs:
+        name = port.get_node().get_friendly_name()
+        if not name.endswith(RESULT):  # of a model that another frontend has read
+            names.append(min(port.get_names()))
+            continue
+        names.append(name[: -len(RESULT)])
+    return names
+
+
+def run_compiled(compiled: Any, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs by name; those of types that NumPy has no arrays of are left out."""
+    request = compiled.create_infer_request()
+    feed = {}
+    for place, port in enumerate(compiled.inputs):
+        feed[place] = to_tensor(port, inputs[port.get_node().get_friendly_name()])
+    request.infer(feed)
+    found = {}
+    for place, name in enumerate(names):
+        values = to_array(request.get_output_tensor(place))
+        if values is not None:
+            found[name] = values
+    return found
+
+
+def to_tensor(port: Any, values: Any) -> Any:
+    """An input's values as OpenVINO is fed."""
+    import numpy as np
+    import openvino
+
+    kind = port.get_element_type()
+    if kind.get_type_name() in BITS:
+        tensor = openvino.Tensor(kind, openvino.Shape(list(values.shape)))
+        tensor.data.view(np.uint16)[...] = np.ascontiguousarray(values).view(np.uint16)
+        return tensor
+    return openvino.Tensor(np.array(values, order="C"))
+
+
+def to_array(tensor: Any) -> Any:
+    """A copy of a tensor as an array; ``None`` if NumPy has no such type."""
+    kind = tensor.element_type.get_type_name()
+    if kind == "string":
+        return tensor.str_data.astype(object)
+    if kind in BITS:
+        import numpy as np
+
+        try:
+            import ml_dtypes
+        except ImportError:
+            return None
+        return tensor.data.view(np.uint16).copy().view(getattr(ml_dtypes, BITS[kind]))
+    return tensor.data.copy() if tensor.element_type.bitwidth >= 8 and not kind.startswith("f8") else None

@@ -1,0 +1,271 @@
+"""OpenVINO as a target, for real: its CPU device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from support import read_json
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.lower import lower_roundtrip
+from bisect_trt.targets.base import Session, make_runtime
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.openvino.settings import OpenVinoSettings
+from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.settings import TargetSettings
+
+openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+make = helper.make_node
+PLAIN = TargetSettings("openvino")
+X = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
+FLOAT = TensorProto.FLOAT
+
+
+def save(
+    path: Path,
+    nodes: Sequence[NodeProto],
+    ends: dict[str, int] | None = None,
+    *,
+    weights: dict[str, Any] | None = None,
+    shape: Sequence[int | str] = (2, 3),
+) -> Path:
+    """A model from ``x`` to what ``ends`` names, with their types."""
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in (ends or {"y": FLOAT}).items()]
+    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, shape)]
+    graph = helper.make_graph(list(nodes), "test", inputs, outputs, stored)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def load(path: Path, target: TargetSettings = PLAIN) -> Session:
+    return make_runtime(target).load(path)
+
+
+def network(path: Path, length: int = 40) -> Path:
+    """Branches of healthy nodes; of two exponentials one is past fp16's range, and a logarithm brings it back."""
+    rng = np.random.default_rng(0)
+    nodes, last = [], "x"
+    for place in range(length):
+        name = f"n{place}"
+        kind = ("MatMul", "Tanh", "Add", "Sigmoid", "Mul")[place % 5]
+        inputs = [last, "w"] if kind == "MatMul" else [last, "x"] if kind in ("Add", "Mul") else [last]
+        nodes.append(make(kind, inputs, [name], name=f"{kind}_{place}"))
+        last = name
+        if place == length // 4:
+            nodes += [make("Exp", [last], ["small"], name="healthy"), make("Add", ["small", last], ["side"])]
+        if place == length // 2:
+            nodes += [make("Mul", [last, "twelve"], ["m"]), make("Add", ["m", "twelve"], ["a"])]
+            nodes += [make("Exp", ["a"], ["e"], name="big"), make("Log", ["e"], ["l"], name="back")]
+            nodes += [make("Sub", ["l", "twelve"], ["off"]), make("Div", ["off", "twelve"], ["near"])]
+            last = "near"
+    nodes += [make("Sub", [last, "side"], ["s"], name="end"), make("Add", ["s", "near"], ["y"], name="join")]
+    weights = {"w": rng.normal(0, 0.3, (3, 3)).astype(np.float32), "twelve": np.array(12, np.float32)}
+    return save(path, nodes, weights=weights)
+
+
+ROUNDED = hnp.arrays(
+    np.float32,
+    st.integers(1, 8),
+    elements=st.floats(width=32)
+    | st.sampled_from(
+        [s * 2.0**e * (1 + d) for s in (1, -1) for e in range(-26, 17) for d in (0, 2.0**-12, 1e-7, -1e-7)]
+    )
+    .map(np.float32)
+    .map(float),
+)
+
+
+@pytest.mark.parametrize("target", [PLAIN, reference_settings()], ids=["openvino", "onnxrt"])
+@given(values=ROUNDED)
+@settings(max_examples=40, deadline=None)
+def test_arithmetic_rounds_to_fp16(
+    values: np.ndarray, target: TargetSettings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("round") / "m.onnx"
+    plain = save(
+        path, [make("Neg", ["x"], ["n"]), make("Mul", ["n", "one"], ["y"])], weights={"one": np.float32(1)}, shape=["n"]
+    )
+    lowered = lower_roundtrip(onnx.load(plain), arithmetic=True)
+    assert not [node for node in lowered.graph.node if node.op_type == "Cast"]
+    onnx.save(lowered, path)
+    with np.errstate(over="ignore"):
+        expected = -values.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(load(path, target).run({"x": values})["y"], expected)
+
+
+def test_arithmetic_needs_round(tmp_path: Path) -> None:
+    model = onnx.load(save(tmp_path / "m.onnx", [make("Neg", ["x"], ["y"])]))
+    model.opset_import[0].version = 10
+    with pytest.raises(UsageError, match="rounding to fp16 by arithmetic needs 11 or later"):
+        lower_roundtrip(model, arithmetic=True)
+
+
+def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
+    """Also those that OpenVINO merges, and those that no node computes."""
+    kinds = {"h": 10, "b": 9, "i8": 3, "u8": 2, "i32": 6, "i64": 7, "d": 11, "bf": 16}
+    nodes = [make("Relu", ["x"], ["r"]), make("Identity", ["r"], ["same"]), make("Identity", ["x"], ["in"])]
+    nodes += [make("Cast", ["r"], [name], to=kind) for name, kind in kinds.items()]
+    nodes += [make("Identity", ["w"], ["stored"]), make("ReduceSum", ["x"], ["scalar"], keepdims=0)]
+    nodes += [make("TopK", ["x", "k"], ["a/b:0", "index\n"], axis=1)]
+    ends = {
+        "r": FLOAT,
+        "same": FLOAT,
+        "in": FLOAT,
+        "a/b:0": FLOAT,
+        "index\n": 7,
+        "stored": FLOAT,
+        "scalar": FLOAT,
+        **kinds,
+    }
+    path = save(
+        tmp_path / "m.onnx", nodes, ends, weights={"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)}
+    )
+    session, reference = load(path), load(path, reference_settings())
+    found, expected = session.run({"x": X}), reference.run({"x": X})
+    assert list(found) == list(ends)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_shapes_may_be_free(tmp_path: Path) -> None:
+    session = load(save(tmp_path / "m.onnx", [make("Relu", ["x"], ["y"])], shape=["n", 3]))
+    assert [info.shape for info in session.inputs] == [(None, 3)]
+    for rows in (1, 4):
+        value = np.full((rows, 3), -1, np.float32)
+        np.testing.assert_array_equal(session.run({"x": value})["y"], 0 * value)
+
+
+@pytest.mark.parametrize("low", ["fp16", "bf16"])
+def test_a_low_precision_is_seen(tmp_path: Path, low: str) -> None:
+    """By a hint or by rounding: either way a product has no more digits than that."""
+    path = save(
+        tmp_path / "m.onnx", [make("MatMul", ["x", "w"], ["y"])], weights={"w": np.full((3, 4), 1.0003, np.float32)}
+    )
+    full = load(path).run({"x": X})["y"]
+    lowered: dict[str, Any] = {low: True}
+    half = load(path, TargetSettings("openvino", **lowered)).run({"x": X})["y"]
+    error = np.abs(half - full).max() / np.abs(full).max()
+    assert 2.0**-15 < error < 2.0**-7
+    kept = load(path, TargetSettings("openvino", **lowered, keep=("y",))).run({"x": X})["y"]
+    np.testing.assert_array_equal(kept, full)
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "complaint"),
+    [
+        (
+            OpenVinoSettings("XYZ"),
+            UnavailableError,
+            r"has no device 'XYZ' here; it has: CPU.*\. It says: .*not registered",
+        ),
+        (
+            OpenVinoSettings(properties=(("NOSUCH", "1"),)),
+            UsageError,
+            r"does not take NOSUCH:1 for CPU: .*Its properties are: ",
+        ),
+        (
+            OpenVinoSettings(properties=(("INFERENCE_PRECISION_HINT", "i9"),)),
+            UsageError,
+            "does not take INFERENCE_PRECISION_HINT:i9 for CPU: .*bf16",
+        ),
+    ],
+)
+def test_what_it_does_not_take_is_no_failure_of_the_model(
+    own: OpenVinoSettings, kind: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(kind, match=complaint):
+        make_runtime(TargetSettings("openvino", own=own))
+
+
+@pytest.mark.parametrize(
+    "node", [make("Mystery", ["r"], ["y"], domain="mine"), make("Reshape", ["r", "w"], ["y"])], ids=lambda n: n.op_type
+)
+def test_the_same_refusal_of_another_model_has_the_same_signature(tmp_path: Path, node: NodeProto) -> None:
+    signatures = set()
+    for number, name in enumerate(["r", "other_name"]):
+        before = [
+            make("Relu", ["x" if not place else f"b{place - 1}"], [f"b{place}"]) for place in range(1 + 3 * number)
+        ]
+        changed = NodeProto()
+        changed.CopyFrom(node)
+        changed.input[0] = name
+        nodes = [*before, make("Neg", [before[-1].output[0]], [name]), changed]
+        path = save(tmp_path / "m.onnx", nodes, weights={"w": np.array([7, 2], np.int64)}, shape=(2, 3 + number))
+        with pytest.raises(BuildError) as refused:
+            load(path)
+        signatures.add(refused.value.sign(["x", name, "w", "y", *(each.output[0] for each in before)]))
+        assert ".cpp" not in refused.value.message
+    assert len(signatures) == 1
+
+
+def test_layers_are_told(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [make("MatMul", ["x", "w"], ["m"]), make("Relu", ["m"], ["y"])],
+        weights={"w": np.eye(3, dtype=np.float32)},
+    )
+    layers = load(path).layers()
+    assert {layer["kind"] for layer in layers} >= {"FullyConnected"}
+    assert {"m", "y"} <= {tensor for layer in layers for tensor in layer["tensors"]}
+    assert all(layer["precisions"] == ["float32"] for layer in layers)
+
+
+def test_diagnose_a_planted_failure(cli: CommandLine) -> None:
+    path = network(Path("model.onnx"))
+    assert cli("run", path, "--openvino").status == 0
+    ran = cli("diagnose", path, "--openvino", "--fp16", "--iterations", 2, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    result = read_json(Path("r.json"))
+    assert [culprit["name"] for culprit in result["culprits"]] == ["big"]
+    assert {each["name"] for each in result["keep_fp32"]} == {"big", "back"}
+    assert "OpenVINO: Exp overflows" in Path("out/ISSUE.md").read_text()
+    done = subprocess.run([sys.executable, "reproduce.py"], cwd="out", capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+def test_the_other_commands(cli: CommandLine) -> None:
+    path = network(Path("model.onnx"), 12)
+    ran = cli("layerwise", path, "--openvino", "--fp16", "--isolate")
+    assert ran.status == 0, ran.err
+    assert "'e'" in ran.out
+    ran = cli("reduce", path, "--openvino", "--fp16", "-o", "small.onnx")
+    assert ran.status == 0, ran.err
+    assert [node.name for node in onnx.load("small.onnx").graph.node] == ["big"]
+    ran = cli("precision", path, "--openvino", "--fp16", "-o", "mixed.onnx", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    assert {each["name"] for each in read_json(Path("r.json"))["keep_fp32"]} == {"big", "back"}
+    ran = cli("convert", path, "--openvino", "-o", "model.engine")
+    assert ran.error.startswith("error: OpenVINO has no engines to write to model.engine")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--openvino-property", "A:1", "a:2"], "--openvino-property is given twice for 'A'; give it once"),
+        (
+            ["--fp16", "--openvino-property", "inference_precision_hint:f32"],
+            "--fp16 and --openvino-property INFERENCE_PRECISION_HINT both say in which precision to run; drop one.",
+        ),
+        (["--fp16", "--bf16"], "--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them."),
+        (["--int8"], "--int8 is an option of TensorRT, and the target is OpenVINO; drop one."),
+    ],
+)
+def test_options_that_contradict(cli: CommandLine, words: list[str], complaint: str) -> None:
+    path = save(Path("model.onnx"), [make("Relu", ["x"], ["y"])])
+    assert cli("run", path, "--openvino", *words).error == f"error: {complaint}"
