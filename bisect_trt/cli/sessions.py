@@ -132,8 +132,11 @@ def open_search(
     console: Console,
     result: Result,
     annotation: Path | None,
+    files: Iterable[Path] = (),
 ) -> tuple[Session, CheckSettings]:
     """The session of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
+
+    Beside the check, the run depends on ``files``.
 
     Raises:
         UsageError: As :func:`open_target_session`, or an option of the check is wrong.
@@ -142,5 +145,5 @@ def open_search(
     checks = check_settings(check, runtime, given[Compare])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-    files, fixed = check_files(check), checks.fixed_path
-    return open_target_session(model, given, console, result, files, fixed, annotation=annotation), checks
+    own, fixed = [*check_files(check), *files], checks.fixed_path
+    return open_target_session(model, given, console, result, own, fixed, annotation=annotation), checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -245,16 +246,19 @@ class Workspace:
                 path.unlink(missing_ok=True)
 
 
-_Seal = tuple[int, int, int]
+_Seal = tuple[int, int, int, bytes]
+_HASHED = 1 << 20
+"""Files up to so many bytes are told apart by their content as well, which costs less than a millisecond."""
 
 
 def _seal(path: Path) -> _Seal | None:
     """Something that is another once a file has been changed, whatever its times were set to; ``None`` if it is gone."""
     try:
         seen = path.stat()
+        content = hashlib.sha256(path.read_bytes()).digest() if seen.st_size <= _HASHED else b""
     except OSError:
         return None
-    return seen.st_ino, seen.st_size, seen.st_ctime_ns
+    return seen.st_ino, seen.st_size, seen.st_ctime_ns, content
 
 
 def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:

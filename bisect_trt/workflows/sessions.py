@@ -93,6 +93,7 @@ class Session:
 
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
+            settings = replace(settings, tolerance=check.tolerance)
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
             with self._investigated(subject, check, search, settings.target) as found:
