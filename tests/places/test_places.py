@@ -318,7 +318,7 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chain whose middle overflows in fp16."""
     folder = tmp_path_factory.mktemp("places")
-    init = [numpy_helper.from_array(np.float32(value), name) for name, value in (("one", 1), ("big", 3000))]
+    init = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in (("one", 1), ("big", 3000))]
     steps = [("Add", "one")] * 5 + [("Add", "big"), ("Mul", ""), ("Sqrt", None)] + [("Add", "one")] * 5
     nodes, last = [], "x"
     for number, (op, other) in enumerate(steps):
