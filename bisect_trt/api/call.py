@@ -40,6 +40,9 @@ from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
+CHECKED = ("reduce", "precision", "cause", "releases")
+"""Commands to which a check can be given."""
+SEARCHES = (*CHECKED, "diagnose")
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -87,10 +90,10 @@ class Call:
         words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
-        self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
+        self.search = given.group(Search) if command in SEARCHES else Search()
+        self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
         self._data = given.group(Data)
-        self._places = given.group(Places)
+        self._places = Places() if command == "releases" else given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
@@ -166,9 +169,9 @@ class Call:
         self._bind()
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        places = open_places(self._places, console)
+        where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        session = Session(self._model, workspace, console, result, fresh, self._annotation, places)
+        session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
             work(session)

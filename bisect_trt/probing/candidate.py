@@ -59,6 +59,7 @@ class Candidate:
         until: The verdict that ends the runs.
         marks: Tensors that are outputs too, by number, for a search over those.
         target: How the target is set up for it, where that is not as the check has it.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
     """
 
     proto: onnx.ModelProto
@@ -76,6 +77,7 @@ class Candidate:
     until: Verdict = Verdict.FAIL
     marks: Subset = frozenset()
     target: TargetSettings | None = None
+    packages: str = ""
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -95,6 +97,8 @@ class Candidate:
             digest.update(b"engine")
         if self.target is not None:
             digest.update(repr(self.target).encode())
+        if self.packages:
+            digest.update(f"packages {self.packages}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ _TIDY_SECONDS = 2.0
 """How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
+LEAST_SECONDS = 30.0
+"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -239,6 +241,7 @@ class WorkerPool:
     Attributes:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
+        bounded: Whether the user said how long a run may take.
     """
 
     def __init__(
@@ -257,7 +260,8 @@ class WorkerPool:
         """
         self.places = tuple(places)
         self._placed: Counter[Place] = Counter()
-        self._patience = max(DEFAULT_SECONDS, timeout or 0)
+        self.bounded = timeout is not None
+        self._patience = DEFAULT_SECONDS if timeout is None else max(timeout, LEAST_SECONDS)
         self.fresh_process = fresh_process
         self.memory_limit = memory_limit
         self._log = folder / "workers.log"
@@ -290,6 +294,8 @@ class WorkerPool:
         log: Path | None = None,
         confirm: bool = False,
         here: bool = False,
+        place: Place | None = None,
+        told: Callable[[Place], object] | None = None,
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
@@ -299,11 +305,13 @@ class WorkerPool:
 
         Args:
             request: What to do.
-            timeout: Seconds it may take; as long as by default if not said, or as the pool was told.
+            timeout: Seconds it may take; if not said as long as the pool was told, but at least 30, or as by default.
             cancel: Ends it when set.
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
             here: Whether it runs here, whatever places there are.
+            place: In which of the places; in any if not said.
+            told: Given the place that it runs in, each time.
 
         Raises:
             WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
@@ -319,8 +327,10 @@ class WorkerPool:
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0 and not away):
-                worker = self._take(away=away, fresh=lost + crashed > 0)
+                worker = self._take(away=away, fresh=lost + crashed > 0, place=place)
                 used = worker.served > 0
+                if told is not None and worker.place is not None:
+                    told(worker.place)
                 try:
                     reply = self._ask(worker, order, timeout, cancel)
                 except WorkerDied as death:
@@ -336,7 +346,7 @@ class WorkerPool:
                         continue
                     raise
                 if used and isinstance(reply, Failed) and reply.poisoned:
-                    reply = self._ask(self._take(away=away, fresh=True), order, timeout, cancel)
+                    reply = self._ask(self._take(away=away, fresh=True, place=place), order, timeout, cancel)
             return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
@@ -357,16 +367,18 @@ class WorkerPool:
         self._give_back(worker)
         return reply
 
-    def _take(self, *, away: bool = False, fresh: bool = False) -> WorkerProcess:
+    def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""
         with self._lock:
             for worker in reversed(self._idle):
-                if (worker.place is not None) == away and not (fresh and (worker.served or not away)):
+                fits = (worker.place is not None) == away and place in (None, worker.place)
+                if fits and not (fresh and (worker.served or not away)):
                     self._idle.remove(worker)
                     return worker
             if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
-            place = min(self.places, key=self._placed.__getitem__) if away else None
+            if away and place is None:
+                place = min(self.places, key=self._placed.__getitem__)
             local = place is None or place.local
             gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             if gpu is not None:
