@@ -25,7 +25,7 @@ def blocks(path: Path, gains: list[float]) -> None:
     """Blocks that square what they read: past 65504 where the gain is large, or the input is; and one beside them."""
     rng = np.random.default_rng(1)
     nodes: list[onnx.NodeProto] = []
-    weights = [numpy_helper.from_array(np.float32(1), "one")]
+    weights = [numpy_helper.from_array(np.array(1, np.float32), "one")]
 
     def block(x: str, scope: str, gain: float) -> str:
         weight = (gain * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
@@ -34,7 +34,7 @@ def blocks(path: Path, gains: list[float]) -> None:
         wide, square, mean, total, root, _ = made.values()
         read = [[x, f"{scope}/w"], [wide, wide], [square], [mean, "one"], [total], [wide, root]]
         for (kind, output), inputs in zip(made.items(), read, strict=True):
-            axes = {"axes": [-1]} if kind == "ReduceMean" else {}
+            axes: dict[str, Any] = {"axes": [-1]} if kind == "ReduceMean" else {}
             nodes.append(helper.make_node(kind, inputs, [output], name=f"{scope}/{kind}", **axes))
         return made["Div"]
 
