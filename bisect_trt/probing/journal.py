@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Record:
         seconds: How long the check took, all runs of it.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
+        times: Seconds by what they were spent on; see ``probing/times.py``.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Record:
     seconds: float
     own_seconds: float
     runs: int
+    times: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def said(self) -> str:

@@ -16,6 +16,7 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Speculation
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
@@ -134,7 +135,8 @@ class Prober:
                 title = question.title or f"{candidate.title}, once more"
                 return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
             if isinstance(question, Units):
-                return build(question.units)
+                with spending("cutting"):
+                    return build(question.units)
             assert original is not None, "the search asks about an original that it was not given"
             return original
 

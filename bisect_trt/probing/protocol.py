@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a worker of before would misread a request, or a driver its reply."""
 
 
@@ -297,12 +297,14 @@ class Answer:
         host_bytes: What the worker holds of memory.
         gpu_bytes: What is in use of its GPU, by anybody.
         peak_bytes: The most memory that it held since it began.
+        spent: Seconds by what they were spent on; see ``probing/times.py``.
     """
 
     reply: Reply
     host_bytes: int = 0
     gpu_bytes: int = 0
     peak_bytes: int = 0
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 BEGUN = b"begun\n"

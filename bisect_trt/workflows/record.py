@@ -132,6 +132,7 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
             "seconds": record.seconds,
             "own_seconds": record.own_seconds,
             "runs": record.runs,
+            "times": dict(record.times),
             "step": console.story.why(record.number),
         }
         for record in chosen

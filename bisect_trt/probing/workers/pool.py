@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +29,7 @@ from bisect_trt.probing.protocol import (
     decode_answer,
     encode,
 )
+from bisect_trt.probing.times import asking
 from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
 from bisect_trt.probing.workers.resources import gate, oom_kills
@@ -88,7 +89,7 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
 
-    def ask(self, order: Order, limits: Limits) -> Reply:
+    def ask(self, order: Order, limits: Limits) -> Answer:
         """Send a request and wait for the answer.
 
         Raises:
@@ -114,7 +115,7 @@ class WorkerProcess:
             gate.saw(answer.peak_bytes)
         if isinstance(answer.reply, Misuse):
             raise _user_error(answer.reply)
-        return answer.reply
+        return answer
 
     def _see_wear(self, answer: Answer) -> None:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
@@ -255,13 +256,26 @@ class WorkerPool:
         if timeout is None:
             costly = request.target.target.capabilities.costly
             timeout = max(self._patience, COSTLY_SECONDS) if costly else self._patience
+        with asking() as told:
+            return self._asked(order, timeout, cancel, told, confirm=confirm)  # type: ignore[return-value]  # the protocol has one type of reply a request
+
+    def _asked(
+        self,
+        order: Order,
+        timeout: float,
+        cancel: Cancel | None,
+        told: Callable[[Mapping[str, float]], None],
+        *,
+        confirm: bool,
+    ) -> Reply:
+        """What a worker that lives replies; ``told`` is told what it spent its time on."""
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0):
                 worker = self._take(fresh=lost + crashed > 0)
                 used = worker.served > 0
                 try:
-                    reply = self._ask(worker, order, timeout, cancel)
+                    answer = self._ask(worker, order, timeout, cancel)
                 except WorkerDied as death:
                     if death.end.cancelled or death.end.timed_out or death.end.over_memory:
                         raise
@@ -274,13 +288,14 @@ class WorkerPool:
                     if crashed < 2 and (used or confirm):
                         continue
                     raise
-                if used and isinstance(reply, Failed) and reply.poisoned:
-                    reply = self._ask(self._take(fresh=True), order, timeout, cancel)
-            return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
+                if used and isinstance(answer.reply, Failed) and answer.reply.poisoned:
+                    answer = self._ask(self._take(fresh=True), order, timeout, cancel)
+            told(answer.spent)
+            return answer.reply
 
-    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
+    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Answer:
         try:
-            reply = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+            answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
         except WorkerDied:
             self._dismiss(worker)
             raise
@@ -291,7 +306,7 @@ class WorkerPool:
             self._dismiss(worker)
             raise
         self._give_back(worker)
-        return reply
+        return answer
 
     def _take(self, *, fresh: bool = False) -> WorkerProcess:
         with self._lock:
