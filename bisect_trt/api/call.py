@@ -19,6 +19,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
@@ -33,6 +34,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.sessions import Session
@@ -89,6 +91,7 @@ class Call:
         self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
         self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
         self._data = given.group(Data)
+        self._places = given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
@@ -164,7 +167,9 @@ class Call:
         self._bind()
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        session = Session(self._model, workspace, console, result, self.target.fresh_process, self._annotation)
+        places = open_places(self._places, console)
+        fresh = self.target.fresh_process
+        session = Session(self._model, workspace, console, result, fresh, self._annotation, places)
         began = time.monotonic()
         try:
             with account() as spent:

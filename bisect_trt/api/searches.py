@@ -191,6 +191,9 @@ def precision(
         own.keep_weights,
         own.overwrite,
         minimise=own.minimise,
+        fresh_samples=own.fresh_samples,
+        validation_data=tuple(own.validation_data),
+        minimal_output=own.minimal_output,
     )
     if not call.resumed:
         settings.check_output()

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce
 from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
 COMMANDS: dict[str, tuple[type, ...]] = {
-    "diagnose": (Diagnose, Target, Compare, Data, Search, General),
-    "reduce": (Reduce, Check, Target, Compare, Data, Search, General),
-    "precision": (Precision, Check, Target, Compare, Data, Search, General),
-    "cause": (Cause, Check, Target, Compare, Data, Search, General),
-    "layerwise": (Layerwise, Target, Compare, Data, General),
+    "diagnose": (Diagnose, Target, Places, Compare, Data, Search, General),
+    "reduce": (Reduce, Check, Target, Places, Compare, Data, Search, General),
+    "precision": (Precision, Check, Target, Places, Compare, Data, Search, General),
+    "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
+    "layerwise": (Layerwise, Target, Places, Compare, Data, General),
     "extract": (Extract, Data, General),
     "sanitize": (Sanitize, Data, General),
     "inspect": (Inspect,),
     "convert": (Convert, Target, Data, General),
-    "run": (Run, Target, MoreTargets, RunOptions, Compare, Plots, Data, General),
+    "run": (Run, Target, Places, MoreTargets, RunOptions, Compare, Plots, Data, General),
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
-    "doctor": (Doctor,),
+    "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
 

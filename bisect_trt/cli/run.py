@@ -13,6 +13,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
 from bisect_trt.options.values import TopK
@@ -36,7 +37,7 @@ def run(given: Given, console: Console, result: Result) -> Result:
         if path is not None:
             check_output(path, overwrite=True)
     if own.gen_script is not None:
-        changed = [_changed(given[group]) for group in (Target, MoreTargets, RunOptions, Compare, Plots, Data)]
+        changed = [_changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Plots, Data)]
         write_script(own.gen_script, own.model, {name: value for each in changed for name, value in each.items()})
         console.answer(f"{own.gen_script}: does the same; run it with: python {own.gen_script}")
         result.artifacts["script"] = str(own.gen_script)

@@ -15,7 +15,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options
+from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options, validation_files
 from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
@@ -70,10 +70,15 @@ def precision(given: Given, console: Console, result: Result) -> Result:
         own.keep_weights,
         own.overwrite,
         minimise=own.minimise,
+        fresh_samples=own.fresh_samples,
+        validation_data=tuple(own.validation_data),
+        minimal_output=own.minimal_output,
     )
     if invocation.resumed is None:
         settings.check_output()
-    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    session, checks = open_search(
+        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
+    )
     return session.precision(settings, checks, search_settings(given[Search]))
 
 

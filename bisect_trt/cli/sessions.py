@@ -10,6 +10,7 @@ from bisect_trt.cli.arguments import invocation
 from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check, Data
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
@@ -18,6 +19,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings
 
@@ -112,12 +114,14 @@ def open_target_session(
     """
     if annotation is not None:
         check_annotated(annotation, model)
+    places = open_places(given[Places], console)
     session = open_session(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
         session,
         model=replace(session.model, shape_inference=shape_inference),
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
+        places=places,
     )
 
 
@@ -128,8 +132,11 @@ def open_search(
     console: Console,
     result: Result,
     annotation: Path | None,
+    files: Iterable[Path] = (),
 ) -> tuple[Session, CheckSettings]:
     """The session of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
+
+    Beside the check, the run depends on ``files``.
 
     Raises:
         UsageError: As :func:`open_target_session`, or an option of the check is wrong.
@@ -138,5 +145,5 @@ def open_search(
     checks = check_settings(check, runtime, given[Compare])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-    files, fixed = check_files(check), checks.fixed_path
-    return open_target_session(model, given, console, result, files, fixed, annotation=annotation), checks
+    own, fixed = [*check_files(check), *files], checks.fixed_path
+    return open_target_session(model, given, console, result, own, fixed, annotation=annotation), checks

@@ -80,7 +80,7 @@ class BuiltinCheck:
             return outcome_of_failure(reply, seconds)
         return replace(outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict), layers=reply.layers)
 
-    def _target(self, files: CandidateFiles) -> TargetSettings:
+    def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
         if files.engine is not None:
             return _engines(self.target).load(self.target, files.engine)
@@ -89,14 +89,14 @@ class BuiltinCheck:
 
     def _built(self, files: CandidateFiles) -> TargetSettings:
         """The same, with its engine left in the candidate's folder."""
-        target = self._target(files)
+        target = self.target_of(files)
         if self.shelf is None or files.engine is not None:
             return target
         return _engines(target).save(target, files.folder / ENGINE)
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
-        words = ["bisect-trt", "run", str(files.model), *self._target(files).flags(), *self.tolerance.words()]
+        words = ["bisect-trt", "run", str(files.model), *self.target_of(files).flags(), *self.tolerance.words()]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 
 

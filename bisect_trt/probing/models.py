@@ -28,6 +28,7 @@ def ask(
     *,
     log: Path | None = None,
     confirm: bool = False,
+    here: bool = False,
 ) -> R_co | Failed:
     """What a worker answers; its death is an answer too. The arguments are those of :meth:`WorkerPool.ask`.
 
@@ -36,7 +37,7 @@ def ask(
         UnavailableError: Something it needs is not there.
     """
     try:
-        return workers.ask(request, timeout, cancel, log=log, confirm=confirm)
+        return workers.ask(request, timeout, cancel, log=log, confirm=confirm, here=here)
     except WorkerDied as death:
         end = death.end
         if death.outside is not None:
@@ -79,9 +80,9 @@ class Models:
         save_npz(path, values)
         return path
 
-    def ask(self, request: Request[R_co], timeout: float | None = None) -> R_co | Failed:
+    def ask(self, request: Request[R_co], timeout: float | None = None, *, here: bool = False) -> R_co | Failed:
         """Have a worker do something; see :func:`ask`."""
-        return ask(self._workers, request, timeout)
+        return ask(self._workers, request, timeout, here=here)
 
     def run(
         self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]
@@ -104,14 +105,17 @@ class Models:
         *,
         feeds: Path | None = None,
         append: bool = False,
+        here: bool = False,
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so. See :class:`Collect`.
+
+        The reference always runs here, and so does what is asked for ``here``.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
         settings = self.reference if target is None else target
-        reply = self.ask(Collect(settings, model, inputs, to, feeds, append))
+        reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":

@@ -50,6 +50,7 @@ class Outcome:
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
         times: Seconds by what they were spent on, from making the candidate on; see ``probing/times.py``.
+        errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
     """
 
     ending: Ending
@@ -66,6 +67,7 @@ class Outcome:
     layers: tuple[dict[str, Any], ...] = ()
     sample: int | None = None
     times: Mapping[str, float] = field(default_factory=dict)
+    errors: tuple[float, ...] = ()
 
     @property
     def cancelled(self) -> bool:
@@ -108,7 +110,8 @@ class Outcome:
         """Plain values."""
         comparisons = [comparison.to_json() for comparison in self.comparisons]
         severity = None if self.severity is None else str(self.severity)  # JSON has no infinity
-        return {**vars(self), "ending": self.ending.value, "comparisons": comparisons, "severity": severity}
+        plain = {**vars(self), "ending": self.ending.value, "comparisons": comparisons, "severity": severity}
+        return {**plain, "errors": [str(error) for error in self.errors]}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
@@ -117,6 +120,7 @@ class Outcome:
         severity = plain.get("severity")
         known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
         known["layers"] = tuple(plain.get("layers", ()))
+        known["errors"] = tuple(map(float, plain.get("errors", ())))
         return cls(**{**known, "severity": None if severity is None else float(severity)})
 
 

@@ -53,6 +53,19 @@ class Failed(Reply):
 
 
 @dataclass(frozen=True)
+class Died(Reply):
+    """The process that runs models in a place has ended, which a worker that is no place's does itself.
+
+    Attributes:
+        code: Its exit status, or minus the signal's number.
+        over_memory: Whether it was ended because it held more than it may.
+    """
+
+    code: int
+    over_memory: bool = False
+
+
+@dataclass(frozen=True)
 class Misuse(Reply):
     """The request names something that is wrong or not there; it is raised where it was asked.
 
@@ -310,7 +323,7 @@ class Answer:
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
 _REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Series, Trace)
-_REPLIES = (Compared, Described, Done, Failed, Lowered, Misuse, Started, Traced)
+_REPLIES = (Compared, Described, Died, Done, Failed, Lowered, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

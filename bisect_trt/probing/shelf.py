@@ -19,6 +19,13 @@ class EngineShelf:
         self._lock = threading.Lock()
         self._best: tuple[int, Path] | None = None
 
+    def clear(self) -> None:
+        """Take the engine away: from here on it is about another set of nodes, which may be larger."""
+        with self._lock:
+            if self._best is not None:
+                self._best[1].unlink(missing_ok=True)
+            self._best = None
+
     def offer(self, files: CandidateFiles, *, passed: bool) -> None:
         """Keep a candidate's engine in its folder, or take it away."""
         engine, count = files.folder / ENGINE, len(files.keep or ())

@@ -266,6 +266,9 @@ class Target(ABC):
         packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
+        sent: The modules that a place gets to run it there, the last one as :mod:`bisect_trt.probing.places.sent.server` says;
+            empty if it runs here alone.
+        stays: Whether it is run here whatever places there are.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
     """
 
@@ -283,6 +286,8 @@ class Target(ABC):
     packages: ClassVar[tuple[Package, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
+    sent: ClassVar[tuple[str, ...]] = ()
+    stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
     @abstractmethod
@@ -310,6 +315,20 @@ class Target(ABC):
     def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
         """The one that it comes as, set up so; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
+        """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.
+
+        Args:
+            settings: How it is set up.
+            model: The ONNX file.
+            facts: What it says of itself there.
+        """
+        return None
+
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+        """What it has to know of a model in a place, as plain values; the arguments are those of :meth:`lower`."""
+        return {}
 
     def describe(self, settings: TargetSettings) -> str:
         """In words."""

@@ -27,6 +27,11 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         self._signature = signature
 
     @property
+    def masked(self) -> str | None:
+        """The signature that the runtime gave, where it knows more of what to mask."""
+        return self._signature
+
+    @property
     def signature(self) -> str:
         """The message as a template, where the names of the model are not known."""
         return self.sign(())

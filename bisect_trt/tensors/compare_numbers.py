@@ -72,6 +72,8 @@ def compare_numbers(
         "mean_abs": float(absolute.mean(dtype=np.float32)),
         "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
     }
+    if stat is ErrorStat.ELEMWISE:
+        statistics["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
@@ -126,6 +128,18 @@ def _range(values: Array, *, finite: bool) -> dict[str, float] | None:
 
 def _ways(absolute: Array, relative: Array) -> tuple[tuple[str, Array], tuple[str, Array]]:
     return ("abs", absolute), ("rel", relative)
+
+
+def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance) -> float:
+    """The largest error over the tolerance of its element, absolute or relative, whichever forgives it more."""
+    share = np.divide(absolute, tolerance.atol)
+    np.fmin(share, np.divide(relative, tolerance.rtol), out=share)
+    largest = float(share.max())
+    if math.isnan(largest):  # an error of NaN, or one of 0 where nothing is forgiven
+        share[absolute == 0] = 0
+        share[np.isnan(share)] = np.inf
+        largest = float(share.max())
+    return largest
 
 
 def _quantile(errors: Array, known: Mapping[str, Any]) -> float:

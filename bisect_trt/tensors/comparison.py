@@ -134,6 +134,8 @@ class TensorComparison:
         ties: How many elements of a quantized tensor are one step off as ties in rounding are, which count as equal.
         step: How far apart the values are that the tensor may have, where it is quantized and that is one for all.
         most_ties: How many elements may be one step off.
+        of_tolerance: The largest error over what its element may be off by, by the larger of both tolerances: past 1 it
+            does not match elementwise, and it is infinite for a NaN or Inf of one side alone.
     """
 
     name: str
@@ -166,6 +168,7 @@ class TensorComparison:
     ties: int = 0
     step: float | None = None
     most_ties: int = 0
+    of_tolerance: float | None = None
 
     @property
     def required_atol(self) -> float | None:

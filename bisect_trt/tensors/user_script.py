@@ -41,6 +41,11 @@ def split_script(script: str, default_function: str, kind: str) -> tuple[Path, s
     return path, function
 
 
+def is_script(entry: str) -> bool:
+    """Whether what the user names is a Python script, with or without the name of a function, rather than a file of data."""
+    return Path(entry).suffix == ".py" or Path(entry.rpartition(":")[0]).suffix == ".py"
+
+
 def import_script(path: Path, kind: str) -> ModuleType:
     """Run a script as a module."""
     name = f"bisect_trt_{kind.replace('-', '_')}_script"

@@ -21,7 +21,6 @@ from bisect_trt.probing.protocol import Failed
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.probing.workers.resources import default_workers
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
@@ -214,7 +213,7 @@ def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subjec
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
     ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
-    workers = default_workers() if search.workers is None else search.workers
+    workers = subject.workers.width if search.workers is None else search.workers
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     return Prober(Runner(check, subject.workspace, reference), ledger, workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -17,7 +18,7 @@ from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.tensors.user_script import check_script, split_script
+from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
@@ -31,6 +32,18 @@ def data_files(data: Data) -> list[Path]:
     """
     script = [] if data.data_loader_script is None else [split_script(data.data_loader_script, "", "data-loader")[0]]
     return [*(file for path in data.load_inputs for file in files_of(path)), *script]
+
+
+def validation_files(entries: Sequence[str]) -> list[Path]:
+    """The files of ``--validation-data``.
+
+    Raises:
+        UsageError: There is no such script, or a file is none that holds samples.
+    """
+    found: list[Path] = []
+    for entry in entries:
+        found += [split_script(entry, "", "data-loader")[0]] if is_script(entry) else files_of(Path(entry))
+    return found
 
 
 def model_settings(model: Path, data: Data) -> ModelSettings:

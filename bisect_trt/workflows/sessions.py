@@ -5,12 +5,13 @@ Each imports its own workflow only: all of them together take a tenth of a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -42,6 +43,7 @@ class Session:
         result: What is filled in.
         fresh_process: Whether each probe gets a worker process of its own.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
+        places: Where targets run, if not here.
     """
 
     model: ModelSettings
@@ -50,11 +52,20 @@ class Session:
     result: Result
     fresh_process: bool = False
     annotation: Path | None = None
+    places: Sequence[Place] = ()
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
         """The model, opened for a target; to be closed."""
         fresh = self.fresh_process
-        return Subject(self.model, self.workspace, self.console, fresh_process=fresh, timeout=timeout, target=target)
+        return Subject(
+            self.model,
+            self.workspace,
+            self.console,
+            fresh_process=fresh,
+            timeout=timeout,
+            target=target,
+            places=self.places,
+        )
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
@@ -82,6 +93,7 @@ class Session:
 
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
+            settings = replace(settings, tolerance=check.tolerance)
             lowering = make_lowering(subject, settings)
             check = built_in_check(check, subject, settings.precision)
             with self._investigated(subject, check, search, settings.target) as found:

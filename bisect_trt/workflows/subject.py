@@ -24,6 +24,7 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.times import spending
@@ -63,6 +64,7 @@ class Subject:
         fresh_process: bool = False,
         timeout: float | None = None,
         target: TargetSettings | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
         """Read the model and make its inputs.
 
@@ -73,6 +75,7 @@ class Subject:
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, where that is more than by default.
             target: What the reference is for, where that makes a difference.
+            places: Where targets run, if not here.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -87,6 +90,7 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.memory_limit,
             timeout=timeout,
+            places=places,
         )
         self.models = Models(workspace, self.workers, target)
         with spending("start"):

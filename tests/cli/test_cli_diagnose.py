@@ -96,8 +96,8 @@ def check_answer(promise: Example, ran: Ran, result: dict[str, Any]) -> None:
     if sqrt_of_infinity_is_infinite():
         assert len(result["origins"]) == promise.origins
     assert [(culprit["op"], culprit["outputs"]) for culprit in result["culprits"]] == [(promise.op, [promise.tensor])]
-    assert {node["op"] for node in result["keep_fp32"]} == promise.mended
-    assert (len(result["keep_fp32"]) <= 26, result["probes"]["run"] <= 60) == (True, True)
+    assert {node["op"] for node in result["minimal"]} == promise.mended
+    assert (len(result["minimal"]) <= 26, result["probes"]["run"] <= 60) == (True, True)
     assert result["latency_ms"] is None
     for word in (promise.tensor, f"{promise.op} '", "reproduce.py"):
         assert word in ran.out

@@ -66,11 +66,15 @@ def test_an_example_is_mended(name: str, tmp_path: Path) -> None:
     operators, options = EXPECTED[name]
     command = [sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
-    ran = bisect_trt(*LINE, *TARGET, *options, cwd=tmp_path)
+    ran = bisect_trt(*LINE, *TARGET, *options, "--fresh-samples", "20", cwd=tmp_path)
     assert ran.status == 0, ran.err
     result = read_json(tmp_path / "r.json")
     assert (result["status"], result["minimality"], result["latency_ms"]) == ("found", "1-minimal", None)
-    assert {node["op"] for node in result["keep_fp32"]} == operators
+    assert {node["op"] for node in result["minimal"]} == operators
+    names = {node["name"] for node in result["keep_fp32"]}
+    assert {node["name"] for node in result["minimal"]} <= names
+    assert result["validation"]["passed"] == result["validation"]["samples"] == 20
+    assert result["held"] in ran.out
     assert result["probes"]["run"] <= 60
     for node in result["keep_fp32"]:
         assert node["rule"]

@@ -18,7 +18,8 @@ from support import save
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.onnxrt.runtime import OnnxRuntimeSession, provider_names, target_model
+from bisect_trt.targets.onnxrt.runtime import provider_names, target_model
+from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings

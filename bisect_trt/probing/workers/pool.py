@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import json
 import os
+import secrets
 import select
 import subprocess
 import threading
@@ -13,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probing.protocol import (
@@ -20,6 +24,7 @@ from bisect_trt.probing.protocol import (
     Answer,
     Build,
     Compare,
+    Died,
     Failed,
     Misuse,
     Order,
@@ -32,9 +37,14 @@ from bisect_trt.probing.protocol import (
 from bisect_trt.probing.times import asking
 from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
-from bisect_trt.probing.workers.resources import gate, oom_kills
+from bisect_trt.probing.workers.resources import default_workers, gate, oom_kills
+
+if TYPE_CHECKING:
+    from bisect_trt.probing.places.place import Place
 
 _LAST_WORDS_SECONDS = 60.0
+_TIDY_SECONDS = 2.0
+"""How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 GROWTH_LIMIT = 4 << 30
@@ -59,27 +69,42 @@ class WorkerProcess:
     """One worker; start it by asking.
 
     Attributes:
-        served: How many requests it has answered.
+        served: How many requests it has answered, since what runs models was started.
+        place: Where it has models run, if not in itself.
         gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
     """
 
-    def __init__(self, gpu: str | None = None, *, first: bool = False) -> None:
+    def __init__(
+        self,
+        gpu: str | None = None,
+        *,
+        first: bool = False,
+        place: Place | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
         """It is started at once, and imports what it needs while the driver does other things.
 
         Args:
             gpu: The only one that it sees.
             first: Whether its first request is likely the reference run, for which it imports ONNX Runtime at once too.
+            place: Where it has models run, if not in itself.
+            memory_limit: Bytes that whatever runs models there may hold.
         """
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
         self.served = 0
         self.gpu = gpu
+        self.place = place
         self.worn_out = False
+        self._busy = False
         self._first_memory = (0, 0)
         self._buffer = b""
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         warm = ["warm"] if first else []
+        if place is not None:
+            plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
+            warm.append(json.dumps(plain))
         self._process = guard.start(
             module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm),
             {**os.environ, **visible},
@@ -98,6 +123,7 @@ class WorkerProcess:
             UnavailableError: Something it needs is not there.
         """
         began, kills = time.monotonic(), oom_kills()
+        self._busy = True
         begun = False
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
@@ -108,13 +134,24 @@ class WorkerProcess:
         if not line:
             end = self._bury(limits.past if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
+        self._busy = False
         self.served += 1
         answer = decode_answer(line)
+        if isinstance(answer.reply, Died):  # in the place, where the next request finds a fresh process
+            self.served = 0
+            end = ProcessEnd(
+                answer.reply.code, False, False, time.monotonic() - began, over_memory=answer.reply.over_memory
+            )
+            raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, Build | Compare):
             gate.saw(answer.peak_bytes)
         if isinstance(answer.reply, Misuse):
             raise _user_error(answer.reply)
+        if isinstance(answer.reply, Failed) and answer.reply.kind == "lost":
+            self.close()
+            end = ProcessEnd(self._process.returncode, False, False, time.monotonic() - began)
+            raise WorkerDied(end, answer.reply.message)
         return answer
 
     def _see_wear(self, answer: Answer) -> None:
@@ -153,6 +190,11 @@ class WorkerProcess:
             self._process.returncode, why == "timed out", why == "cancelled", seconds, why == "over memory"
         )
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._request_write >= 0
+
     def close(self) -> None:
         """End it at once: it has nothing to lose."""
         if self._request_write < 0:
@@ -160,6 +202,9 @@ class WorkerProcess:
         os.close(self._request_write)
         os.close(self._reply_read)
         self._request_write = -1
+        if self.place is not None and not self._busy:  # what it has in the place is tidied up there
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TIDY_SECONDS)
         kill_group(self._process.pid)
         self._process.wait()
         guard.release(self._process.pid)
@@ -205,8 +250,14 @@ class WorkerPool:
         fresh_process: bool = False,
         memory_limit: int | None = None,
         timeout: float | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
-        """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them."""
+        """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them.
+
+        Targets run in ``places``, where there are any; what is asked of the reference never does.
+        """
+        self.places = tuple(places)
+        self._placed: Counter[Place] = Counter()
         self._patience = max(DEFAULT_SECONDS, timeout or 0)
         self.fresh_process = fresh_process
         self.memory_limit = memory_limit
@@ -224,6 +275,13 @@ class WorkerPool:
     ) -> None:
         self.close()
 
+    @property
+    def width(self) -> int:
+        """How many probes may run at a time where nobody says: one a place; on this machine one a GPU, or else a core."""
+        if self.places and (len(self.places) > 1 or not self.places[0].local):
+            return len(self.places)
+        return default_workers()
+
     def ask(
         self,
         request: Request[R_co],
@@ -232,6 +290,7 @@ class WorkerPool:
         *,
         log: Path | None = None,
         confirm: bool = False,
+        here: bool = False,
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
@@ -245,6 +304,7 @@ class WorkerPool:
             cancel: Ends it when set.
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
+            here: Whether it runs here, whatever places there are.
 
         Raises:
             WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
@@ -256,8 +316,9 @@ class WorkerPool:
         if timeout is None:
             costly = request.target.target.capabilities.costly
             timeout = max(self._patience, COSTLY_SECONDS) if costly else self._patience
+        away = bool(self.places) and not here and not request.target.target.stays
         with asking() as told:
-            return self._asked(order, timeout, cancel, told, confirm=confirm)  # type: ignore[return-value]  # the protocol has one type of reply a request
+            return self._asked(order, timeout, cancel, told, confirm=confirm, away=away)  # type: ignore[return-value]  # the protocol has one type of reply a request
 
     def _asked(
         self,
@@ -267,12 +328,13 @@ class WorkerPool:
         told: Callable[[Mapping[str, float]], None],
         *,
         confirm: bool,
+        away: bool,
     ) -> Reply:
         """What a worker that lives replies; ``told`` is told what it spent its time on."""
         lost = crashed = 0
         while True:
-            with gate.turn(cancel, alone=lost > 0):
-                worker = self._take(fresh=lost + crashed > 0)
+            with gate.turn(cancel, alone=lost > 0 and not away):
+                worker = self._take(away=away, fresh=lost + crashed > 0)
                 used = worker.served > 0
                 try:
                     answer = self._ask(worker, order, timeout, cancel)
@@ -289,7 +351,7 @@ class WorkerPool:
                         continue
                     raise
                 if used and isinstance(answer.reply, Failed) and answer.reply.poisoned:
-                    answer = self._ask(self._take(fresh=True), order, timeout, cancel)
+                    answer = self._ask(self._take(away=away, fresh=True), order, timeout, cancel)
             told(answer.spent)
             return answer.reply
 
@@ -297,7 +359,10 @@ class WorkerPool:
         try:
             answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
         except WorkerDied:
-            self._dismiss(worker)
+            if worker.alive:
+                self._give_back(worker)
+            else:
+                self._dismiss(worker)
             raise
         except BisectError:
             self._give_back(worker)
@@ -308,16 +373,23 @@ class WorkerPool:
         self._give_back(worker)
         return answer
 
-    def _take(self, *, fresh: bool = False) -> WorkerProcess:
+    def _take(self, *, away: bool = False, fresh: bool = False) -> WorkerProcess:
+        """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""
         with self._lock:
-            if self._idle and not fresh:
-                return self._idle.pop()
-            if _spare and len(self._gpus) < 2:
+            for worker in reversed(self._idle):
+                if (worker.place is not None) == away and not (fresh and (worker.served or not away)):
+                    self._idle.remove(worker)
+                    return worker
+            if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
-            gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 else None
+            place = min(self.places, key=self._placed.__getitem__) if away else None
+            local = place is None or place.local
+            gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             if gpu is not None:
                 self._given[gpu] += 1
-        return WorkerProcess(gpu)
+            if place is not None:
+                self._placed[place] += 1
+        return WorkerProcess(gpu, place=place, memory_limit=self.memory_limit)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         if self.fresh_process or worker.worn_out:
@@ -331,15 +403,23 @@ class WorkerPool:
         with self._lock:
             if worker.gpu is not None:
                 self._given[worker.gpu] -= 1
+            if worker.place is not None:
+                self._placed[worker.place] -= 1
 
     def close(self) -> None:
         """End all that idle."""
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None:
+        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
             _spare.append(idle.pop())
         for worker in idle:
             worker.close()
+
+
+@functools.cache
+def _session() -> str:
+    """Names this driver on the hosts of its places."""
+    return secrets.token_hex(8)
 
 
 def _write(fd: int, line: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
 import sys
@@ -18,9 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, UnavailableError
+from bisect_trt.probing.outcome import LOST
 from bisect_trt.probing.protocol import (
     BEGUN,
     About,
@@ -31,6 +33,7 @@ from bisect_trt.probing.protocol import (
     Compared,
     Describe,
     Described,
+    Died,
     Done,
     Failed,
     Lower,
@@ -58,6 +61,9 @@ from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import Step
 
+if TYPE_CHECKING:
+    from bisect_trt.probing.places.connection import Connection
+
 _MOST_RUNTIMES = 16
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
@@ -67,7 +73,9 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Worker:
     """Serves requests; runtimes stay loaded between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Connection | None = None) -> None:
+        """``place`` is where targets run, if that is not here."""
+        self._place = place
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._serve: dict[type[Request[Any]], Callable[[Any], Reply]] = {
             About: self._about,
@@ -86,7 +94,7 @@ class Worker:
             _forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
-            reply = self._serve[type(order.request)](order.request)
+            reply = self._asked(order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
             names = _names(getattr(order.request, "model", None))
@@ -99,16 +107,57 @@ class Worker:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
+        if self._place is not None:
+            return self._there(reply)
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
+
+    def close(self) -> None:
+        """Leave the place."""
+        if self._place is not None:
+            self._place.close()
+
+    def _asked(self, request: Request[Any]) -> Reply:
+        if self._place is None:
+            return self._serve[type(request)](request)
+        from bisect_trt.probing.places.connection import PlaceLost, ProcessDied  # noqa: PLC0415 - for a place alone
+        from bisect_trt.probing.places.runtime import PlaceError  # noqa: PLC0415 - as above
+
+        try:
+            return self._serve[type(request)](request)
+        except PlaceLost as lost:
+            self._runtimes.clear()
+            return Failed("lost", str(lost), LOST)
+        except ProcessDied as death:
+            self._runtimes.clear()
+            return Died(death.code, death.over_memory)
+        except PlaceError as error:
+            return Failed("run", str(error), f"run: {error.name}")
+
+    def _there(self, reply: Reply) -> Answer:
+        """An answer with what the process in the place holds; what was printed there goes to the log."""
+        assert self._place is not None
+        sys.stdout.write(self._place.printed)
+        sys.stdout.flush()
+        self._place.printed = ""
+        memory, own = self._place.memory, _status("VmHWM:")
+        peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
+        return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
             with spending("building"):
-                self._runtimes[settings] = make_runtime(settings)
+                self._runtimes[settings] = self._make(settings)
         return self._runtimes[settings]
+
+    def _make(self, settings: TargetSettings) -> Runtime:
+        if self._place is None:
+            return make_runtime(settings)
+        from bisect_trt.probing.places.runtime import PlaceRuntime  # noqa: PLC0415 - as above
+
+        return PlaceRuntime(settings, self._place)
 
     def _about(self, request: About) -> Started:
         return Started(self._runtime(request.target).lowers_by)
@@ -249,6 +298,9 @@ def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
     """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in load_npz(inputs).items() if name in names}
+    there = getattr(session, "median_ms", None)
+    if there is not None:
+        return float(there(feed, warm_up, TIMED_RUNS))
     for _ in range(warm_up):
         session.run(feed)
     seconds = []
@@ -313,17 +365,27 @@ def main() -> None:
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = next((word for word in sys.argv[3:] if word.startswith("{")), None)
     if "warm" in sys.argv[3:]:
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
-    worker = Worker()
+    worker = Worker(None if place is None else _connection(json.loads(place)))
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
             out.write(BEGUN)
             out.flush()
             out.write(encode(_answer(worker, line)))
             out.flush()
+    worker.close()
+
+
+def _connection(plain: dict[str, Any]) -> Connection:
+    from bisect_trt.probing.places.connection import Connection  # noqa: PLC0415 - for a place alone
+    from bisect_trt.probing.places.place import Place  # noqa: PLC0415 - as above
+
+    place = Place.from_json(plain["place"])
+    return Connection(place, session=plain["session"], memory_limit=plain["memory_limit"])
 
 
 def _answer(worker: Worker, line: bytes) -> Answer:

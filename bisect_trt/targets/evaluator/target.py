@@ -9,7 +9,7 @@ from bisect_trt.targets.settings import TargetSettings
 class EvaluatorTarget(Target):
     """ONNX's ``ReferenceEvaluator``."""
 
-    name, title, selectable = "onnx", "ONNX's reference evaluator", False
+    name, title, selectable, stays = "onnx", "ONNX's reference evaluator", False, True
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """The evaluator."""

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
-from bisect_trt.graph.values import element_dtype
-from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.interpreter import Interpreter, low_type
-from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.opening import (
     EXECUTION_PROVIDER,
     FATAL_ONLY,
@@ -32,10 +30,10 @@ from bisect_trt.targets.onnxrt.opening import (
     prepare,
     used,
 )
+from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 from bisect_trt.targets.onnxrt.settings import OFF, OnnxRuntimeSettings
-from bisect_trt.targets.onnxrt.values import element_type, is_numpy, is_raw, run_with_values
+from bisect_trt.targets.onnxrt.values import element_type
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.info import TensorInfo
 
 _CPU = f"CPU{EXECUTION_PROVIDER}"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -64,11 +62,18 @@ def _ours() -> Iterator[None]:
         raise UsageError(f"{error}.") from error
 
 
-def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None:
+def target_model(
+    path: Path, settings: TargetSettings, providers: Sequence[str] | None = None
+) -> onnx.ModelProto | None:
     """The lowered form of a model that the target really runs; ``None`` if that is the model itself.
 
     On the CPU provider fp16 is emulated by round trips, because it would run fp16 nodes in fp32 (see
     ``graph.lower_roundtrip``), and so is bf16, which it would not run; other providers get real nodes of that type.
+
+    Args:
+        path: The ONNX file.
+        settings: The target.
+        providers: The providers that run it, if not those of this process.
     """
     low = low_type(settings)
     if low is None:
@@ -79,7 +84,8 @@ def target_model(path: Path, settings: TargetSettings) -> onnx.ModelProto | None
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
     own = settings.of(OnnxRuntimeSettings)
     with _ours():
-        lower = lower_roundtrip if used(asdict(own)) == [_CPU] else lower_fp16
+        run_by = used(asdict(own)) if providers is None else list(providers)
+    lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
     kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
     return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
 
@@ -245,61 +251,3 @@ def _unusable(providers: Sequence[str]) -> UnavailableError:
     return UnavailableError(
         f"ONNX Runtime cannot use {', '.join(providers)} here: no GPU, no driver, or libraries of another version."
     )
-
-
-class OnnxRuntimeSession:
-    """A loaded model.
-
-    Attributes:
-        inputs: What it has to be fed.
-        skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
-    """
-
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        """``session`` is ONNX Runtime's own.
-
-        Raises:
-            BuildError: It has to be fed what NumPy has no arrays of.
-        """
-        self._session = session
-        self.inputs = [_info(value) for value in session.get_inputs()]
-        self.skipped = {
-            value.name: f"a {value.type}, which NumPy has no arrays of"
-            for value in session.get_outputs()
-            if not is_numpy(value.type)
-        }
-        self._names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
-        fed = [value for value in session.get_inputs() if is_raw(value.type)]
-        self._raw_inputs = {value.name: element_type(value.type) or 0 for value in fed}
-        self._raw_outputs = {value.name: _info(value).dtype for value in session.get_outputs() if is_raw(value.type)}
-
-    def layers(self) -> list[dict[str, Any]]:
-        """None: it does not say."""
-        return []
-
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        """All outputs that are tensors.
-
-        Raises:
-            RunError: It fails.
-        """
-        if not self._names:
-            return {}
-        try:
-            if self._raw_inputs or self._raw_outputs:
-                values = run_with_values(self._session, self._names, inputs, self._raw_inputs, self._raw_outputs)
-            else:
-                values = self._session.run(self._names, dict(inputs))
-        except Exception as error:  # as above
-            raise RunError(str(error)) from error
-        return dict(zip(self._names, values, strict=True))
-
-
-def _info(value: onnxruntime.NodeArg) -> TensorInfo:
-    if not is_numpy(value.type):
-        raise BuildError(
-            f"input '{value.name}' is a {value.type}, which ONNX Runtime {onnxruntime.__version__} cannot be fed from a "
-            "NumPy array; a later version can if it is bfloat16 or float8"
-        )
-    # It gives no dimensions for a scalar and for an unknown rank alike.
-    return TensorInfo(value.name, element_dtype(element_type(value.type) or 0), tuple(value.shape) or None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.onnxrt.opening import short_name
@@ -13,6 +13,8 @@ from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from bisect_trt.targets.switches import Looked, Snippet, Switch
 
 _LEVELS = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
@@ -35,6 +37,12 @@ class OnnxRuntimeTarget(Target):
     capabilities = Capabilities(sliced=True)
     options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
     needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
+    sent = (
+        "bisect_trt.targets.onnxrt.values",
+        "bisect_trt.targets.onnxrt.session",
+        "bisect_trt.targets.onnxrt.opening",
+        "bisect_trt.targets.onnxrt.sent",
+    )
     packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)
 
@@ -47,6 +55,14 @@ class OnnxRuntimeTarget(Target):
         from bisect_trt.targets.onnxrt.runtime import OnnxRuntime  # noqa: PLC0415 - a target that may not be asked for
 
         return OnnxRuntime(settings)
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """By Casts, as :func:`~bisect_trt.targets.onnxrt.runtime.target_model` says, for the providers that are there."""
+        if not settings.low_precisions:
+            return None
+        from bisect_trt.targets.onnxrt.runtime import target_model  # noqa: PLC0415 - as above
+
+        return target_model(model, settings, facts["providers"])
 
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "": ("onnxruntime",),

@@ -1,29 +1,53 @@
-"""ONNX Runtime's types of tensors; those that NumPy itself lacks (bfloat16, float8) go to and fro as ``OrtValue``."""
+"""ONNX Runtime's types of tensors; those that NumPy itself lacks (bfloat16, float8) go to and fro as ``OrtValue``.
+
+It is sent to places, so it has Python 3.8's syntax and does without ONNX.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnxruntime
-from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.values import element_dtype
-from bisect_trt.tensors.info import is_extension, storage_dtype
+from bisect_trt.tensors.info import dtype_from_name, is_extension, storage_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _TYPES = {
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "float16": "FLOAT16",
-    "bfloat16": "BFLOAT16",
-    "bool": "BOOL",
-    "string": "STRING",
+    "float": (1, "float32"),
+    "uint8": (2, "uint8"),
+    "int8": (3, "int8"),
+    "uint16": (4, "uint16"),
+    "int16": (5, "int16"),
+    "int32": (6, "int32"),
+    "int64": (7, "int64"),
+    "string": (8, "object"),
+    "bool": (9, "bool"),
+    "float16": (10, "float16"),
+    "double": (11, "float64"),
+    "uint32": (12, "uint32"),
+    "uint64": (13, "uint64"),
+    "complex64": (14, "complex64"),
+    "complex128": (15, "complex128"),
+    "bfloat16": (16, "bfloat16"),
+    "float8e4m3fn": (17, "float8_e4m3fn"),
+    "float8e4m3fnuz": (18, "float8_e4m3fnuz"),
+    "float8e5m2": (19, "float8_e5m2"),
+    "float8e5m2fnuz": (20, "float8_e5m2fnuz"),
+    "uint4": (21, "uint4"),
+    "int4": (22, "int4"),
+    "float4e2m1": (23, "float4_e2m1fn"),
+    "float8e8m0": (24, "float8_e8m0fnu"),
+    "uint2": (25, "uint2"),
+    "int2": (26, "int2"),
 }
-CAN_FEED = hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
+"""ONNX Runtime's name of an element type: ONNX's number of it (onnx.proto, ``TensorProto.DataType``), and NumPy's or
+``ml_dtypes``' name."""
+CAN_FEED = hasattr(getattr(onnxruntime, "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
 """Whether this version of ONNX Runtime takes such tensors; 1.18 does not."""
 
 
@@ -34,27 +58,45 @@ def has_raw_bits(dtype: np.dtype[Any]) -> bool:
 
 def element_type(kind: str) -> int | None:
     """ONNX's element type for ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor."""
+    known = _known(kind)
+    return None if known is None else known[0]
+
+
+def dtype_of(kind: str) -> np.dtype[Any]:
+    """NumPy's type for ONNX Runtime's ``tensor(float)``.
+
+    Raises:
+        ValueError: It is no tensor, or of a type that is not known here.
+        UnavailableError: It needs ``ml_dtypes``, which is not installed.
+    """
+    known = _known(kind)
+    if known is None:
+        raise ValueError(f"a {kind} is no tensor")
+    return dtype_from_name(known[1])
+
+
+def _known(kind: str) -> tuple[int, str] | None:
     if not kind.startswith("tensor("):
         return None
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    return int(onnx.TensorProto.DataType.Value(_TYPES.get(name, name.upper())))
+    name = kind[len("tensor(") :].rstrip(")").lower()
+    if name not in _TYPES:
+        raise ValueError(f"the element type {name} is not known")
+    return _TYPES[name]
 
 
 def is_raw(kind: str) -> bool:
     """Whether a value of this type goes to and from ONNX Runtime by its bits."""
     try:
-        element = element_type(kind)
-        return element is not None and has_raw_bits(element_dtype(element))
-    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
+        return has_raw_bits(dtype_of(kind))
+    except (ValueError, UnavailableError):  # newer than this release; of a package that is not installed; no tensor
         return False
 
 
 def is_numpy(kind: str) -> bool:
     """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
     try:
-        element = element_type(kind)
-        return element is not None and (not is_extension(element_dtype(element)) or is_raw(kind))
-    except (ValueError, UnavailableError):  # newer than this ONNX; of a package that is not installed
+        return not is_extension(dtype_of(kind)) or is_raw(kind)
+    except (ValueError, UnavailableError):  # as above
         return False
 
 
@@ -83,10 +125,7 @@ def run_with_values(
     make, make_raw = onnxruntime.OrtValue.ortvalue_from_numpy, _from_bits
     fed = {name: make_raw(bits[name], elements[name]) if name in bits else make(v) for name, v in given.items()}
     made = session.run_with_ort_values(list(names), fed)
-    return [
-        _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
-        for name, value in zip(names, made, strict=True)
-    ]
+    return [_to_array(value, dtypes[name]) if name in dtypes else value.numpy() for name, value in zip(names, made)]
 
 
 def _from_bits(bits: NDArray[Any], element: int) -> onnxruntime.OrtValue:

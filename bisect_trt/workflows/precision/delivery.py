@@ -17,6 +17,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.engine_layers import fp32_layers
 from bisect_trt.workflows.precision.by_layer import engine_path
 from bisect_trt.workflows.precision.lowering import Lowering
+from bisect_trt.workflows.precision.safe import find_safe
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_details
@@ -24,13 +25,20 @@ from bisect_trt.workflows.precision.uses import recommended, try_uses
 from bisect_trt.workflows.subject import Subject
 
 
-def latencies(task: Task, keep: Subset) -> dict[str, float | None] | None:
+def latencies(task: Task, keep: Subset, minimal: Subset | None = None) -> dict[str, float | None] | None:
     """Milliseconds of one run with everything in fp32, with the answer, and with everything lowered.
+
+    Args:
+        task: The search.
+        keep: The answer.
+        minimal: The minimal set, if that is to be told too.
 
     Returns:
         The median of several runs each; ``None`` where nothing was measured.
     """
     found = {name: latency_of(task.prober, key) for name, key in _keys(task, keep).items()}
+    if minimal is not None:
+        found["minimal"] = latency_of(task.prober, task.lowering.candidate(minimal).key)
     return found if any(value is not None for value in found.values()) else None
 
 
@@ -116,12 +124,14 @@ def checkable(subject: Subject) -> Path:
 
 
 def write_answer(task: Task, answer: Answer) -> Minimum:
-    """Write the mixed model, read it back, and probe what was read.
+    """Grow the answer to the safe set, write its model, read that back, and probe what was read.
 
     Returns:
         The answer; unproven if what was written does not pass.
     """
-    keep, minimum = answer.minimum.units, answer.minimum
+    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+    answer = replace(answer, safe=find_safe(task, answer.minimum, answer.suspects))
+    keep, minimum = answer.units, answer.minimum
     prober, lowering, output = task.prober, task.lowering, task.settings.output
     lowering.write(keep, output)
     record = prober.probe(lowering.read_back(keep, output), again=True)
@@ -131,25 +141,39 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
     elif problem is not None:
         minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
     task.result.artifacts["mixed"] = str(output)
-    fill_in(task, answer, task.outcome(record))
-    add_measures(task, keep, record)
+    if task.settings.minimal_output is not None:
+        minimum = _write_minimal(task, minimum, task.settings.minimal_output)
+    fill_in(task, replace(answer, minimum=minimum), task.outcome(record))
+    add_measures(task, answer, record)
     return minimum
 
 
-def add_measures(task: Task, keep: Subset, written: Record | None) -> None:
+def _write_minimal(task: Task, minimum: Minimum, path: Path) -> Minimum:
+    """Write the model of the minimal set too, read it back, and probe what was read."""
+    lowering = task.lowering
+    lowering.write(minimum.units, path)
+    candidate = replace(lowering.read_back(minimum.units, path), title=f"{path.name}, the minimal set, read back")
+    record = task.prober.probe(candidate, again=True)
+    task.result.artifacts["minimal"] = str(path)
+    if record.verdict is Verdict.PASS:
+        return minimum
+    return replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {record.reason}")
+
+
+def add_measures(task: Task, answer: Answer, written: Record | None) -> None:
     """Put how long it runs, in what precision, and how it is used, into a result that has the answer.
 
     Args:
         task: The search.
-        keep: The units in fp32.
+        answer: The answer.
         written: What was said of what was written; ``None`` if the search was ended before.
     """
-    subject, settings, result = task.subject, task.settings, task.result
+    subject, settings, result, keep = task.subject, task.settings, task.result, answer.units
     uses = try_uses(task, keep, written)
     result.extra |= {"latency_ms": None, "ran_fp32": None, "ran_like": None, "uses": [vars(use) for use in uses]}
     if settings.target is None or not settings.target.target.capabilities.timed:
         return  # nothing was measured, and to look it up each candidate is made again
-    result.extra["latency_ms"] = latencies(task, keep)
+    result.extra["latency_ms"] = latencies(task, keep, answer.minimum.units)
     network, outcome = subject.network, task.prober.ledger.outcome(task.lowering.candidate(keep).key)
     kept = frozenset(network.order[unit] for unit in keep)
     result.extra["ran_fp32"] = fp32_layers(network, outcome.layers, kept) if outcome is not None else None
@@ -174,8 +198,9 @@ def save_best(task: Task) -> Subset | None:
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
     task.result.artifacts["mixed"] = str(output)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(best).key)
-    fill_in(task, Answer(minimum, find_suspects(task)), outcome)
-    add_measures(task, best, None)
+    answer = Answer(minimum, find_suspects(task))
+    fill_in(task, answer, outcome)
+    add_measures(task, answer, None)
     name = recommended(task.result.extra["uses"]) or output
     task.console.answer(f"{name}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
     tell_details(task.result, task.console)

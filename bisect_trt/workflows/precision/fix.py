@@ -12,7 +12,6 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.workers.resources import default_workers
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.workflows.checks import lowers_by, make_check
 from bisect_trt.workflows.investigation import Investigation
@@ -21,7 +20,7 @@ from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
-from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes
+from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -29,6 +28,9 @@ from bisect_trt.workflows.subject import Subject
 MIXED = "mixed.onnx"
 _MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 1
 """What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
+
+_FRESH_SAMPLES = 60
+"""None of so many failing says with 95% certainty that under 5% of all fail; the command that is said tries more."""
 
 
 def find_fix(
@@ -52,7 +54,15 @@ def find_fix(
     target = check.target
     assert target is not None  # or there would be no precision
     by_layer = target.target.capabilities.lowers_layers and lowers_by(subject, target) == "layer"
-    settings = PrecisionSettings(folder / MIXED, precision, target, overwrite=True, by_layer=by_layer)
+    settings = PrecisionSettings(
+        folder / MIXED,
+        precision,
+        target,
+        overwrite=True,
+        by_layer=by_layer,
+        fresh_samples=_FRESH_SAMPLES,
+        tolerance=check.tolerance,
+    )
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command += [*subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
@@ -92,6 +102,7 @@ def _tell(task: Task, minimum: Minimum, command: str) -> None:
         console.answer(f"  {minimum.why}; this searches on: {command}")
         return
     console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {use} does.")
+    tell_safe(result, console)
     tell_uses(result.extra["uses"], console)
     tell_nodes(nodes, console)
     tell_lowered(result, console)
@@ -120,4 +131,4 @@ def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: Searc
     """Probes candidates that are lowered already; what it learns goes into the same journal, and counts as much."""
     runner = Runner(make_check(check, subject.workers), subject.workspace, subject.reference)
     runner.flakiness = prober.runner.flakiness
-    return Prober(runner, prober.ledger, default_workers() if search.workers is None else search.workers)
+    return Prober(runner, prober.ledger, subject.workers.width if search.workers is None else search.workers)

@@ -15,6 +15,7 @@ from bisect_trt.workflows.precision.lowering import CastLowering, Lowering, know
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
+from bisect_trt.workflows.precision.validation import refuse_validation
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -67,10 +68,12 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
 
     Raises:
         DoesNotReproduce: The model fails in fp32 too, or passes lowered.
+        UsageError: Validation data does not fit the model, or there is nothing to compare on it.
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    task.result.extra |= {"keep_fp32": [], "latency_ms": None}
+    task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
+    refuse_validation(task)
     with saving_best(lambda: _leave_best(task)):
         return task.until_done(lambda: _find(task, search))
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Minimise
+from bisect_trt.options.searches import FRESH_SAMPLES
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.lowering import Lowering
 
@@ -30,6 +33,10 @@ class PrecisionSettings:
         overwrite: Whether a file that exists may be written over.
         by_layer: Whether the target lowers layer by layer, rather than run models that are lowered already.
         minimise: What to have the least of.
+        fresh_samples: How many samples that the search has not seen the safe set is held against; 0 for none.
+        validation_data: The user's own, files or scripts, instead.
+        minimal_output: Where the model of the minimal set goes, if it was asked for.
+        tolerance: How far a target may be off on them, as the user gave it; ``None`` for as on the samples of the search.
     """
 
     output: Path
@@ -42,6 +49,10 @@ class PrecisionSettings:
     overwrite: bool = False
     by_layer: bool = False
     minimise: Minimise = Minimise.NODES
+    fresh_samples: int = FRESH_SAMPLES
+    validation_data: tuple[str, ...] = ()
+    minimal_output: Path | None = None
+    tolerance: ToleranceOptions | None = None
 
     @property
     def emulated(self) -> bool:
@@ -60,6 +71,12 @@ class PrecisionSettings:
             UsageError: It cannot.
         """
         check_output(self.output, overwrite=self.overwrite)
+        if self.minimal_output is not None:
+            check_output(self.minimal_output, overwrite=self.overwrite)
+            if self.minimal_output.absolute() == self.output.absolute():
+                raise UsageError(
+                    f"-o and --minimal-output both name {self.output}, which can hold one of both sets; name another file."
+                )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from bisect_trt.graph.externals import has_external_data
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
+from bisect_trt.workflows.precision.safe import Safe
 from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
@@ -32,10 +33,17 @@ class Answer:
     Attributes:
         minimum: The units to keep, and whether that is proven.
         suspects: What was suspected before.
+        safe: What is recommended; the minimal set where the search did not come to that.
     """
 
     minimum: Minimum
     suspects: Sequence[Suspect]
+    safe: Safe | None = None
+
+    @property
+    def units(self) -> Subset:
+        """The units in fp32 of what is recommended."""
+        return self.minimum.units if self.safe is None else self.safe.units
 
 
 def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Console) -> None:
@@ -49,21 +57,32 @@ def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Consol
         console.say(f"  ... and {len(suspects) - _SHOWN_SUSPECTS} more, less suspicious")
 
 
-def kept_nodes(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
-    """The nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason."""
+def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str, Any]]:
+    """Nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason.
+
+    Args:
+        subject: The model.
+        answer: The answer.
+        units: The units of one of its sets.
+    """
     found = {entry.unit: entry for entry in answer.suspects}
-    nodes = subject.describe_searched(answer.minimum.units)
+    nodes = subject.describe_searched(units)
     needed = "without it the check fails" if answer.minimum.proven else "kept when the check passed"
-    for unit, node in zip(sorted(answer.minimum.units), nodes, strict=True):
+    grown = {} if answer.safe is None else answer.safe.reasons
+    for unit, node in zip(sorted(units), nodes, strict=True):
         entry = found.get(unit)
-        node["rule"] = "needed" if entry is None else entry.rule
-        node["reason"] = f"needed: {needed}" if entry is None else entry.reason
+        if entry is not None:
+            node["rule"], node["reason"] = entry.rule, entry.reason
+        elif unit in answer.minimum.units:
+            node["rule"], node["reason"] = "needed", f"needed: {needed}"
+        else:
+            node["rule"], node["reason"] = grown.get(unit, ("safe", "kept with the others when the check passed"))
     return nodes
 
 
 def lowered_suspects(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
     """The nodes that were suspected of more than an oddity and stay lowered all the same, strongest first."""
-    left = [entry for entry in answer.suspects if entry.score >= LOSES and entry.unit not in answer.minimum.units]
+    left = [entry for entry in answer.suspects if entry.score >= LOSES and entry.unit not in answer.units]
     described = [subject.describe_searched(frozenset({entry.unit}))[0] for entry in left]
     return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
 
@@ -91,9 +110,14 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         outcome: What the check said of it, if that is known: of the written model, or of the best so far.
     """
     subject, lowering, settings = task.subject, task.lowering, task.settings
-    nodes = kept_nodes(subject, answer)
+    nodes = kept_nodes(subject, answer, answer.units)
+    safe = answer.safe or Safe(answer.units, why="the search did not come to its end")
     task.result.extra |= {
         "keep_fp32": nodes,
+        "minimal": kept_nodes(subject, answer, answer.minimum.units),
+        "validation": None if safe.validation is None else safe.validation.to_json(),
+        "not_validated": safe.why,
+        "held": None if safe.validation is None else safe.validation.describe(),
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
         "precision": settings.precision,
@@ -107,12 +131,33 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
 def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
     """Say what to keep, why, and how accurate the rest is."""
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
+    proof = f" ({result.minimality})" if nodes == len(result.extra["minimal"]) else ""
     name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
-    console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.precision} ({result.minimality}).")
+    console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.precision}{proof}.")
+    tell_safe(result, console)
     tell_details(result, console)
     if result.why:
         console.answer(f"  {result.why}")
+
+
+def tell_safe(result: Result, console: Console) -> None:
+    """Say how what is recommended does on fresh samples, and how much less is enough for the samples that were given."""
+    extra = result.extra
+    if extra["held"] is not None:
+        console.answer(f"  {extra['held']}")
+        console.answer(f"  fresh samples: {extra['validation']['drawn']}")
+    elif extra["not_validated"] is not None:
+        console.answer(f"  not held against fresh samples: {extra['not_validated']}")
+    minimal = len(extra["minimal"])
+    if minimal < len(extra["keep_fp32"]):
+        what = f"{minimal} of these {'is' if minimal == 1 else 'are'} enough for what was given"
+        console.answer(f"  the minimal set: {what} ({result.minimality}): {_names(extra['minimal'])}")
+
+
+def _names(nodes: Sequence[Mapping[str, Any]]) -> str:
+    named = [f"{node['op']} '{node['name'] or node['outputs'][0]}'" for node in nodes[:_SHOWN_SUSPECTS]]
+    return ", ".join(named) + (", ..." if len(nodes) > _SHOWN_SUSPECTS else "")
 
 
 def tell_details(result: Result, console: Console) -> None:

@@ -139,7 +139,7 @@ def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
     known = subject.reference.select(list(fed.values()))
     inputs = models.feed("isolated", {given: known[name] for given, name in fed.items()})
     target = replace(models.reference, fp16=facts.precision == "fp16", bf16=facts.precision == "bf16")
-    if models.collect(models.write("isolated", model), inputs, made, target) is not None:
+    if models.collect(models.write("isolated", model), inputs, made, target, here=True) is not None:
         return {}
     store = ActivationStore.open(made)
     reference = subject.reference.select(wanted)

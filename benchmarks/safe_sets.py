@@ -1,0 +1,213 @@
+"""Do the fixes of ``bisect-trt precision`` hold? Measures minimal and safe sets on models with planted outliers.
+
+    python -m benchmarks.safe_sets [KIND...] [--seeds N] [--samples N] [--autocast PYTHON] [--converter PYTHON]
+
+Each tool gets one sample on which fp16 fails, and what it writes is run on 200 others of the same law, which neither it nor
+``bisect-trt`` has seen. Everything is judged in the same way, as in ``benchmarks.precision``. PYTHON is an interpreter with
+``nvidia-modelopt[onnx]`` or ``onnxconverter-common``; without it that tool is left out. Prints a markdown table and writes every
+measurement to ``benchmarks/out/safe_sets.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto, TensorProto
+
+from benchmarks.outliers import KINDS, Arrays, Planted
+from benchmarks.precision import float_nodes
+from benchmarks.reduce import OUT, machine, markdown
+from bisect_trt.graph.lower import emulate, lower_fp16
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
+
+SEVERE = 10.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a tool made of a model.
+
+    Attributes:
+        model: Which.
+        tool: Whose.
+        nodes: Nodes that compute in floats.
+        kept: How many of them are in fp32.
+        probes: How many candidates were run in all.
+        failed: How many of the fresh samples fail.
+        severe: How many of them by NaN, Inf or more than ten times the tolerance.
+        samples: How many fresh samples.
+        worst: The largest error over its tolerance.
+        wall_s: Seconds of the whole command.
+        said: What the tool says of it.
+    """
+
+    model: str
+    tool: str
+    nodes: int
+    kept: int
+    probes: int
+    failed: int
+    severe: int
+    samples: int
+    worst: float
+    wall_s: float
+    said: str = ""
+
+
+class Session:
+    """A model on ONNX Runtime's CPU provider, optimisations off."""
+
+    def __init__(self, model: ModelProto) -> None:
+        """Load it."""
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """Its outputs."""
+        names = [output.name for output in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(names, feeds), strict=True))
+
+
+def error(made: Arrays, golden: Arrays) -> float:
+    """The largest error over its tolerance; infinite for NaN and Inf."""
+    worst = 0.0
+    for name, wanted in golden.items():
+        tolerance = automatic_tolerance(wanted, Precision.FP16)
+        allowed = np.maximum(tolerance.atol, tolerance.rtol * np.abs(wanted))
+        share = float(np.max(np.abs(made[name] - wanted) / allowed))
+        worst = max(worst, share if np.isfinite(share) else np.inf)
+    return worst
+
+
+def errors(model: ModelProto, samples: list[Arrays], golden: list[Arrays]) -> list[float]:
+    """Of each sample."""
+    session = Session(emulate(onnx.shape_inference.infer_shapes(model)))
+    return [error(session.run(sample), wanted) for sample, wanted in zip(samples, golden, strict=True)]
+
+
+def failing_sample(planted: Planted) -> Arrays | None:
+    """The first sample on which the model fails in fp16."""
+    lowered = emulate(onnx.shape_inference.infer_shapes(lower_fp16(planted.model)))
+    low, full = Session(lowered), Session(planted.model)
+    for number in range(20):
+        sample = planted.draw(np.random.default_rng([5, number]))
+        if error(low.run(sample), full.run(sample)) > SEVERE:
+            return sample
+    return None
+
+
+def measure(planted: Planted, folder: Path, count: int, others: dict[str, str]) -> list[Measured]:
+    """All tools on one model."""
+    given = failing_sample(planted)
+    if given is None:
+        return []
+    onnx.save(planted.model, str(folder / "model.onnx"))
+    save_npz(folder / "inputs.npz", given)
+    samples = [planted.draw(np.random.default_rng([9, number])) for number in range(count)]
+    full = Session(planted.model)
+    golden = [full.run(sample) for sample in samples]
+    computing = float_nodes(planted.model)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "bisect_trt", "precision", "model.onnx", "-o", "safe.onnx", "--onnxrt", "--fp16"]
+    command += ["--load-inputs", "inputs.npz", "--json", "result.json", "--minimal-output", "minimal.onnx"]
+    ran = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    wall = time.perf_counter() - began
+    if ran.returncode not in (0, 3):
+        raise RuntimeError(ran.stdout + ran.stderr)
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    said = str(result["held"] or result["not_validated"])
+    search = result["probes_minimal"]
+    files = {"minimal": "minimal.onnx", "safe": "safe.onnx"}
+    for tool, python in others.items():
+        script = str(Path(__file__).with_name(f"{tool}.py"))
+        outcome = subprocess.run(
+            [python, script, "model.onnx", "inputs.npz", f"{tool}.onnx"],
+            cwd=folder,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if outcome.returncode == 0:
+            files[tool] = f"{tool}.onnx"
+        else:
+            print(f"{planted.name}: {tool}: {outcome.stderr[-300:]}", file=sys.stderr)
+    rows = []
+    for tool, file in files.items():
+        mixed = onnx.load(str(folder / file))
+        typed = float_nodes(onnx.shape_inference.infer_shapes(mixed))
+        kept = sum(TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT}) for node in computing)
+        seen = errors(mixed, samples, golden)
+        probes = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0)
+        failed, severe = (sum(each > limit for each in seen) for limit in (1, SEVERE))
+        rows.append(
+            Measured(planted.name, tool, len(computing), kept, probes, failed, severe, count, max(seen), wall,
+                     said if tool == "safe" else "")
+        )  # fmt: skip
+    return rows
+
+
+def table(rows: list[Measured]) -> str:
+    """By kind and tool, summed up over the seeds."""
+    sums: dict[tuple[str, str], list[Measured]] = {}
+    for row in rows:
+        sums.setdefault((row.model.partition("-")[0], row.tool), []).append(row)
+        sums.setdefault(("all", row.tool), []).append(row)
+    order = sorted(sums, key=lambda key: (key[0] == "all", key[0]))
+    return markdown(
+        [
+            {
+                "models": f"{len(found)} x {kind}" if kind != "all" else f"all {len(found)}",
+                "kept in fp32": tool,
+                "nodes kept": f"{sum(row.kept for row in found)} of {sum(row.nodes for row in found)}",
+                "fail": f"{sum(row.failed for row in found)} of {sum(row.samples for row in found)}",
+                "severely": str(sum(row.severe for row in found)),
+                "worst model": str(max(row.failed for row in found)),
+                "probes": str(sum(row.probes for row in found) or ""),
+            }
+            for kind, tool in order
+            for found in [sums[kind, tool]]
+        ]
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.safe_sets", description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"any of: {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--seeds", type=int, default=4, help="models of each kind (default: 4)")
+    parser.add_argument("--samples", type=int, default=200, help="fresh samples for each model (default: 200)")
+    parser.add_argument("--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]")
+    parser.add_argument("--converter", metavar="PYTHON", help="interpreter that has onnxconverter-common")
+    options = parser.parse_args()
+    others = {tool: getattr(options, tool) for tool in ("autocast", "converter") if getattr(options, tool)}
+    before = machine()
+    rows: list[Measured] = []
+    for kind in options.kinds or KINDS:
+        for seed in range(options.seeds):
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                found = measure(KINDS[kind](seed), Path(folder), options.samples, others)
+            rows += found
+            for row in found:
+                print(row, file=sys.stderr)
+    OUT.mkdir(exist_ok=True)
+    (OUT / "safe_sets.json").write_text(
+        json.dumps({"machine": before, "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+    )
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

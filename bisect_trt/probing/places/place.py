@@ -1,0 +1,108 @@
+"""A place: where probes run, as a value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bisect_trt.errors import UsageError
+from bisect_trt.probing.places.bundle import FIRST_LINE
+
+Kind = Literal["python", "env", "ssh", "command"]
+_DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
+"""The dash of ``python3 -``, at the end of a command."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        kind: ``python`` and ``env`` are on this machine; ``ssh`` and ``command`` share nothing with it.
+        said: As the user wrote it, after ``--on``.
+        argv: The command whose standard input and output are the worker's.
+        typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
+    """
+
+    kind: Kind
+    said: str
+    argv: tuple[str, ...]
+    typed: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether it takes this machine's memory and GPUs."""
+        return self.kind in ("python", "env")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"kind": self.kind, "said": self.said, "argv": list(self.argv), "typed": self.typed}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Place:
+        """What :meth:`to_json` wrote."""
+        return cls(plain["kind"], plain["said"], tuple(plain["argv"]), plain["typed"])
+
+
+_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""No terminal, no questions, and a host that is gone is noticed; the rest is in ~/.ssh/config."""
+
+
+def parse(word: str) -> tuple[Kind, dict[str, str]]:
+    """A place as it is written after ``--on``, in parts; nothing is made or asked for it yet.
+
+    Raises:
+        UsageError: It is none.
+    """
+    kind, equals, rest = word.partition("=")
+    if not equals or kind not in ("python", "env", "ssh", "command") or not rest.strip():
+        raise UsageError(
+            f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH or "
+            "command='... python3 -'."
+        )
+    if kind == "ssh":
+        host, _, python = rest.partition(",")
+        name, _, path = python.partition("=")
+        if not host or host.startswith("-") or (python and (name != "python" or not path)):
+            raise UsageError(f"--on {word}: write it as ssh=HOST,python=PATH.")
+        return "ssh", {"host": host, "python": path or "python3"}
+    if kind == "command":
+        try:
+            words = shlex.split(rest)
+        except ValueError as error:
+            raise UsageError(f"--on {word}: {error}; mend the quotes.") from error
+        if not words:
+            raise UsageError(f"--on {word}: there is no command.")
+    return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
+
+
+def make_place(word: str, environment: Callable[[str], str]) -> Place:
+    """A place as it is written after ``--on``.
+
+    Args:
+        word: What is written.
+        environment: Gives the interpreter of a virtual environment with the packages that it is told; it may take minutes.
+
+    Raises:
+        UnavailableError: The environment cannot be made.
+        UsageError: It is none.
+    """
+    kind, parts = parse(word)
+    if kind == "python":
+        return Place(kind, word, (parts["python"], "-c", FIRST_LINE))
+    if kind == "env":
+        return Place(kind, word, (environment(parts["env"]), "-c", FIRST_LINE))
+    if kind == "ssh":
+        there = shlex.join([parts["python"], "-c", FIRST_LINE])
+        return Place(kind, word, ("ssh", *_SSH, parts["host"], there))
+    # An interpreter that reads its program from a pipe reads it to the end before it begins; -i runs line after line.
+    command = _DASH.sub("-i", parts["command"].strip())
+    return Place(kind, word, tuple(shlex.split(command)), typed=True)
+
+
+def titles(places: Sequence[Place]) -> str:
+    """Places in a sentence."""
+    return ", ".join(dict.fromkeys(place.said for place in places))

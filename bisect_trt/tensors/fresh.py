@@ -1,0 +1,268 @@
+"""Samples that nobody has seen, made of those that were given: of the same kind, and as far as that goes of the same law.
+
+What is fresh is said (:meth:`FreshSamples.describe`), because how a fix holds on such samples says nothing of other ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.tensors.inputs import Sample
+
+Array = NDArray[Any]
+_WAYS = ("alike", "alike", "alike", "alike", "permuted", "permuted", "rescaled", "renormed")
+"""How the values of one sample after the other are made; half are others of the same law."""
+_STRETCH = 2.0
+"""Values are rescaled by a factor from its inverse up to it."""
+_UNEVEN = 3.0
+"""An axis whose slices differ so much in size (the largest's root mean square over the median's) keeps them apart."""
+_LARGEST_AXIS = 8192
+_FEW, _SMOOTH = 8, 1.06
+"""Of fewer values than that no law is known; and the bandwidth of Silverman's rule, in std n**-1/5."""
+
+
+class Kind(str, Enum):
+    """What the values of an input are."""
+
+    FIXED = "as given"
+    MASK = "a mask, of the same two values"
+    IDS = "ids"
+    UNIT = "within [0, 1]"
+    REAL = "real numbers"
+
+
+@dataclass(frozen=True)
+class Input:
+    """What is known of one input.
+
+    Attributes:
+        kind: What its values are.
+        given: Its values in each sample that was given.
+        low: The least id.
+        high: The largest id.
+        standard: Whether its values look as if they had been brought to mean 0 and deviation 1.
+        axis: The axis whose slices have laws of their own, if one has.
+    """
+
+    kind: Kind
+    given: tuple[Array, ...]
+    low: int = 0
+    high: int = 0
+    standard: bool = False
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
+class FreshSamples:
+    """Draws samples; the same number gives the same sample.
+
+    Attributes:
+        inputs: What is known of each input.
+        seed: Of the random numbers.
+    """
+
+    inputs: Mapping[str, Input]
+    seed: int = 0
+    ways: tuple[str, ...] = field(default=_WAYS)
+
+    @classmethod
+    def like(cls, given: Sequence[Sample], sizes: Mapping[str, int], seed: int = 0) -> FreshSamples:
+        """Learn what samples are like.
+
+        Args:
+            given: One or more, all of the same shapes.
+            sizes: Of inputs that are indices, of how many entries: those of the table that they look up.
+            seed: Of the random numbers.
+        """
+        names = given[0]
+        return cls({name: _learn([sample[name] for sample in given], sizes.get(name)) for name in names}, seed)
+
+    def draw(self, number: int) -> Sample:
+        """One sample.
+
+        Args:
+            number: Which, from 0; the same for the same number.
+        """
+        rng = np.random.default_rng([self.seed, number])
+        way = self.ways[number % len(self.ways)]
+        return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
+
+    @property
+    def varies(self) -> bool:
+        """Whether there is anything that may be another."""
+        return any(each.kind is not Kind.FIXED for each in self.inputs.values())
+
+    def describe(self) -> str:
+        """What fresh samples are, for people."""
+        kinds: dict[str, list[str]] = {}
+        for name, each in self.inputs.items():
+            kinds.setdefault(_words(each), []).append(f"'{name}'")
+        return "; ".join(f"{', '.join(names)}: {words}" for words, names in kinds.items())
+
+
+def _words(each: Input) -> str:
+    if each.kind is Kind.FIXED:
+        return "as given"
+    if each.kind is Kind.MASK:
+        return "other masks of the same two values"
+    if each.kind is Kind.IDS:
+        return f"other ids from {each.low} to {each.high}, and the same permuted"
+    law = "other random values of the law of those given, the same permuted"
+    if each.kind is Kind.UNIT:
+        return f"{law}, rescaled within [0, 1], and N(0, 1), as images that were normalised"
+    more = ", and uniform in [0, 1]" if each.standard else ""
+    return f"{law}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g}{more}"
+
+
+def _learn(given: Sequence[Array], size: int | None) -> Input:
+    values = given[0]
+    known = tuple(given)
+    pooled = np.concatenate([each.reshape(-1) for each in given])
+    if values.dtype.kind not in "fiub" or not pooled.size or (values.dtype.kind == "f" and not _finite(pooled)):
+        return Input(Kind.FIXED, known)
+    distinct = np.unique(pooled)
+    two = len(distinct) == 2 and values.size > 2
+    if values.dtype.kind == "b" or (two and size is None):
+        return Input(Kind.MASK if two or values.ndim > 1 else Kind.FIXED, known)
+    if values.dtype.kind in "iu":
+        return _learn_ids(known, distinct, size)
+    return Input(Kind.FIXED, known) if len(distinct) == 1 else _learn_numbers(known, pooled)
+
+
+def _learn_numbers(known: tuple[Array, ...], pooled: Array) -> Input:
+    low, high, std = float(pooled.min()), float(pooled.max()), float(pooled.std(dtype=np.float64))
+    if low >= 0 and high <= 1 and pooled.size >= _FEW:
+        return Input(Kind.UNIT, known, axis=_uneven_axis(known))
+    standard = low < 0 and abs(float(pooled.mean(dtype=np.float64))) < std / 2 and 1 / 2 < std < 2
+    return Input(Kind.REAL, known, standard=standard and pooled.size >= _FEW, axis=_uneven_axis(known))
+
+
+def _finite(values: Array) -> bool:
+    return bool(np.isfinite(values).all())
+
+
+def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> Input:
+    values = known[0]
+    ones = size is None and values.ndim == 2 and len(distinct) == 1 and int(distinct[0]) == 1
+    if ones:
+        return Input(Kind.MASK, known)
+    steps = np.diff(values.astype(np.int64), axis=-1) if values.ndim and values.shape[-1] > 1 else np.zeros(1)
+    positions = bool((steps == 1).all())  # 0, 1, 2, ... are positions, and no others would do
+    if positions or (size is None and len(distinct) <= 1) or values.size == 0:
+        return Input(Kind.FIXED, known)
+    low, high = int(distinct[0]), int(distinct[-1])
+    if size is None:
+        return Input(Kind.IDS, known, low, high)
+    if low < 0:
+        return Input(Kind.IDS, known, -size, size - 1)
+    types = high <= 1 < size and len(distinct) <= 2 and values.size > 2
+    return Input(Kind.IDS, known, 0, 1 if types else size - 1)
+
+
+def _uneven_axis(given: Sequence[Array]) -> int | None:
+    """The axis whose slices differ most in size, if any differ much."""
+    values = given[0].astype(np.float64)
+    best, found = _UNEVEN, None
+    for axis, length in enumerate(values.shape):
+        if not 1 < length <= _LARGEST_AXIS or values.size // length < _FEW:
+            continue
+        others = tuple(each for each in range(values.ndim) if each != axis)
+        sizes = np.sqrt(np.square(values).mean(axis=others))
+        middle = float(np.median(sizes))
+        ratio = float(sizes.max()) / middle if middle > 0 else 1.0
+        if ratio > best:
+            best, found = ratio, axis
+    return found
+
+
+def _draw(each: Input, way: str, rng: np.random.Generator) -> Array:
+    base = each.given[int(rng.integers(len(each.given)))]
+    if each.kind is Kind.FIXED:
+        return base
+    if each.kind is Kind.MASK:
+        return _other_mask(base, each, rng)
+    if way == "permuted" and base.size > 1:
+        return _permuted(base, rng)
+    if each.kind is Kind.IDS:
+        return rng.integers(each.low, each.high, size=base.shape, endpoint=True).astype(base.dtype)
+    return _draw_numbers(each, base, way, rng)
+
+
+def _draw_numbers(each: Input, base: Array, way: str, rng: np.random.Generator) -> Array:
+    if way == "rescaled":
+        factor = 1 / _STRETCH if each.kind is Kind.UNIT else _STRETCH ** float(rng.uniform(-1, 1))
+        return np.asarray(base * base.dtype.type(factor))
+    if way == "renormed" and each.kind is Kind.UNIT:
+        return np.asarray(rng.standard_normal(base.shape)).astype(base.dtype)
+    if way == "renormed" and each.standard:
+        return np.asarray(rng.random(base.shape)).astype(base.dtype)
+    return _alike(each, base, rng)
+
+
+def _other_mask(base: Array, each: Input, rng: np.random.Generator) -> Array:
+    """Rows of ones and then zeros get other lengths (padding); others of the same rows in another order."""
+    known = np.unique(np.concatenate([given.reshape(-1) for given in each.given]))
+    low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] * 0, known[0])
+    if base.ndim and base.shape[-1] > 1:
+        length = base.shape[-1]
+        rows = base.reshape(-1, length) == high
+        falling = not (np.diff(rows.astype(np.int8), axis=-1) > 0).any()
+        if falling and rows[:, 0].all() and base.ndim <= 2:
+            ends = rng.integers((length + 1) // 2, length, size=len(rows), endpoint=True)
+            made = np.where(np.arange(length) < ends[:, None], high, low)
+            return np.asarray(made, base.dtype).reshape(base.shape)
+    if base.ndim > 1 and base.shape[-2] > 1:
+        return np.take(base, rng.permutation(base.shape[-2]), axis=-2)
+    return rng.permutation(base) if base.ndim == 1 else base
+
+
+def _permuted(base: Array, rng: np.random.Generator) -> Array:
+    """The same values elsewhere: all along one axis in another order, or moved around it."""
+    axes = [axis for axis, length in enumerate(base.shape) if length > 1]
+    if not axes:
+        return base
+    axis = axes[int(rng.integers(len(axes)))]
+    length = base.shape[axis]
+    order = (
+        rng.permutation(length) if rng.random() < 1 / 2 else np.roll(np.arange(length), int(rng.integers(1, length)))
+    )
+    return np.take(base, order, axis=axis)
+
+
+def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
+    """Other values of the same law: a smoothed bootstrap, of each slice of an uneven axis for itself.
+
+    B. Silverman and G. Young, "The bootstrap: to smooth or not to smooth?", 1987; the bandwidth is Silverman's rule.
+    """
+    if base.size < _FEW:
+        factor = _STRETCH ** rng.uniform(-1, 1, size=base.shape)
+        return np.asarray(base * factor).astype(base.dtype)
+    axis = each.axis
+    if axis is None:
+        pool = np.concatenate([given.reshape(-1) for given in each.given])
+        made = pool[rng.integers(pool.size, size=base.shape)].astype(np.float64)
+        spread = np.asarray(pool.std(dtype=np.float64))
+        count = pool.size
+    else:
+        stacked = np.concatenate([np.moveaxis(given, axis, -1).reshape(-1, given.shape[axis]) for given in each.given])
+        count, length = stacked.shape
+        shape = np.moveaxis(base, axis, -1).shape
+        rows = rng.integers(count, size=shape)
+        made = stacked[rows, np.arange(length)].astype(np.float64)
+        spread = stacked.std(axis=0, dtype=np.float64)
+    noise = rng.standard_normal(made.shape) * (_SMOOTH * spread * float(count) ** (-1 / 5))
+    shrunk = 1 / np.sqrt(1 + (_SMOOTH * float(count) ** (-1 / 5)) ** 2)  # so that the deviation stays what it is
+    middle = made.mean() if axis is None else made.mean(axis=tuple(range(made.ndim - 1)))
+    made = middle + (made - middle + noise) * shrunk
+    if axis is not None:
+        made = np.moveaxis(made, -1, axis)
+    low, high = (min(float(given.min()) for given in each.given), max(float(given.max()) for given in each.given))
+    if each.kind is Kind.UNIT or low >= 0 or high <= 0:  # what ends at a bound ends there
+        made = np.clip(made, low if low >= 0 else -np.inf, high if high <= 1 else np.inf)
+    return made.astype(base.dtype)

@@ -1,0 +1,204 @@
+"""From the minimal set, which is enough for the samples that were given, to one that holds on others: the safe set.
+
+Three things are added before anything is asked: the same place in every block (siblings), what comes near overflow on a few
+other samples (headroom), and what is known to break on those given. Then the set is held against fresh samples; where some
+fail, what those blame is added, and the next round is of other samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bisect_trt.graph.siblings import Siblings
+from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.outcome import Ending
+from bisect_trt.probing.prompt import PromptCheck
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.workflows.precision.born import births
+from bisect_trt.workflows.precision.headroom import Headroom
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.validation import Fresh, Round, Validation, hold_against, validated
+from bisect_trt.workflows.suspicion import Suspect
+from bisect_trt.workflows.suspicion.facts import INSIDE
+
+_RANGES = 4
+"""Other samples whose ranges are looked at; each is one run of the reference and no probe."""
+_ROUNDS = 5
+_LEAST_PROBES = 8
+"""What a safe set may always cost; else as much as the minimal one has."""
+_BLAMED = 2
+"""Of the samples that fail in a round, so many are looked into; all of them have to pass then."""
+_MOST_FAILING = 16
+Reason = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Safe:
+    """What is recommended.
+
+    Attributes:
+        units: What stays in fp32.
+        reasons: The rule by which units that the minimal set does not have are kept, and why in words.
+        validation: How it did on fresh samples; ``None`` if it was held against none.
+        why: Why not, then.
+    """
+
+    units: Subset
+    reasons: dict[int, Reason] = field(default_factory=dict)
+    validation: Validation | None = None
+    why: str | None = None
+
+
+def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect]) -> Safe:
+    """Grow the minimal set until it holds.
+
+    Args:
+        task: The search.
+        minimum: The minimal set.
+        suspects: What the reference run says against nodes.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    if isinstance(task.prober.runner.check, PromptCheck):
+        return Safe(minimum.units, why="you are the check")
+    return _Growth(task, minimum, suspects).run()
+
+
+class _Growth:
+    """A set while it grows."""
+
+    def __init__(self, task: Task, minimum: Minimum, suspects: Sequence[Suspect]) -> None:
+        self._task = task
+        self._minimum = minimum
+        self._suspects = suspects
+        self._units = minimum.units
+        self._reasons: dict[int, Reason] = {}
+        self._siblings = Siblings(task.subject.network, task.lowering.units)
+        self._fresh = Fresh(task)
+        self._compares = isinstance(task.prober.runner.check, BuiltinCheck)  # a command knows best what it wants
+        self._headroom = Headroom(task) if self._compares and task.settings.precision == "fp16" else None
+        probed = len(task.prober.ledger.records)
+        self._until = probed + max(probed, _LEAST_PROBES)
+
+    def run(self) -> Safe:
+        """The story."""
+        task, fresh = self._task, self._fresh
+        task.console.step("What has to stay in fp32 on other inputs too?")
+        for number, sample in enumerate(fresh.ranges(_RANGES), 1001):
+            if self._headroom is not None:
+                self._headroom.add(sample, number)
+        self._start()
+        if not self._compares:
+            return self._safe(why="what a check of yours says of other inputs is for it to say")
+        if fresh.why_none is not None:
+            return self._safe(why=fresh.why_none)
+        task.console.say(f"  fresh samples: {fresh.drawn}")
+        held, learned = None, 0
+        for number in range(_ROUNDS):
+            samples = fresh.round(number)
+            if samples is None:
+                return self._safe(why="the reference does not run on other inputs")
+            outcome = hold_against(task, self._units, samples, f"{len(samples.files)} fresh samples")
+            if not outcome.errors:
+                return self._safe(why=f"they cannot be compared: {outcome.reason}")
+            held = validated(outcome, fresh, learned)
+            failing = [place for place, error in enumerate(outcome.errors) if error > 1]
+            if not failing:
+                break
+            failing.sort(key=lambda place: -outcome.errors[place])
+            if not self._grow(samples.only(failing[:_MOST_FAILING])):
+                break
+            learned = learned + min(len(failing), _MOST_FAILING) if fresh.given else 0
+        return replace(self._safe(), validation=held)
+
+    def _safe(self, why: str | None = None) -> Safe:
+        return Safe(self._units, {u: r for u, r in self._reasons.items() if u in self._units}, why=why)
+
+    def _start(self) -> None:
+        """The largest of the sets to begin with that passes on the samples that were given."""
+        for units in self._starts():
+            if units == self._minimum.units:
+                break
+            self._clear_shelf()
+            if self._task.prober.probe(self._task.lowering.candidate(units)).verdict is Verdict.PASS:
+                self._units = units
+                return
+        self._units = self._minimum.units
+
+    def _starts(self) -> Iterator[Subset]:
+        small = self._minimum.units
+        near = self._near()
+        breaking = frozenset(each.unit for each in self._suspects if each.score >= INSIDE and self._compares)
+        alike = self._with_siblings(small)
+        yield small | alike | near | breaking
+        yield small | near | breaking
+        yield small | alike
+
+    def _near(self) -> Subset:
+        """What comes near overflow, with the reasons remembered."""
+        if self._headroom is None:
+            return frozenset()
+        found = self._headroom.near()
+        for unit, reason in found.items():
+            self._reasons.setdefault(unit, ("headroom", reason))
+        return frozenset(found)
+
+    def _with_siblings(self, units: Subset) -> Subset:
+        found = self._siblings.of(units)
+        for unit in found - units:
+            self._reasons.setdefault(unit, ("sibling", "in the place of one that is kept in another block"))
+        return found
+
+    def _grow(self, failing: Round) -> bool:
+        """Add what samples that fail blame, until they pass; whether they do."""
+        task = self._task
+        references = [self._reference(failing, place) for place in range(min(_BLAMED, len(failing.samples)))]
+        for units in self._larger(references):
+            if units == self._units:
+                continue
+            if len(task.prober.ledger.records) >= self._until:
+                return False
+            self._clear_shelf()
+            if task.prober.probe(task.lowering.candidate(units)).verdict is not Verdict.PASS:
+                continue
+            some = "1 sample" if len(failing.files) == 1 else f"{len(failing.files)} samples"
+            outcome = hold_against(task, units, failing, f"the {some} that failed")
+            if outcome.ending is Ending.PASSED:
+                self._units = units
+                return True
+        return False
+
+    def _larger(self, references: Sequence[Reference]) -> Iterator[Subset]:
+        """Ever larger sets: what comes near overflow there, where NaN and Inf begin, then where errors grow most."""
+        task, now = self._task, self._units
+        found = [births(task, now, reference) for reference in references]
+        broken = frozenset(unit for each in found for unit in each.broken)
+        for unit in broken:
+            self._reasons.setdefault(unit, ("fresh sample", "becomes NaN or Inf on a fresh sample"))
+        base = now | self._near() | self._with_siblings(broken)
+        if base != now:
+            yield base
+        size, most = 4, max((len(each.growth) for each in found), default=0)
+        while size <= 4 * most:
+            more = frozenset(unit for each in found for unit in each.growth[:size])
+            for unit in more:
+                self._reasons.setdefault(unit, ("fresh sample", "adds to the error on a fresh sample"))
+            yield base | self._with_siblings(more)
+            size *= 4
+
+    def _reference(self, failing: Round, place: int) -> Reference:
+        subject = self._task.subject
+        sample = failing.samples[place]
+        if self._headroom is not None:
+            return self._headroom.add(sample, 2001 + place)
+        return Reference(subject.network, sample, subject.workspace, subject.models, 2001 + place, subject.swap_limit)
+
+    def _clear_shelf(self) -> None:
+        """Of the sets that pass, the larger one's engine is kept from here on."""
+        check = self._task.prober.runner.check
+        shelf = getattr(check, "shelf", None)
+        if shelf is not None:
+            shelf.clear()

@@ -1,0 +1,309 @@
+"""Places: a target in another interpreter is the same target; what is sent needs nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.places import bundle
+from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
+from bisect_trt.probing.places.place import Place, make_place, parse
+from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
+from bisect_trt.probing.places.sent import wire
+from bisect_trt.targets import find
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.settings import TargetSettings
+
+ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "tensorrt"}
+HERE = f"python={sys.executable}"
+
+
+def place(word: str = HERE) -> Place:
+    return make_place(word, lambda packages: packages)
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    connected = Connection(place(), session=f"test{os.getpid()}-{time.monotonic_ns()}")
+    yield connected
+    connected.close()
+
+
+def overflowing() -> onnx.ModelProto:
+    """Overflows in fp16, past a weight that is large enough to go over once."""
+    weight = numpy_helper.from_array(np.full((300, 100), 300, np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Mul", ["m", "m"], ["y"])]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 300]), ("y", [2, 100]))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def sent_modules() -> list[str]:
+    return sorted({*bundle.CORE, *(name for target in ("onnxrt", "trt") for name in find(target).sent)})
+
+
+@pytest.mark.parametrize("module", sent_modules())
+def test_what_is_sent_has_old_syntax_and_imports_what_is_there(module: str) -> None:
+    """Imports that only a type checker sees may be of anything."""
+    tree = ast.parse(bundle.sources([module])[module], feature_version=(3, 8))
+    checked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = {id(inner) for node in checked for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped or not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        for name in imported:
+            parents = sent_modules()
+            known = name in parents or any(each.startswith(f"{name}.") for each in parents)
+            assert known or name.partition(".")[0] in ALLOWED, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
+    connection: Connection, tmp_path: Path, fp16: bool
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(overflowing(), path)
+    target = TargetSettings("onnxrt", fp16=fp16)
+    feed = {"x": np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)}
+    there = PlaceRuntime(target, connection)
+    session = there.load(path, feed)
+    expected = make_runtime(target).load(path, feed)
+    np.testing.assert_array_equal(session.run(feed)["y"], expected.run(feed)["y"])
+    assert session.inputs == list(expected.inputs)
+    assert there.facts["version"]
+    assert session.median_ms(feed, 1, 3) > 0
+
+
+def test_a_weight_goes_over_once(connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = PlaceRuntime(TargetSettings("onnxrt"), connection)
+    sent: list[int] = []
+    write = wire.write_all
+
+    def counted(fd: int, content: Any) -> None:  # noqa: ANN401 - any buffer
+        sent.append(len(content))
+        write(fd, content)
+
+    monkeypatch.setattr(wire, "write_all", counted)
+    for number in range(3):
+        model = overflowing()
+        model.graph.node[1].name = f"other{number}"
+        path = tmp_path / f"{number}.onnx"
+        onnx.save(model, path)
+        sent.clear()
+        there.load(path)
+        assert (sum(sent) > 120_000) == (number == 0)
+
+
+def test_a_model_with_weights_beside_it(connection: Connection, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(overflowing(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    feed = {"x": np.ones((2, 300), np.float32)}
+    for fp16 in (False, True):
+        target = TargetSettings("onnxrt", fp16=fp16)
+        made = PlaceRuntime(target, connection).load(path, feed).run(feed)["y"]
+        np.testing.assert_array_equal(made, make_runtime(target).load(path, feed).run(feed)["y"])
+
+
+def test_a_refusal_is_the_same_refusal(connection: Connection, tmp_path: Path) -> None:
+    model = overflowing()
+    model.graph.node[1].op_type = "NoSuchOperator"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    with pytest.raises(BuildError) as there:
+        PlaceRuntime(TargetSettings("onnxrt"), connection).load(path)
+    with pytest.raises(BuildError) as here:
+        make_runtime(TargetSettings("onnxrt")).load(path)
+    assert there.value.sign(["y", "m"]) == here.value.sign(["y", "m"])
+
+
+def test_nothing_of_ours_is_imported_there(connection: Connection) -> None:
+    """What is installed in the place, a bisect-trt among it, makes no difference."""
+    source = (
+        "import sys, importlib\n"
+        "class There:\n"
+        "    def __init__(self, settings):\n"
+        "        try:\n"
+        "            importlib.import_module('bisect_trt.workflows')\n"
+        "        except ImportError as error:\n"
+        "            self.facts = {'refused': str(error), 'onnx': 'onnx' in sys.modules}\n"
+        "    def gpu_memory(self): return 0\n"
+        "make = There\n"
+    )
+    connection.ask("modules", {"sources": {"bisect_trt.fake": source}})
+    facts = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]
+    assert facts == {"refused": "bisect_trt.workflows is not sent to places", "onnx": False}
+
+
+CRASH = (
+    "import os, signal, time\n"
+    "class There:\n"
+    "    facts = {}\n"
+    "    def __init__(self, settings):\n"
+    "        print('last words', flush=True)\n"
+    "        if settings['how'] == 'hang': time.sleep(1000)\n"
+    "        if settings['how'] == 'fork':\n"
+    "            if os.fork() == 0:\n"
+    "                os.setsid(); time.sleep(1000)\n"
+    "        if settings['how'] == 'hold': self.held = bytearray(300 << 20); time.sleep(1000)\n"
+    "        os.kill(os.getpid(), signal.SIGSEGV)\n"
+    "    def gpu_memory(self): return 0\n"
+    "make = There\n"
+)
+
+
+def test_a_crash_is_reported_and_the_next_question_is_answered(connection: Connection) -> None:
+    for how in ("crash", "fork"):
+        connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
+        with pytest.raises(ProcessDied) as death:
+            connection.ask("make", {"module": "bisect_trt.fake", "settings": {"how": how}})
+        assert death.value.code == -signal.SIGSEGV
+        assert "last words" in death.value.log
+        assert connection.ask("facts", {"packages": ["numpy"]}).header["facts"]["packages"]["numpy"] == np.__version__
+
+
+def test_a_memory_limit_holds_there() -> None:
+    connection = Connection(place(), session=f"limit{os.getpid()}", memory_limit=200 << 20)
+    connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
+    with pytest.raises(ProcessDied) as death:
+        connection.ask("make", {"module": "bisect_trt.fake", "settings": {"how": "hold"}})
+    assert death.value.over_memory
+    connection.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_nothing_is_left_in_a_place(end: str) -> None:
+    """Neither when the driver's end closes nor when the supervisor is killed, whatever the process there does."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    os.environ["PLACE_TEST"] = mark
+    connection = Connection(place(), session=f"left{mark}")
+    connection.ask("facts", {"packages": []})
+    os.environ.pop("PLACE_TEST")
+    connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
+    wire.send(connection._send, {"ask": "make", "module": "bisect_trt.fake", "settings": {"how": "hang"}})
+    assert marked(mark)
+    if end == "close":
+        connection.close()
+    else:
+        assert connection._process is not None
+        connection._process.send_signal(signal.SIGKILL)
+        connection._process.wait()
+    deadline = time.monotonic() + 60
+    while marked(mark):
+        assert time.monotonic() < deadline, marked(mark)
+        time.sleep(0.05)
+    connection.close()
+
+
+def marked(mark: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"PLACE_TEST={mark}".encode() in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "word", ["python", "python=", "env=", "ssh=-x", "ssh=host,path=x", "command='", "jetson=1", "=", "command=  "]
+)
+def test_a_word_that_is_no_place(word: str) -> None:
+    with pytest.raises(UsageError, match="--on"):
+        parse(word)
+
+
+@pytest.mark.parametrize("command", ["{} -", "sh -c 'exec {} -'", "{} -i", "env A=1 {} -"])
+def test_a_command_that_reads_its_program_from_stdin(command: str) -> None:
+    connected = Connection(place(f"command={command.format(sys.executable)}"), session=f"typed{os.getpid()}")
+    assert connected.ask("facts", {"packages": []}).header["facts"]["Python"]
+    connected.close()
+
+
+def test_a_command_that_is_no_python() -> None:
+    with pytest.raises(PlaceLost, match=r"command=sh -c .*ended before a Python began.*\(it says: no such image\)"):
+        Connection(place("command=sh -c 'echo no such image >&2'"), session="none").ask("facts", {"packages": []})
+    with pytest.raises(UnavailableError, match="no-such-program"):
+        Connection(place("command=no-such-program -"), session="none").ask("facts", {"packages": []})
+
+
+def test_an_old_python_is_refused() -> None:
+    words = ["echo", "@bisect-trt-place 3.6.15"]
+    with pytest.raises(UnavailableError, match=r"has Python 3\.6\.15, and a worker needs 3\.8 or later"):
+        Connection(Place("python", "python=old", tuple(words)), session="old").ask("facts", {"packages": []})
+
+
+OTHERS = [
+    path for minor in (8, 9) for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))[-1:]
+]
+
+
+@pytest.mark.skipif(not OTHERS, reason="no Python 3.8 or 3.9 is here")
+@pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
+def test_what_is_sent_runs_on_old_pythons(python: Path) -> None:
+    """Without NumPy as far as that goes; then it is said that it is missing. All else is compiled there."""
+    connected = Connection(place(f"python={python}"), session=f"old{os.getpid()}")
+    facts = connected.ask("facts", {"packages": ["pip"]}).header["facts"]
+    assert facts["Python"].startswith("3.")
+    texts = bundle.sources(sent_modules())
+    check = "import sys, json; [compile(s, n, 'exec') for n, s in json.load(sys.stdin).items()]"
+    subprocess.run([python, "-c", check], input=json.dumps(texts).encode(), check=True)
+    has_numpy = subprocess.run([python, "-c", "import numpy"], capture_output=True, check=False).returncode == 0
+    if not has_numpy:
+        with pytest.raises(UnavailableError, match="NumPy"):
+            PlaceRuntime(TargetSettings("onnxrt"), connected)
+    connected.close()
+
+
+DTYPES = ["float32", "float16", "int8", "int64", "bool", "complex64", "bfloat16", "float8_e4m3fn", "object"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> None:
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for number, (kind, shape) in enumerate(kinds):
+        values: Any = rng.integers(0, 5, shape)
+        dtype = getattr(ml_dtypes, kind, None) or np.dtype(kind)
+        arrays[str(number)] = np.vectorize(str, otypes=[object])(values) if kind == "object" else values.astype(dtype)
+    entries, pieces = wire.pack(arrays)
+    back = wire.unpack(json.loads(json.dumps(entries)), bytearray(b"".join(bytes(piece) for piece in pieces)))
+    assert list(back) == list(arrays)
+    for name, value in arrays.items():
+        assert (back[name].dtype, back[name].shape) == (value.dtype, value.shape)
+        assert back[name].tolist() == value.tolist()
+
+
+@given(st.binary(max_size=200_000))
+@settings(deadline=None, max_examples=30)
+def test_pieces_of_any_bytes_are_all_of_them(content: bytes) -> None:
+    pieces = list(cut_pieces(content))
+    assert b"".join(content[start:end] for start, end, _ in pieces) == content
+
+
+def test_pieces_of_a_model_are_its_weights() -> None:
+    model = overflowing()
+    content = model.SerializeToString()
+    shared = [content[start:end] for start, end, whole in cut_pieces(content) if whole]
+    assert shared == [model.graph.initializer[0].raw_data]
