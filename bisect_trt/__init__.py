@@ -35,7 +35,7 @@ _HOMES = {
     "UnavailableError": "errors",
     "UsageError": "errors",
     "Result": "reporting.result",
-    "Verdict": "search.verdict",
+    "Verdict": "search.oracle",
 }
 
 

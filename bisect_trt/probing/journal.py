@@ -111,8 +111,10 @@ class Journal:
         self._append({"event": "moot", "key": key})
 
     def decided(self, record: Record) -> None:
-        """The search has taken a probe in."""
-        self._append({"event": "verdict", **asdict(record), "verdict": record.verdict.value})
+        """The search has taken a probe in; where its time went stands with the outcome."""
+        plain = asdict(record)
+        del plain["times"]
+        self._append({"event": "verdict", **plain, "verdict": record.verdict.value})
 
     def undone(self, record: Record) -> None:
         """The user took an answer back."""

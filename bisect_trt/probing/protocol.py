@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
-VERSION = 2
+VERSION = 1
 """Raised whenever a worker of before would misread a request, or a driver its reply."""
 
 

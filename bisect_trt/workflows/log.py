@@ -93,6 +93,7 @@ def _times(name: str, times: Mapping[str, float], parts: Sequence[str]) -> str:
 def _read(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The decisions, by number, and the probes that never ended."""
     verdicts: dict[int, dict[str, Any]] = {}
+    times: dict[str, dict[str, float]] = {}
     unfinished: dict[str, dict[str, Any]] = {}
     journal = run / JOURNAL
     for entry in read_journal(journal) if journal.exists() else ():
@@ -100,8 +101,9 @@ def _read(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             unfinished[entry["key"]] = entry
         elif entry["event"] in ("outcome", "moot"):
             unfinished.pop(entry["key"], None)
+            times[entry["key"]] = entry.get("outcome", {}).get("times", {})
         elif entry["event"] == "verdict":
-            verdicts[entry["number"]] = entry
+            verdicts[entry["number"]] = {**entry, "times": times.get(entry["key"])}
         elif entry["event"] == "undo":
             verdicts.pop(entry["number"], None)
     return [verdicts[number] for number in sorted(verdicts)], list(unfinished.values())
