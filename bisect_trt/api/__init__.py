@@ -6,6 +6,6 @@ the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class
 """
 
 from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise
-from bisect_trt.api.searches import cause, precision, reduce
+from bisect_trt.api.searches import cause, precision, reduce, releases
 
-__all__ = ["assert_matches", "cause", "compare", "diagnose", "layerwise", "precision", "reduce"]
+__all__ = ["assert_matches", "cause", "compare", "diagnose", "layerwise", "precision", "reduce", "releases"]

@@ -41,6 +41,9 @@ from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
+CHECKED = ("reduce", "precision", "cause", "releases")
+"""Commands to which a check can be given."""
+SEARCHES = (*CHECKED, "diagnose")
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -88,10 +91,10 @@ class Call:
         words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
-        self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
+        self.search = given.group(Search) if command in SEARCHES else Search()
+        self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
         self._data = given.group(Data)
-        self._places = given.group(Places)
+        self._places = Places() if command == "releases" else given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:

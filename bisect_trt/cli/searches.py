@@ -9,13 +9,20 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce
-from bisect_trt.options.shared import Search
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases
+from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options, validation_files
+from bisect_trt.workflows.from_options import (
+    case_of,
+    low_precision,
+    releases_settings,
+    search_settings,
+    tolerance_options,
+    validation_files,
+)
 from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
@@ -87,6 +94,18 @@ def cause(given: Given, console: Console, result: Result) -> Result:
     own, runtime = given[Cause], given[Target].required()
     session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
     return session.cause(checks, search_settings(given[Search]))
+
+
+def releases(given: Given, console: Console, result: Result) -> Result:
+    """Find the release in which a failure appeared."""
+    own, runtime = given[Releases], given[Target].settings()
+    settings = releases_settings(own, runtime, given[Search], has_check=bool(given[Check].check))
+    model, inputs = case_of(own.model)
+    given = given.but(on=(), mixed_places=False)  # each release is a place of its own
+    if not (given[Data].load_inputs or given[Data].data_loader_script):
+        given = given.but(load_inputs=inputs)
+    session, checks = open_search(model, given, runtime, console, result, None)
+    return session.releases(settings, checks, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

@@ -121,6 +121,33 @@ class Precision:
 
 
 @dataclass
+class Releases:
+    """Find the release of the target in which a failure appeared, and the one in which it went."""
+
+    model: Annotated[Path, argument("The ONNX model, or the folder of a reproducer.")]
+    from_: Annotated[
+        str, option("--from", metavar="VERSION", help="The oldest release; default the oldest for this Python.")
+    ] = ""
+    to: Annotated[
+        str,
+        option(
+            "--to",
+            metavar="VERSION",
+            help="The newest, with all that begin like it; default the newest for this Python.",
+        ),
+    ] = ""
+    find_all: Annotated[bool, option("--all", help="Ask every release and print the table, instead of bisecting.")] = (
+        False
+    )
+    package: Annotated[
+        str | None, option(metavar="NAME", help="The package whose releases are meant, for a --check command.")
+    ] = None
+    beside: Annotated[
+        list[str], option("--with", metavar="PACKAGE", help="Install this too in each environment, as pip takes it.")
+    ] = field(default_factory=list)
+
+
+@dataclass
 class Layerwise:
     """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
 

@@ -61,6 +61,7 @@ class Candidate:
         marks: Tensors that are outputs too, by number, for a search over those.
         target: How the target is set up for it, where that is not as the check has it.
         cutting: Seconds that it took to make it.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
     """
 
     proto: onnx.ModelProto
@@ -79,6 +80,7 @@ class Candidate:
     marks: Subset = frozenset()
     target: TargetSettings | None = None
     cutting: float = field(default=0.0, compare=False)
+    packages: str = ""
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -104,6 +106,8 @@ class Candidate:
             digest.update(b"engine")
         if self.target is not None:
             digest.update(repr(self.target).encode())
+        if self.packages:
+            digest.update(f"packages {self.packages}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)

@@ -45,7 +45,8 @@ def ask(
         if end.cancelled:
             return Failed("cancelled", "its answer was not needed any more", CANCELLED)
         if end.timed_out:
-            more = "" if timeout is not None else ", the most by default; --timeout allows more"
+            allowed = "; --timeout allows more" if workers.bounded else ", the most by default; --timeout allows more"
+            more = "" if timeout is not None else allowed
             return Failed("time-out", f"{end.describe()}{more}", "time-out")
         if end.over_memory:
             return Failed("memory", end.describe(), OVER_MEMORY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,8 @@ class CandidateFiles:
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
         held: Whether the target is held to its low precision; see ``Candidate``.
         engine: The engine that was built of it, where there is one.
+        packages: Those that it is probed with; see ``Candidate``.
+        python: The interpreter that has them, where there is one.
         target: How the target is set up for it; see ``Candidate``.
         renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
@@ -66,6 +69,8 @@ class CandidateFiles:
     keep: tuple[str, ...] | None = None
     held: bool = False
     engine: Path | None = None
+    packages: str = ""
+    python: Path | None = None
     target: TargetSettings | None = None
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
@@ -78,10 +83,12 @@ class CandidateFiles:
             yield replace(self, inputs=inputs, golden=golden, more=(), sample=number)
 
     def placeholders(self) -> dict[str, str]:
-        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}`` and ``{engine}``: absolute paths."""
+        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}``, ``{engine}`` and ``{python}``: absolute paths."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
         if self.engine is not None:
             paths["engine"] = self.engine
+        if self.python is not None:
+            paths["python"] = self.python
         return {name: str(path.absolute()) for name, path in paths.items()}
 
     def environment(self) -> dict[str, str]:
@@ -167,6 +174,7 @@ class Workspace:
         files = replace(
             files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
         )
+        files = replace(files, packages=candidate.packages)
         files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
         values = {files.inputs: inputs, files.golden: golden}
         for paths, sample in zip(files.more, more, strict=True):
@@ -245,16 +253,19 @@ class Workspace:
                 path.unlink(missing_ok=True)
 
 
-_Seal = tuple[int, int, int]
+_Seal = tuple[int, int, int, bytes]
+_HASHED = 1 << 20
+"""Files up to so many bytes are told apart by their content as well, which costs less than a millisecond."""
 
 
 def _seal(path: Path) -> _Seal | None:
     """Something that is another once a file has been changed, whatever its times were set to; ``None`` if it is gone."""
     try:
         seen = path.stat()
+        content = hashlib.sha256(path.read_bytes()).digest() if seen.st_size <= _HASHED else b""
     except OSError:
         return None
-    return seen.st_ino, seen.st_size, seen.st_ctime_ns
+    return seen.st_ino, seen.st_size, seen.st_ctime_ns, content
 
 
 def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:

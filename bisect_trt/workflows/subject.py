@@ -73,7 +73,7 @@ class Subject:
             workspace: The run's folder.
             console: Who is told what is noticed on the way.
             fresh_process: Whether each probe gets a worker process of its own.
-            timeout: Seconds that any run of it may take, where that is more than by default.
+            timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
             target: What the reference is for, where that makes a difference.
             places: Where targets run, if not here.
 

@@ -64,6 +64,16 @@ def test_it_ends_with_a_sentence(
     assert not (here / "out.onnx").exists()
 
 
+def test_a_small_time_holds_for_the_reference_too(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what it takes to start a worker and run the whole model, which a time for one probe does not count in."""
+    monkeypatch.setattr(pool, "LEAST_SECONDS", 6.0)
+    ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
+    assert ran.status == 4
+    assert re.search(r"does not get to the end of a model: no answer after 6\.\d s; --timeout allows more\.", ran.error)
+
+
 def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "DEFAULT_SECONDS", 0.01)
     ran = cli("sanitize", overflowing(here / "model.onnx"), "-o", "out.onnx", "--timeout", "100")

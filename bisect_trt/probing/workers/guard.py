@@ -9,7 +9,9 @@ a number that stands in its environment, and those that were only announced are 
 
 What a check has put into a session of its own (a daemon, by a double fork) is no longer of its group. On Linux the driver
 therefore adopts what loses its parent, and kills what it has adopted once the probe that started it has ended; what is still
-there when the driver dies is found by the number in its environment.
+there when the driver dies is found by the number in its environment. What has cleared its environment is known by that: all
+that the driver itself starts has the driver's number in it. The guard looks at what the driver has adopted now and then, so that
+it knows it when the driver dies.
 """
 
 from __future__ import annotations
@@ -30,35 +32,85 @@ from bisect_trt.probing.workers.resources import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts."""
+DRIVER = "BISECT_TRT_DRIVER"
+"""Environment variable of whatever a driver starts that adopts what loses its parent."""
 
 _WATCH = f"""
-import glob, os, signal, sys, time
+import glob, os, select, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+driver = sys.argv[1]
 groups = {{}}
-for line in sys.stdin:
-    mark, group = line.split()
-    if group == '-':
-        groups.pop(mark, None)
-    else:
-        groups[mark] = int(group)
+adopted = {{}}
+adopts = 'adopts' in sys.argv
+def environ(pid):
+    try:
+        with open('/proc/%s/environ' % pid, 'rb') as file:
+            return b'\\0' + file.read()
+    except OSError:
+        return None
+def began(pid):
+    try:
+        with open('/proc/%s/stat' % pid) as file:
+            words = file.read().rpartition(')')[2].split()
+        return None if words[0] == 'Z' else words[19]
+    except OSError:
+        return None
+def foreign(pid):
+    words = environ(pid)
+    return words is not None and b'\\0{MARK}=' not in words and b'\\0{DRIVER}=' not in words
+def look():
+    try:
+        with open('/proc/%s/task/%s/children' % (driver, driver)) as file:
+            children = file.read().split()
+    except OSError:
+        return
+    for pid in children:
+        if pid in adopted or int(pid) == os.getpid():
+            continue
+        since = began(pid)
+        if since and foreign(pid):
+            adopted[pid] = since
 def kill(group):
     try:
         os.killpg(group, signal.SIGKILL)
     except OSError:
         pass
+rest = b''
+while True:
+    if not select.select([0], [], [], 0.1 if adopts else None)[0]:
+        look()
+        continue
+    content = os.read(0, 65536)
+    if not content:
+        break
+    *lines, rest = (rest + content).split(b'\\n')
+    for line in lines:
+        mark, group = line.decode().split()
+        if group == '-':
+            groups.pop(mark, None)
+        else:
+            groups[mark] = int(group)
+if adopts:
+    look()
 for group in groups.values():
     if group:
         kill(group)
-started = b'\\0{MARK}=' + sys.argv[1].encode() + b'-'
+for pid, since in adopted.items():
+    if began(pid) == since and foreign(pid):  # one that was seen before its exec is not
+        try:
+            os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            pass
+started = b'\\0{MARK}=' + driver.encode() + b'-'
 lost = any(not group for group in groups.values())
 for _ in range(20 if lost else 1):
     for path in glob.glob('/proc/[0-9]*/environ'):
-        try:
-            with open(path, 'rb') as file:
-                if started in b'\\0' + file.read():
-                    kill(os.getpgid(int(path.split('/')[2])))
-        except OSError:
-            pass
+        pid = path.split('/')[2]
+        if started in (environ(pid) or b''):
+            try:
+                kill(os.getpgid(int(pid)))
+            except OSError:
+                pass
     time.sleep(0.05 if lost else 0)
 """
 _PR_SET_CHILD_SUBREAPER = 36
@@ -87,6 +139,8 @@ class Guard:
 
         with contextlib.suppress(OSError, AttributeError):
             self._adopts = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        if self._adopts:
+            os.environ[DRIVER] = str(os.getpid())
 
     def start(
         self,
@@ -177,7 +231,7 @@ class Guard:
             if self._process is None or self._owner != os.getpid():
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid())],
+                    [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *(["adopts"] if self._adopts else [])],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

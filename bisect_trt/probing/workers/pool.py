@@ -47,6 +47,8 @@ _TIDY_SECONDS = 2.0
 """How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
+LEAST_SECONDS = 30.0
+"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -240,6 +242,7 @@ class WorkerPool:
     Attributes:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
+        bounded: Whether the user said how long a run may take.
     """
 
     def __init__(
@@ -258,7 +261,8 @@ class WorkerPool:
         """
         self.places = tuple(places)
         self._placed: Counter[Place] = Counter()
-        self._patience = max(DEFAULT_SECONDS, timeout or 0)
+        self.bounded = timeout is not None
+        self._patience = DEFAULT_SECONDS if timeout is None else max(timeout, LEAST_SECONDS)
         self.fresh_process = fresh_process
         self.memory_limit = memory_limit
         self._log = folder / "workers.log"
@@ -300,7 +304,7 @@ class WorkerPool:
 
         Args:
             request: What to do.
-            timeout: Seconds it may take; as long as by default if not said, or as the pool was told.
+            timeout: Seconds it may take; if not said as long as the pool was told, but at least 30, or as by default.
             cancel: Ends it when set.
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
