@@ -42,7 +42,7 @@ def test_every_second_is_put_down_once(cli: CommandLine, command: str) -> None:
     # One after the other, the parts make the whole; each is rounded.
     assert sum(times.values()) == pytest.approx(result["wall_s"], abs=0.002)
     assert times["start"] > 0
-    assert times["running"] + times["reference"] > 0
+    assert command == "extract" or times["running"] > 0  # that runs nothing without values
     own = [probe["times"] for probe in probes(result) if "times" in probe]
     for part in ("writing", "building", "running", "comparing", "waiting"):
         assert sum(probe.get(part, 0) for probe in own) <= times[part] + 0.0002 * (len(own) + 1)
