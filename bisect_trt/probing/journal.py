@@ -33,6 +33,7 @@ class Record:
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         times: Seconds by what they were spent on; see ``probing/times.py``.
+        place: Where it ran, as it was asked for, if not here.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Record:
     own_seconds: float
     runs: int
     times: Mapping[str, float] = field(default_factory=dict)
+    place: str | None = None
 
     @property
     def said(self) -> str:

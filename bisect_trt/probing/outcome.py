@@ -50,6 +50,7 @@ class Outcome:
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
         times: Seconds by what they were spent on, from making the candidate on; see ``probing/times.py``.
+        place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
     """
 
@@ -67,6 +68,7 @@ class Outcome:
     layers: tuple[dict[str, Any], ...] = ()
     sample: int | None = None
     times: Mapping[str, float] = field(default_factory=dict)
+    place: str | None = None
     errors: tuple[float, ...] = ()
 
     @property

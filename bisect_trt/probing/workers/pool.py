@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -295,6 +295,8 @@ class WorkerPool:
         log: Path | None = None,
         confirm: bool = False,
         here: bool = False,
+        place: Place | None = None,
+        told: Callable[[Place], object] | None = None,
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
@@ -309,6 +311,8 @@ class WorkerPool:
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
             here: Whether it runs here, whatever places there are.
+            place: In which of the places; in any if not said.
+            told: Given the place that it runs in, each time.
 
         Raises:
             WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
@@ -321,27 +325,15 @@ class WorkerPool:
             costly = request.target.target.capabilities.costly
             timeout = max(self._patience, COSTLY_SECONDS) if costly else self._patience
         away = bool(self.places) and not here and not request.target.target.stays
-        with asking() as told:
-            return self._asked(order, timeout, cancel, told, confirm=confirm, away=away)  # type: ignore[return-value]  # the protocol has one type of reply a request
-
-    def _asked(
-        self,
-        order: Order,
-        timeout: float,
-        cancel: Cancel | None,
-        told: Callable[[Mapping[str, float]], None],
-        *,
-        confirm: bool,
-        away: bool,
-    ) -> Reply:
-        """What a worker that lives replies; ``told`` is told what it spent its time on."""
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0 and not away):
-                worker = self._take(away=away, fresh=lost + crashed > 0)
+                worker = self._take(away=away, fresh=lost + crashed > 0, place=place)
                 used = worker.served > 0
+                if told is not None and worker.place is not None:
+                    told(worker.place)
                 try:
-                    answer = self._ask(worker, order, timeout, cancel)
+                    reply = self._ask(worker, order, timeout, cancel)
                 except WorkerDied as death:
                     if death.end.cancelled or death.end.timed_out or death.end.over_memory:
                         raise
@@ -354,14 +346,15 @@ class WorkerPool:
                     if crashed < 2 and (used or confirm):
                         continue
                     raise
-                if used and isinstance(answer.reply, Failed) and answer.reply.poisoned:
-                    answer = self._ask(self._take(away=away, fresh=True), order, timeout, cancel)
-            told(answer.spent)
-            return answer.reply
+                if used and isinstance(reply, Failed) and reply.poisoned:
+                    reply = self._ask(self._take(away=away, fresh=True, place=place), order, timeout, cancel)
+            return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
 
-    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Answer:
+    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
-            answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+            with asking() as spent:
+                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                spent(answer.spent)
         except WorkerDied:
             if worker.alive:
                 self._give_back(worker)
@@ -375,18 +368,20 @@ class WorkerPool:
             self._dismiss(worker)
             raise
         self._give_back(worker)
-        return answer
+        return answer.reply
 
-    def _take(self, *, away: bool = False, fresh: bool = False) -> WorkerProcess:
+    def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""
         with self._lock:
             for worker in reversed(self._idle):
-                if (worker.place is not None) == away and not (fresh and (worker.served or not away)):
+                fits = (worker.place is not None) == away and place in (None, worker.place)
+                if fits and not (fresh and (worker.served or not away)):
                     self._idle.remove(worker)
                     return worker
             if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
-            place = min(self.places, key=self._placed.__getitem__) if away else None
+            if away and place is None:
+                place = min(self.places, key=self._placed.__getitem__)
             local = place is None or place.local
             gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             if gpu is not None:
