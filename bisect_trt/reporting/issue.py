@@ -305,7 +305,8 @@ GOLDEN_IS = "what ONNX Runtime makes of the inputs on the CPU, graph optimisatio
 def minimal(model: onnx.ModelProto, file: str, *, lowered: bool) -> Minimal:
     """A model as a target is asked for how it is said."""
     nodes = tuple((node.name, tuple(node.output)) for node in model.graph.node)
-    return Minimal(file, lowered, tuple(value.name for value in model.graph.input), nodes)
+    inputs, outputs = (tuple(value.name for value in ends) for ends in (model.graph.input, model.graph.output))
+    return Minimal(file, lowered, inputs, outputs, nodes)
 
 
 def _at(comparison: TensorComparison) -> str:

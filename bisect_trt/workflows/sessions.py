@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class Session:
         opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
+
+    def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+        """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
+        from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
+
+        opened = self.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, self._investigated(subject, settings.check, search) as investigation:
+            return find_workaround(investigation, settings, search)
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""

@@ -286,7 +286,7 @@ def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
 
     def work(session: Session, first: threading.Event) -> None:
         while not over.is_set():
-            with contextlib.suppress(RunError):  # it is there to be in the way
+            with contextlib.suppress(Exception):  # it is there to be in the way, and nobody asks how it ends
                 _run(session, feed, None)
             first.set()
 
