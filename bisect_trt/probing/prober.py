@@ -38,6 +38,7 @@ class Prober:
         runner: Who runs the check.
         measured: Whether somebody asked how often the original fails.
         wasted: Parallel probes that were ended or never asked for.
+        workers: How many probes may run at a time.
     """
 
     def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1) -> None:
@@ -46,7 +47,7 @@ class Prober:
         self.ledger = ledger
         self.measured = False
         self.wasted = 0
-        self._workers = workers if runner.check.parallel else 1
+        self.workers = workers if runner.check.parallel else 1
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
@@ -140,8 +141,8 @@ class Prober:
             assert original is not None, "the search asks about an original that it was not given"
             return original
 
-        if self._workers > 1:
-            speculation = Speculation(self.runner, self.ledger, candidate_for, self._workers)
+        if self.workers > 1:
+            speculation = Speculation(self.runner, self.ledger, candidate_for, self.workers)
             try:
                 with speculation:
                     return speculation.run(search)
