@@ -89,6 +89,7 @@ class Issue:
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
         cause: What of the target does it: each in a sentence, with the lines of code that turn it.
+        since: Since which release it fails, in a sentence, where that was asked.
     """
 
     model: onnx.ModelProto
@@ -106,6 +107,7 @@ class Issue:
     fault: str | None = None
     is_bug: bool = True
     cause: Sequence[Cause] = ()
+    since: str | None = None
 
     @property
     def kind(self) -> str:
@@ -165,6 +167,7 @@ class Issue:
             "## Seen",
             self._seen(),
             *self._cause(),
+            *([] if self.since is None else ["## Releases", prose(self.since)]),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
