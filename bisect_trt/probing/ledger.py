@@ -188,7 +188,9 @@ class Ledger:
             tail=outcome.tail,
             seconds=round(outcome.seconds, 4),
             own_seconds=round(outcome.own_seconds, 4),
+            place=outcome.place,
             runs=outcome.runs,
+            times={part: round(seconds, 4) for part, seconds in outcome.times.items()},
         )
         self.records.append(record)
         self._decided[candidate.key] = record

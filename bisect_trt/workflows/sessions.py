@@ -5,13 +5,13 @@ Each imports its own workflow only: all of them together take a tenth of a secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_trt.probing.places.place import Place
+from bisect_trt.probing.places.place import HERE, Where
 from bisect_trt.probing.runner import Check
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
-    from bisect_trt.workflows.releases import ReleasesSettings
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Session:
         result: What is filled in.
         fresh_process: Whether each probe gets a worker process of its own.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
-        places: Where targets run, if not here.
+        where: Where targets run.
     """
 
     model: ModelSettings
@@ -54,7 +55,7 @@ class Session:
     result: Result
     fresh_process: bool = False
     annotation: Path | None = None
-    places: Sequence[Place] = ()
+    where: Where = HERE
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
         """The model, opened for a target; to be closed."""
@@ -66,7 +67,7 @@ class Session:
             fresh_process=fresh,
             timeout=timeout,
             target=target,
-            places=self.places,
+            where=self.where,
         )
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:
@@ -76,6 +77,14 @@ class Session:
         opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
+
+    def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+        """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
+        from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
+
+        opened = self.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, self._investigated(subject, settings.check, search) as investigation:
+            return find_workaround(investigation, settings, search)
 
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
@@ -90,7 +99,7 @@ class Session:
 
     def releases(self, settings: ReleasesSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the release in which a failure appeared; see :func:`bisect_trt.workflows.releases.find_releases`."""
-        from bisect_trt.workflows.releases import find_releases, in_releases  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.releases.releases import find_releases, in_releases  # noqa: PLC0415 - see above
 
         target = check.target
         check = replace(check, target=None) if check.argv else check

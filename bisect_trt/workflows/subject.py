@@ -24,9 +24,10 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.places.place import Place
+from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import visible_gpus
 from bisect_trt.probing.workspace import Workspace
@@ -50,6 +51,8 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
+        where: Where targets run.
+        seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
     """
@@ -63,7 +66,7 @@ class Subject:
         fresh_process: bool = False,
         timeout: float | None = None,
         target: TargetSettings | None = None,
-        places: Sequence[Place] = (),
+        where: Where = HERE,
     ) -> None:
         """Read the model and make its inputs.
 
@@ -74,7 +77,7 @@ class Subject:
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
             target: What the reference is for, where that makes a difference.
-            places: Where targets run, if not here.
+            where: Where targets run.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -89,16 +92,23 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.memory_limit,
             timeout=timeout,
-            places=places,
+            places=where.places,
         )
         self.models = Models(workspace, self.workers, target)
+        self.where = where
+        with spending("start"):
+            self._open(settings)
+
+    def _open(self, settings: ModelSettings) -> None:
+        """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
-        share_weights(proto, settings.path, workspace.candidates, settings.weights)
+        share_weights(proto, settings.path, self.workspace.candidates, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
+        self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
             self._declare_shapes()
@@ -179,10 +189,11 @@ class Subject:
     @cached_property
     def reference(self) -> Reference:
         """What every tensor should be; computed when first asked for."""
-        first, *more = (
-            Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
-            for number, sample in enumerate(self.samples, 1)
-        )
+        with spending("reference"):
+            first, *more = (
+                Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
+                for number, sample in enumerate(self.samples, 1)
+            )
         for reference in more:
             first.add(reference)
         self._warn_of_missing(first)
@@ -237,9 +248,10 @@ class Subject:
             outputs: What it gives back, where that is not all that something outside reads.
         """
         bare = self.units.bare(units)
-        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
+        with spending("cutting") as seconds:
+            piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held)
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""
@@ -270,5 +282,7 @@ class Subject:
             "units": self.network.constant.count(False),
         }
         result.artifacts["run"] = str(self.workspace.folder)
+        if self.seen:
+            result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
