@@ -112,7 +112,17 @@ class Seen:
         return {name: value for name, value in known.items() if value}
 
 
-_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+_SSH = (
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=20",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+)
 """No terminal, no questions, and a host that is gone is noticed; the rest is in ~/.ssh/config."""
 
 

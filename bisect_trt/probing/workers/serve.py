@@ -116,6 +116,11 @@ class Worker:
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
 
+    def begin(self) -> None:
+        """A request has come; one that nobody waits for any more is given up by SIGUSR1."""
+        if self._place is not None:
+            self._place.wanted()
+
     def close(self) -> None:
         """Leave the place."""
         if self._place is not None:
@@ -378,9 +383,13 @@ def main() -> None:
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
-    worker = Worker(None if place is None else _connection(json.loads(place)))
+    connection = None if place is None else _connection(json.loads(place))
+    if connection is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: connection.give_up())
+    worker = Worker(connection)
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
+            worker.begin()
             out.write(BEGUN)
             out.flush()
             out.write(encode(_answer(worker, line)))
