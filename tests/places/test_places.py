@@ -450,3 +450,60 @@ def test_places_that_are_all_lost_say_so(tmp_path: Path) -> None:
         reply = executed(workers, "true")
     assert reply.kind == "lost"
     assert "command=gone is lost: it ended before a Python began (it says: out of order)" in reply.message
+
+
+CHECK = """
+import os, sys
+import numpy as np
+import onnxruntime
+model, inputs, folder = sys.argv[1:]
+assert os.path.samefile(os.environ["BISECT_TRT_DIR"], folder)
+assert "golden" in os.environ["BISECT_TRT_GOLDEN"]
+made = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, dict(np.load(inputs)))
+print("looked at", model, "in", os.getcwd())
+sys.exit(any((np.abs(value) > 3000).any() for value in made))
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_check_command_runs_in_a_place(failing: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """Elsewhere in the candidate's folder there, and its script goes along; the answer is that of a check here."""
+    for name in ("m.onnx",):
+        (tmp_path / name).write_bytes((failing / name).read_bytes())
+    (tmp_path / "check.py").write_text(CHECK)
+    place = f"command={sys.executable} -" if elsewhere else HERE
+    check = ["--check", "python", "check.py", "{model}", "{inputs}", "{dir}"]
+    words = ["reduce", "m.onnx", "-o", "r.onnx", "--json", "r.json", "--on", place, *check]
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert len(result["culprits"]) == 1
+    entry = json.loads((tmp_path / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()[-1])
+    assert entry["place"] == place
+    log = next(tmp_path.glob(".bisect-trt/*/candidates/*/output.log")).read_text()
+    assert "looked at" in log
+    assert (str(tmp_path) in log.partition(" in ")[2]) != elsewhere
+
+
+def test_a_program_that_a_place_lacks(failing: Path) -> None:
+    words = [
+        "reduce",
+        "m.onnx",
+        "-o",
+        "none.onnx",
+        "--on",
+        f"command={sys.executable} -",
+        "--check",
+        "no-such-program",
+        "{model}",
+    ]
+    done = run(*words, cwd=failing)
+    assert done.returncode == 2
+    assert "'no-such-program' cannot be run there: No such file or directory" in done.stderr
+
+
+def test_a_place_is_for_something(failing: Path) -> None:
+    import bisect_trt
+
+    with pytest.raises(UsageError, match="--on is where a target or a check command runs"):
+        bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")

@@ -154,6 +154,15 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
 
 
+def is_away(words: Sequence[str]) -> bool:
+    """Whether some of these places are not this machine.
+
+    Raises:
+        UsageError: One is none.
+    """
+    return any(parse(word)[0] not in ("python", "env") for word in words)
+
+
 def make_place(word: str, environment: Callable[[str], str]) -> Place:
     """A place as it is written after ``--on``.
 
