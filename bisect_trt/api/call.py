@@ -24,6 +24,7 @@ from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.times import account, whole
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
@@ -174,7 +175,8 @@ class Call:
         session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
-            work(session)
+            with account() as spent:
+                work(session)
         except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
@@ -185,6 +187,7 @@ class Call:
             raise
         finally:
             result.wall_s = round(time.monotonic() - began, 3)
+            result.extra["times"] = whole(spent, result.wall_s)
             leave_record(result, self.folder, (), console, None)
             console.close()
         return result

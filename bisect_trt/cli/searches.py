@@ -9,7 +9,7 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -29,6 +29,7 @@ from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 def diagnose(given: Given, console: Console, result: Result) -> Result:
@@ -39,9 +40,23 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     folder = own.output or Path(f"{own.model.stem}-reproducer")
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    settings = DiagnoseSettings(checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all)
+    settings = DiagnoseSettings(
+        checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
+    )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+
+
+def workaround(given: Given, console: Console, result: Result) -> Result:
+    """Find what makes the whole model pass."""
+    own, compare = given[Workaround], given[Compare]
+    runtime = given[Target].required()
+    compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
+    if invocation.resumed is None:
+        settings.check_output(overwrite=own.overwrite)
+    return open_target_session(own.model, given, console, result).workaround(settings, search_settings(given[Search]))
 
 
 def reduce(given: Given, console: Console, result: Result) -> Result:

@@ -43,7 +43,29 @@ class Diagnose:
     find_all: Annotated[
         bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
     ] = False
+    releases: Annotated[
+        bool,
+        option("--releases", help="Also find since which release it fails; installs releases from the package index."),
+    ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
+
+
+@dataclass
+class Workaround:
+    """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the patched model goes.")] = Path(
+        "patched.onnx"
+    )
+    fresh_samples: Annotated[
+        int,
+        option(metavar="N", min=0, max=1000, help="On how many fresh inputs it has to hold before it is recommended."),
+    ] = 20
+    timeout: Annotated[
+        float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
 
 @dataclass

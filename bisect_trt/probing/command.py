@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome, of_samples
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import gate, oom_kills
 from bisect_trt.probing.workspace import CandidateFiles
@@ -141,14 +142,15 @@ class CommandCheck:
         kills = oom_kills()
         with gate.turn(cancel):
             try:
-                end = run_to_end(
-                    argv,
-                    log=files.log,
-                    environment=files.environment(),
-                    timeout=self.timeout,
-                    cancel=cancel,
-                    memory_limit=self.memory_limit,
-                )
+                with spending("running"):
+                    end = run_to_end(
+                        argv,
+                        log=files.log,
+                        environment=files.environment(),
+                        timeout=self.timeout,
+                        cancel=cancel,
+                        memory_limit=self.memory_limit,
+                    )
             except OSError as error:
                 raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
         gate.saw_children()

@@ -25,7 +25,7 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
-from bisect_trt.workflows.releases import ReleasesSettings, package_of
+from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
-    from bisect_trt.workflows.releases import ReleasesSettings
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,14 @@ class Session:
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
 
+    def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+        """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
+        from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
+
+        opened = self.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, self._investigated(subject, settings.check, search) as investigation:
+            return find_workaround(investigation, settings, search)
+
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
         from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
@@ -90,7 +99,7 @@ class Session:
 
     def releases(self, settings: ReleasesSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the release in which a failure appeared; see :func:`bisect_trt.workflows.releases.find_releases`."""
-        from bisect_trt.workflows.releases import find_releases, in_releases  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.releases.releases import find_releases, in_releases  # noqa: PLC0415 - see above
 
         target = check.target
         check = replace(check, target=None) if check.argv else check
