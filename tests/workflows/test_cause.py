@@ -71,7 +71,7 @@ def test_a_transformation_of_openvino_is_named_and_its_line_runs(tmp_path: Path)
     pytest.importorskip("openvino", reason="OpenVINO is an extra")
     onnx.save(generated(JOINED, 40, 1, 0).model, str(tmp_path / "model.onnx"))
     result = bisect_trt.cause(tmp_path / "model.onnx", "openvino", run=tmp_path / "run", workers=1)
-    assert result.cause == [["property:LP_TRANSFORMS_MODE=NO"]]
+    assert result.cause == [["option:LP_TRANSFORMS_MODE=NO"]]
     assert result.extra["cause_detail"]["alternatives"][0]["code_ran"] is True
 
 

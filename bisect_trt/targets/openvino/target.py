@@ -86,13 +86,13 @@ class OpenVinoTarget(Target):
         return Script(f"{self.needs} and numpy", modules, values)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
-        """Transformations that have a property, properties, the device."""
+        """Properties of the device, and precisions."""
         from bisect_trt.targets.openvino.switches import openvino_switches  # noqa: PLC0415 - a command line is read without
 
         return openvino_switches(settings, looked)
 
     def snippet(self, settings: TargetSettings) -> Snippet:
-        """How the model is compiled."""
+        """The model's compilation."""
         from bisect_trt.targets.openvino.switches import openvino_snippet  # noqa: PLC0415 - as above
 
         return openvino_snippet(settings)
