@@ -11,8 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from truth.busy import busy
-from truth.networks import generated
-from truth.patterns import JOINED, PLANTED, Pattern
+from truth.patterns import PLANTED, Pattern
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -65,14 +64,6 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
     assert "What of ONNX Runtime does it" in issue
     assert 'disabled_optimizers=["DivMulFusion"]' in issue
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_transformation_of_openvino_is_named_and_its_line_runs(tmp_path: Path) -> None:
-    pytest.importorskip("openvino", reason="OpenVINO is an extra")
-    onnx.save(generated(JOINED, 40, 1, 0).model, str(tmp_path / "model.onnx"))
-    result = bisect_trt.cause(tmp_path / "model.onnx", "openvino", run=tmp_path / "run", workers=1)
-    assert result.cause == [["option:LP_TRANSFORMS_MODE=NO"]]
-    assert result.extra["cause_detail"]["alternatives"][0]["code_ran"] is True
 
 
 def overflowing(folder: Path) -> Path:
