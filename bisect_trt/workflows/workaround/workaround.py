@@ -129,13 +129,16 @@ def add_precision(result: Result) -> None:
         return
     uses = result.extra.get("uses") or []
     latency = (result.extra.get("latency_ms") or {}).get("mixed")
+    seen = result.extra.get("validation") or {}
     way = Way(
         "precision",
         f"{len(nodes)} nodes in fp32",
         any(use["passed"] for use in uses),
         result.artifacts["mixed"],
+        worst_error=seen.get("worst_error"),
         latency_ms=latency,
-        why="on the inputs given",
+        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
+        why=f"held on {seen['passed']} of {seen['samples']} fresh inputs" if seen else "on the inputs given",
     )
     ways.append(way.to_json())
 
