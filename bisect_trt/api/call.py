@@ -24,6 +24,7 @@ from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.times import account, whole
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
@@ -153,7 +154,7 @@ class Call:
         if self._function is not None:
             for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
-        return replace(check_settings(self._check, target, self.compare), function=self._function)
+        return replace(check_settings(self._check, target, self.compare, self._places), function=self._function)
 
     def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
@@ -174,7 +175,8 @@ class Call:
         session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
-            work(session)
+            with account() as spent:
+                work(session)
         except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
@@ -185,6 +187,7 @@ class Call:
             raise
         finally:
             result.wall_s = round(time.monotonic() - began, 3)
+            result.extra["times"] = whole(spent, result.wall_s)
             leave_record(result, self.folder, (), console, None)
             console.close()
         return result

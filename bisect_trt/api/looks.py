@@ -69,7 +69,9 @@ def diagnose(
     packed = folder if folder.name else folder.resolve()
     archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
     check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
-    settings = DiagnoseSettings(checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all)
+    settings = DiagnoseSettings(
+        checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all, own.releases
+    )
     return call.finish(lambda session: session.diagnose(settings))
 
 

@@ -40,7 +40,9 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     folder = own.output or Path(f"{own.model.stem}-reproducer")
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    settings = DiagnoseSettings(checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all)
+    settings = DiagnoseSettings(
+        checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
+    )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
 

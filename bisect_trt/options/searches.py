@@ -43,6 +43,10 @@ class Diagnose:
     find_all: Annotated[
         bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
     ] = False
+    releases: Annotated[
+        bool,
+        option("--releases", help="Also find since which release it fails; installs releases from the package index."),
+    ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
 
 

@@ -216,12 +216,14 @@ class Minimal:
         file: The file that the target runs.
         lowered: Whether the low precision is in that file already.
         inputs: The names of its inputs.
+        outputs: The names of its outputs.
         nodes: Of each of its nodes the name and the outputs.
     """
 
     file: str
     lowered: bool = False
     inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 

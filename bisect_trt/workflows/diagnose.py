@@ -33,6 +33,7 @@ from bisect_trt.workflows.minimal_case import (
 )
 from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
+from bisect_trt.workflows.releases.since import since_when
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
@@ -51,6 +52,7 @@ class DiagnoseSettings:
         archive: Where it goes as a ``.zip`` too, if it does.
         anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
         find_all: Whether to go on with the rest of the model, as long as that fails.
+        releases: Whether to find since which release it fails, which installs some.
     """
 
     check: CheckSettings
@@ -59,6 +61,7 @@ class DiagnoseSettings:
     archive: Path | None = None
     anonymous: bool = False
     find_all: bool = False
+    releases: bool = False
 
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
@@ -81,13 +84,15 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         return deliver_another(investigation, settings, other, number)
 
     cause: list[Cause] = []
+    since: str | None = None
     try:
         cause = name_cause(investigation, settings.check, answer)
         look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
         after_diagnosis(investigation, settings.check, case, fault, settings.output)
+        since = since_when(investigation, settings.check, answer, settings.output, asked=settings.releases)
     finally:  # the probes that its texts count are those of the whole run
-        left.finish(describe_search(investigation, left.minimum), settings.archive, cause)
+        left.finish(describe_search(investigation, left.minimum), settings.archive, cause, since)
         if settings.archive is not None:
             investigation.result.artifacts["archive"] = str(settings.archive)
     return investigation.result

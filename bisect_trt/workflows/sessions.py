@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
-    from bisect_trt.workflows.releases import ReleasesSettings
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
@@ -99,7 +99,7 @@ class Session:
 
     def releases(self, settings: ReleasesSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the release in which a failure appeared; see :func:`bisect_trt.workflows.releases.find_releases`."""
-        from bisect_trt.workflows.releases import find_releases, in_releases  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.releases.releases import find_releases, in_releases  # noqa: PLC0415 - see above
 
         target = check.target
         check = replace(check, target=None) if check.argv else check

@@ -146,6 +146,28 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {float(arrays(path)["x"][0, 0]) for path in candidates.glob("*/inputs.npz")} == {7.0}
 
 
+@pytest.mark.slow
+def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says the command, or does it; both boundaries go into the bug report, and the script was run with both."""
+    releases(here, "PFP").tell(monkeypatch)
+    chain(here / "model.onnx", 1)
+    words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
+    ran = bisect_trt(*words, cwd=here)
+    assert (
+        "Since which release? Not looked for, because it installs releases: bisect-trt releases out --onnxrt" in ran.out
+    )
+    assert "releases" not in json.loads((here / "result.json").read_text())
+    ran = bisect_trt(*words, "--overwrite", "--releases", cwd=here)
+    result = json.loads((here / "result.json").read_text())
+    assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
+    assert result["releases"] == seen("PFP")
+    said = "It fails since onnxruntime 1.1, right in 1.0; gone in 1.2."
+    script = "The exit status of reproduce.py is 1 with 1.1, and 0 with 1.2."
+    assert said in ran.out
+    assert script in ran.out
+    assert f"## Releases\n\n{said} {script}\n" in (here / "out" / "ISSUE.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

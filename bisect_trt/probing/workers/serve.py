@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +54,7 @@ from bisect_trt.probing.protocol import (
     decode_order,
     encode,
 )
+from bisect_trt.probing.times import account, spending
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -116,6 +118,11 @@ class Worker:
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
 
+    def begin(self) -> None:
+        """A request has come; one that nobody waits for any more is given up by SIGUSR1."""
+        if self._place is not None:
+            self._place.wanted()
+
     def close(self) -> None:
         """Leave the place."""
         if self._place is not None:
@@ -152,7 +159,8 @@ class Worker:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
-            self._runtimes[settings] = self._make(settings)
+            with spending("building"):
+                self._runtimes[settings] = self._make(settings)
         return self._runtimes[settings]
 
     def _make(self, settings: TargetSettings) -> Runtime:
@@ -166,7 +174,8 @@ class Worker:
         return Started(self._runtime(request.target).lowers_by)
 
     def _build(self, request: Build) -> Done:
-        self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
+        with spending("building"):
+            self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
         return Done()
 
     def _describe(self, request: Describe) -> Described:
@@ -184,7 +193,8 @@ class Worker:
         from bisect_trt.probing.places.runtime import execute  # noqa: PLC0415 - as above
 
         assert self._place is not None
-        return execute(self._place, request)
+        with spending("running"):
+            return execute(self._place, request)
 
     def _lower(self, request: Lower) -> Lowered:
         model = self._runtime(request.target).lowered(request.model)
@@ -198,7 +208,9 @@ class Worker:
 
     def _collect(self, request: Collect) -> Done:
         feed: Feed = load_npz(request.inputs)
-        outputs = _run(self._runtime(request.target).load(request.model, feed), feed, request.feeds)
+        with spending("building"):
+            session = self._runtime(request.target).load(request.model, feed)
+        outputs = _run(session, feed, request.feeds)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
             return Done()
@@ -220,16 +232,21 @@ class Worker:
         return Done()
 
     def _compare(self, request: Compare) -> Compared:
-        session = self._prepare(request)
+        with spending("building"):
+            session = self._prepare(request)
         if session is None:
             return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(request.samples, 1):
-            seen = _compare_sample(session, request, sample, number)
+            with spending("comparing"):
+                seen = _compare_sample(session, request, sample, number)
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
-        latency = None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
+        with spending("running"):
+            latency = (
+                None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
+            )
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -271,7 +288,8 @@ def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
         store = ActivationStore.open(feeds)
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
     names = {info.name for info in session.inputs}
-    return dict(session.run({name: value for name, value in feed.items() if name in names}))
+    with spending("running"):
+        return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
 def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -378,9 +396,13 @@ def main() -> None:
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
-    worker = Worker(None if place is None else _connection(json.loads(place)))
+    connection = None if place is None else _connection(json.loads(place))
+    if connection is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: connection.give_up())
+    worker = Worker(connection)
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
+            worker.begin()
             out.write(BEGUN)
             out.flush()
             out.write(encode(_answer(worker, line)))
@@ -401,7 +423,9 @@ def _answer(worker: Worker, line: bytes) -> Answer:
         order = decode_order(line)
     except UnavailableError as error:
         return Answer(Misuse(int(error.status), str(error)))
-    return worker.serve(order)
+    with account() as spent:
+        answer = worker.serve(order)
+    return replace(answer, spent=spent)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How OpenVINO compiles and runs a model: for the worker and, since its source goes there too, for ``reproduce.py``.
+"""How OpenVINO compiles and runs a model: in a worker here, in a place and in ``reproduce.py``, where its source goes too.
 
 So it needs nothing of bisect-trt but what goes along, and has Python 3.8's syntax.
 """
@@ -13,6 +13,16 @@ from bisect_trt.targets.signatures import clean_message
 HINT = "INFERENCE_PRECISION_HINT"
 FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
+PROPERTIES = (
+    ("LP_TRANSFORMS_MODE", "NO"),
+    ("SNIPPETS_MODE", "DISABLE"),
+    ("EXECUTION_MODE_HINT", "ACCURACY"),
+    ("CPU_DENORMALS_OPTIMIZATION", "YES"),
+    ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+    ("ENABLE_CPU_PINNING", "NO"),
+    ("INFERENCE_NUM_THREADS", "1"),
+)
+"""Properties that can be turned, and to what."""
 RESULT = "/sink_port_0"
 """What OpenVINO's frontend appends to the name of a model's output."""
 PLACE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?", re.MULTILINE)
@@ -24,6 +34,17 @@ BITS = {"bf16": "bfloat16"}
 def said(error: Exception) -> str:
     """What OpenVINO says, on one line, without the places in its source."""
     return clean_message(PLACE.sub("", str(error)))
+
+
+def hint_for(low: str | None, kept: Any, capabilities: Any) -> str:
+    """The precision to ask for: the low one, where the device computes in it and no node is kept from it; else fp32.
+
+    Args:
+        low: ``fp16``, ``bf16`` or none.
+        kept: Nodes that stay in fp32.
+        capabilities: What the device says of itself.
+    """
+    return HINTS[low] if low is not None and not kept and CAPABILITIES[low] in capabilities else FULL
 
 
 def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
@@ -51,18 +72,28 @@ def output_names(read: Any) -> list[str]:
     return names
 
 
-def run_compiled(compiled: Any, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def input_names(compiled: Any, declared: Any) -> list[str]:
+    """What each input is called.
+
+    Args:
+        compiled: The model.
+        declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
+            where they are not known. Where a node passes an input on, OpenVINO itself knows it by that node's name.
+    """
+    if len(declared) == len(compiled.inputs):
+        return list(declared)
+    return [port.get_node().get_friendly_name() for port in compiled.inputs]
+
+
+def run_compiled(compiled: Any, inputs: list[str], outputs: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs by name; those of types that NumPy has no arrays of are left out."""
     request = compiled.create_infer_request()
-    feed = {}
-    for place, port in enumerate(compiled.inputs):
-        feed[place] = to_tensor(port, inputs[port.get_node().get_friendly_name()])
-    request.infer(feed)
+    request.infer({place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
     found = {}
-    for place, name in enumerate(names):
-        values = to_array(request.get_output_tensor(place))
-        if values is not None:
-            found[name] = values
+    for place, name in enumerate(outputs):
+        array = to_array(request.get_output_tensor(place))
+        if array is not None:
+            found[name] = array
     return found
 
 

@@ -23,7 +23,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.precision.validation import table_sizes
+from bisect_trt.workflows.precision.rounds import table_sizes
 from bisect_trt.workflows.settings import CheckSettings
 
 
