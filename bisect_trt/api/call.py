@@ -166,9 +166,9 @@ class Call:
         self._bind()
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        places = open_places(self._places, console)
+        where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        session = Session(self._model, workspace, console, result, fresh, self._annotation, places)
+        session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
             work(session)

@@ -114,14 +114,14 @@ def open_target_session(
     """
     if annotation is not None:
         check_annotated(annotation, model)
-    places = open_places(given[Places], console)
+    where = open_places(given[Places], console)
     session = open_session(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
         session,
         model=replace(session.model, shape_inference=shape_inference),
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
-        places=places,
+        where=where,
     )
 
 

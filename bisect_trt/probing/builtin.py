@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.probing.shelf import ENGINE, EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -74,11 +75,14 @@ class BuiltinCheck:
 
     def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
         began = time.monotonic()
-        reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm)
+        places: list[Place] = []
+        reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm, told=places.append)
         seconds = time.monotonic() - began
+        place = places[-1].said if places else None
         if isinstance(reply, Failed):
-            return outcome_of_failure(reply, seconds)
-        return replace(outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict), layers=reply.layers)
+            return replace(outcome_of_failure(reply, seconds), place=place)
+        outcome = outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict)
+        return replace(outcome, layers=reply.layers, place=place)
 
     def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""

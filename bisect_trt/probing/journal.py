@@ -32,6 +32,7 @@ class Record:
         seconds: How long the check took, all runs of it.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
+        place: Where it ran, as it was asked for, if not here.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Record:
     seconds: float
     own_seconds: float
     runs: int
+    place: str | None = None
 
     @property
     def said(self) -> str:

@@ -188,6 +188,7 @@ class Ledger:
             tail=outcome.tail,
             seconds=round(outcome.seconds, 4),
             own_seconds=round(outcome.own_seconds, 4),
+            place=outcome.place,
             runs=outcome.runs,
         )
         self.records.append(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY
+from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import Cancel
@@ -29,6 +30,8 @@ def ask(
     log: Path | None = None,
     confirm: bool = False,
     here: bool = False,
+    place: Place | None = None,
+    told: Callable[[Place], object] | None = None,
 ) -> R_co | Failed:
     """What a worker answers; its death is an answer too. The arguments are those of :meth:`WorkerPool.ask`.
 
@@ -37,7 +40,7 @@ def ask(
         UnavailableError: Something it needs is not there.
     """
     try:
-        return workers.ask(request, timeout, cancel, log=log, confirm=confirm, here=here)
+        return workers.ask(request, timeout, cancel, log=log, confirm=confirm, here=here, place=place, told=told)
     except WorkerDied as death:
         end = death.end
         if death.outside is not None:
@@ -81,9 +84,17 @@ class Models:
         save_npz(path, values)
         return path
 
-    def ask(self, request: Request[R_co], timeout: float | None = None, *, here: bool = False) -> R_co | Failed:
+    def ask(
+        self,
+        request: Request[R_co],
+        timeout: float | None = None,
+        *,
+        here: bool = False,
+        place: Place | None = None,
+        log: Path | None = None,
+    ) -> R_co | Failed:
         """Have a worker do something; see :func:`ask`."""
-        return ask(self._workers, request, timeout, here=here)
+        return ask(self._workers, request, timeout, here=here, place=place, log=log)
 
     def run(
         self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]

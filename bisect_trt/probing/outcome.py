@@ -49,6 +49,7 @@ class Outcome:
         latency_ms: How long one run took, the median of several, where that was measured.
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
+        place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
     """
 
@@ -65,6 +66,7 @@ class Outcome:
     latency_ms: float | None = None
     layers: tuple[dict[str, Any], ...] = ()
     sample: int | None = None
+    place: str | None = None
     errors: tuple[float, ...] = ()
 
     @property

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
+PLACE_FOLDER, PLACE_PYTHON = "@BISECT_TRT_FOLDER@", "@BISECT_TRT_PYTHON@"
+"""In the words of a command that runs in a place: the folder of its files, and the place's interpreter."""
 VERSION = 1
 """Raised whenever a worker of before would misread a request, or a driver its reply."""
 
@@ -132,6 +134,32 @@ class Lowered(Reply):
     """Whether the target runs another form of the model, which is written then."""
 
     lowered: bool
+
+
+@dataclass(frozen=True)
+class Looked(Reply):
+    """What there is in a place.
+
+    Attributes:
+        found: ``host``, ``Python``, ``packages`` and so on; see ``probing/places/sent/server.py``.
+        target: What the target says of itself there, its ``version`` for one; empty if it is not started.
+    """
+
+    found: dict[str, Any]
+    target: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Executed(Reply):
+    """How a command has ended.
+
+    Attributes:
+        code: Its exit status, or minus the signal's number.
+        left_out: How many bytes of its output are not in the log, because it printed too much.
+    """
+
+    code: int
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -287,6 +315,36 @@ class Lower(Request[Lowered]):
 
 
 @dataclass(frozen=True)
+class Look(Request[Looked]):
+    """Say what there is in the place.
+
+    Attributes:
+        packages: The packages whose versions are wanted.
+        start: Whether the target is started there too, for what it says of itself.
+    """
+
+    packages: tuple[str, ...]
+    start: bool = True
+
+
+@dataclass(frozen=True)
+class Execute(Request[Executed]):
+    """Run a command in the place; what it prints goes to the log.
+
+    Attributes:
+        argv: Its words; :data:`PLACE_FOLDER` and :data:`PLACE_PYTHON` in them are what these are there.
+        files: What lies in its folder: files here, by their path there.
+        environment: Variables beside the place's own.
+        cwd: Where it runs, if not in that folder.
+    """
+
+    argv: tuple[str, ...]
+    files: Mapping[str, Path]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+
+
+@dataclass(frozen=True)
 class Order:
     """A request on its way to a worker.
 
@@ -320,8 +378,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Lower, Series, Trace)
-_REPLIES = (Compared, Described, Died, Done, Failed, Lowered, Misuse, Started, Traced)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Execute, Look, Lower, Series, Trace)
+_REPLIES = (Compared, Described, Died, Done, Executed, Failed, Looked, Lowered, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

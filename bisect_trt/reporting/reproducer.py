@@ -59,6 +59,7 @@ class Reproducer:
         blamed: Places of the model's nodes, the guilty first.
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target.
+        places: Where the target ran, if not here: what there is, by name.
     """
 
     model: onnx.ModelProto
@@ -81,6 +82,7 @@ class Reproducer:
     fault: str | None = None
     is_bug: bool = True
     cause: Sequence[Cause] = ()
+    places: Sequence[Mapping[str, str]] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -166,7 +168,7 @@ class Reproducer:
             self.failure,
             self.refusal,
             self.found,
-            environment(),
+            self.versions(),
             self.ruled_out,
             self.blamed,
             self.fault,
@@ -182,19 +184,35 @@ class Reproducer:
             sorted({*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}),
             self.comparisons,
             answer=self.answer,
-            described=self.target.describe(),
+            described=self.target.describe() + "".join(f", seen {where}" for where in self._seen_in()),
             failure=self.failure,
             timeout=self.timeout,
             validate=self.validate,
         )
 
+    def versions(self) -> dict[str, str]:
+        """Those of this machine, where the reference ran, and of each place where the target ran."""
+        if not self.places:
+            return environment()
+        there = {
+            f"place: {name}" if name != "place" else name: value for each in self.places for name, value in each.items()
+        }
+        return {**there, **{f"here: {name}": value for name, value in environment().items()}}
+
+    def _seen_in(self) -> list[str]:
+        """With which versions of packages, where that is not what is here."""
+        about = ("place", "Python", "platform", "CPU", "GPU")
+        packages = [", ".join(f"{name} {each[name]}" for name in each if name not in about) for each in self.places]
+        return [f"with {known}" for known in dict.fromkeys(packages) if known]
+
     def how_to_run(self) -> str:
         """A paragraph on ``reproduce.py``, and what came of it here."""
         trial = self.trials.get(SCRIPT, Trial(None, "not run here"))
+        where = f"in {self.places[0]['place']}" if self.places else "here"
         ran = (
-            "Run here, it shows the failure."
+            f"Run {where}, it shows the failure."
             if trial.shows
-            else f"Run here, it does not show the failure: {trial.why}."
+            else f"Run {where}, it does not show the failure: {trial.why}."
         )
         said = ran if trial.shows is not None else f"It was {trial.why}."
         return (
@@ -232,7 +250,7 @@ class Reproducer:
             "## How it was found",
             self.found,
             "## Versions",
-            table(environment()),
+            table(self.versions()),
         ]
         return "\n\n".join(parts) + "\n"
 

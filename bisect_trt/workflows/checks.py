@@ -26,6 +26,7 @@ from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.places import look_around
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -38,6 +39,7 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
         UsageError: It has no such option, or its profile does not fit the model.
     """
     target.target.check_inputs(target, {name: value.shape for name, value in subject.samples[0].items()})
+    look_around(subject, target)
     lowers_by(subject, target)
 
 

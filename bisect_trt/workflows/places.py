@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.places import Places
-from bisect_trt.probing.places.place import Place, make_place, parse
+from bisect_trt.probing.places.place import Seen, Where, make_place, parse
+from bisect_trt.probing.protocol import Failed, Look
 from bisect_trt.reporting.console import Console
+from bisect_trt.targets.options import selectable
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import replacing
+from bisect_trt.workflows.subject import Subject
 
 
-def open_places(options: Places, console: Console) -> tuple[Place, ...]:
+def open_places(options: Places, console: Console) -> Where:
     """The places that were named; environments are made, which may take minutes.
 
     Raises:
@@ -29,7 +36,73 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
 
         return str(interpreter(Environment.parse(packages), console.say))
 
-    return tuple(make_place(_absolute(word), environment) for word in options.on)
+    return Where(tuple(make_place(_absolute(word), environment) for word in options.on), options.mixed_places)
+
+
+PLACES_FILE = "places.json"
+"""In a run's folder: what there was in its places."""
+
+
+def look_around(subject: Subject, target: TargetSettings | None) -> None:
+    """Ask all places what there is, before anything runs there, and make sure that verdicts of one are those of another.
+
+    Args:
+        subject: What its places are goes to ``seen``.
+        target: The runtime under suspicion; ``None`` if a check command runs there.
+
+    Raises:
+        UnavailableError: A place is not there, or the target is not there.
+        UsageError: They are unlike, and that was not asked for; or they are not what they were when the run began.
+    """
+    plugin = None if target is None else target.target
+    named = [package.name for package in plugin.packages] if plugin is not None else _all_packages()
+    packages = tuple(dict.fromkeys([*named, "numpy"]))
+    for place in dict.fromkeys(subject.where.places):
+        if place in subject.seen or (plugin is not None and plugin.stays):
+            continue
+        request = Look(target or TargetSettings(), packages, start=target is not None)
+        reply = subject.models.ask(request, place=place)
+        if isinstance(reply, Failed):
+            raise UnavailableError(f"{place.said} cannot be used: {reply.message}; `bisect-trt doctor --on` says more.")
+        subject.seen[place] = Seen(place, reply.found, reply.target)
+        subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
+    if subject.seen:
+        _refuse_unlike(list(subject.seen.values()), mixed=subject.where.mixed)
+        _refuse_changed(subject)
+
+
+def _all_packages() -> list[str]:
+    return [package.name for plugin in selectable() for package in plugin.packages]
+
+
+def _refuse_unlike(seen: Sequence[Seen], *, mixed: bool) -> None:
+    first = seen[0]
+    for other in seen[1:]:
+        ours, theirs = first.kind, other.kind
+        unlike = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if unlike and not mixed:
+            said = "; ".join(f"{name}: {ours.get(name, 'none')} and {theirs.get(name, 'none')}" for name in unlike)
+            raise UsageError(
+                f"the places {first.place.said} and {other.place.said} are unlike ({said}), and a search with verdicts of "
+                "both would be about neither; name those that are alike, or add --mixed-places."
+            )
+
+
+def _refuse_changed(subject: Subject) -> None:
+    """Bind the run to what there is in its places."""
+    file = subject.workspace.folder / PLACES_FILE
+    now = {seen.place.said: seen.kind for seen in subject.seen.values()}
+    if not file.exists():
+        with replacing(file) as stream:
+            stream.write(json.dumps(now, indent=1).encode())
+        return
+    for said, before in json.loads(file.read_bytes()).items():
+        for name, value in before.items():
+            if now.get(said, {}).get(name) != value:
+                raise UsageError(
+                    f"{subject.workspace.folder} cannot be continued, because its verdicts were about something else: the "
+                    f"{name} of {said} ({value}, now {now.get(said, {}).get(name, 'none')}) changed since; start a new run."
+                )
 
 
 def _absolute(word: str) -> str:

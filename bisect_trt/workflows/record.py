@@ -131,6 +131,7 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
             "units": record.size,
             "seconds": record.seconds,
             "own_seconds": record.own_seconds,
+            **({} if record.place is None else {"place": record.place}),
             "runs": record.runs,
             "step": console.story.why(record.number),
         }
@@ -160,7 +161,11 @@ def leave_record(
         "story": console.story.to_json(),
         "files": _files(result),
         "commands": _commands(result, folder, argv),
-        "environment": {**environment(), "working directory": str(Path.cwd())},
+        "environment": {
+            **{f"on {seen['place']}": seen["said"] for seen in result.extra.get("places", ())},
+            **environment(),
+            "working directory": str(Path.cwd()),
+        },
     }
     try:
         if folder is not None:

@@ -172,6 +172,7 @@ def leave_reproducer(
         blamed=answer.places(subject.network),
         fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault is None or answer.fault.is_bug,
+        places=[seen.table() for seen in subject.seen.values()],
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)

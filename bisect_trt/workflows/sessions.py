@@ -5,13 +5,13 @@ Each imports its own workflow only: all of them together take a tenth of a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_trt.probing.places.place import Place
+from bisect_trt.probing.places.place import HERE, Where
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -43,7 +43,7 @@ class Session:
         result: What is filled in.
         fresh_process: Whether each probe gets a worker process of its own.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
-        places: Where targets run, if not here.
+        where: Where targets run.
     """
 
     model: ModelSettings
@@ -52,7 +52,7 @@ class Session:
     result: Result
     fresh_process: bool = False
     annotation: Path | None = None
-    places: Sequence[Place] = ()
+    where: Where = HERE
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
         """The model, opened for a target; to be closed."""
@@ -64,7 +64,7 @@ class Session:
             fresh_process=fresh,
             timeout=timeout,
             target=target,
-            places=self.places,
+            where=self.where,
         )
 
     def diagnose(self, settings: DiagnoseSettings) -> Result:

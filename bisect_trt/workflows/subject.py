@@ -24,7 +24,7 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.places.place import Place
+from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -50,6 +50,8 @@ class Subject:
         workers: Processes that run models.
         models: Runs models in them.
         samples: The values fed to it, one or more sets.
+        where: Where targets run.
+        seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
     """
@@ -63,7 +65,7 @@ class Subject:
         fresh_process: bool = False,
         timeout: float | None = None,
         target: TargetSettings | None = None,
-        places: Sequence[Place] = (),
+        where: Where = HERE,
     ) -> None:
         """Read the model and make its inputs.
 
@@ -74,7 +76,7 @@ class Subject:
             fresh_process: Whether each probe gets a worker process of its own.
             timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
             target: What the reference is for, where that makes a difference.
-            places: Where targets run, if not here.
+            where: Where targets run.
 
         Raises:
             UnavailableError: The model cannot be read.
@@ -89,7 +91,7 @@ class Subject:
             fresh_process=fresh_process,
             memory_limit=settings.memory_limit,
             timeout=timeout,
-            places=places,
+            places=where.places,
         )
         self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.external_data_dir)
@@ -99,6 +101,8 @@ class Subject:
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
+        self.where = where
+        self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
             self._declare_shapes()
@@ -270,5 +274,7 @@ class Subject:
             "units": self.network.constant.count(False),
         }
         result.artifacts["run"] = str(self.workspace.folder)
+        if self.seen:
+            result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

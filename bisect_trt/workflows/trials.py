@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.protocol import Compare, Failed, Sample
+from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Compare, Execute, Failed, Sample
 from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
 from bisect_trt.reporting.issue import Command, Issue, Trial, raw_inputs
 from bisect_trt.reporting.reproducer import FILES, SCRIPT, Reproducer
@@ -76,7 +78,8 @@ def try_commands(
     limit = 10 * seconds + _GRACE_SECONDS
     log = investigation.subject.workspace.scratch("trial.log")
     flakiness = investigation.prober.runner.flakiness
-    trials = {SCRIPT: _try_script(folder, log, limit, min(flakiness.passes_needed, _MOST_RUNS))}
+    run = _runner(investigation, folder, reproducer, log, limit)
+    trials = {SCRIPT: _try_script(folder, log, run, min(flakiness.passes_needed, _MOST_RUNS))}
     issue = reproducer.issue()
     for command in issue.commands(raw_inputs(issue, reproducer.inputs)):
         if isinstance(command, Command):
@@ -89,11 +92,34 @@ def try_commands(
     return trials
 
 
-def _try_script(folder: Path, log: Path, limit: float, times: int) -> Trial:
+def _runner(
+    investigation: Investigation, folder: Path, reproducer: Reproducer, log: Path, limit: float
+) -> Callable[[], ProcessEnd]:
+    """Runs ``reproduce.py``, where the target runs."""
+    places, models = investigation.subject.where.places, investigation.subject.models
+    if not places:
+        command = [sys.executable, str(folder / SCRIPT)]
+        return lambda: run_to_end(command, log=log, environment={}, timeout=limit)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    request = Execute(reproducer.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), files)
+
+    def run() -> ProcessEnd:
+        began = time.monotonic()
+        log.write_bytes(b"")
+        reply = models.ask(request, limit, place=places[0], log=log)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Failed):
+            return ProcessEnd(-signal.SIGKILL, reply.kind == "time-out", False, seconds)
+        return ProcessEnd(reply.code, False, False, seconds)
+
+    return run
+
+
+def _try_script(folder: Path, log: Path, run: Callable[[], ProcessEnd], times: int) -> Trial:
     """As ``python reproduce.py``; a failure that comes only sometimes is waited for."""
     why = ""
     for _ in range(times):
-        end = run_to_end([sys.executable, str(folder / SCRIPT)], log=log, environment={}, timeout=limit)
+        end = run()
         if end.code == 1 and not end.timed_out:
             return Trial(True)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

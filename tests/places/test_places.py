@@ -307,3 +307,95 @@ def test_pieces_of_a_model_are_its_weights() -> None:
     content = model.SerializeToString()
     shared = [content[start:end] for start, end, whole in cut_pieces(content) if whole]
     assert shared == [model.graph.initializer[0].raw_data]
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bisect_trt", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chain whose middle overflows in fp16."""
+    folder = tmp_path_factory.mktemp("places")
+    init = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in (("one", 1), ("big", 3000))]
+    steps = [("Add", "one")] * 5 + [("Add", "big"), ("Mul", ""), ("Sqrt", None)] + [("Add", "one")] * 5
+    nodes, last = [], "x"
+    for number, (op, other) in enumerate(steps):
+        read = [last] if other is None else [last, other or last]
+        nodes.append(helper.make_node(op, read, [f"t{number}"], f"n{number}"))
+        last = f"t{number}"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], init)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder
+
+
+def test_the_answer_is_that_of_this_interpreter_for_any_places(failing: Path) -> None:
+    places: list[list[str]] = [
+        [],
+        ["--on", HERE],
+        ["--on", HERE, "--on", f"command={sys.executable} -", "--workers", "3"],
+    ]
+    answers, decisions = [], []
+    for number, words in enumerate(places):
+        done = run(
+            "reduce",
+            "m.onnx",
+            "--onnxrt",
+            "--fp16",
+            "-o",
+            f"r{number}.onnx",
+            "--json",
+            f"{number}.json",
+            *words,
+            cwd=failing,
+        )
+        assert done.returncode == 0, done.stderr
+        result = json.loads((failing / f"{number}.json").read_text())
+        answers.append((result["culprits"], result["minimality"]))
+        lines = (failing / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()
+        verdicts = [entry for entry in map(json.loads, lines) if entry["event"] == "verdict"]
+        decisions.append([(entry["key"], entry["verdict"]) for entry in verdicts])
+        assert all((entry["place"] is None) == (not words) for entry in verdicts)
+        assert len(result.get("places", [])) == len(words) // 2 - (number == 2)
+    assert answers[0] == answers[1] == answers[2]
+    assert decisions[0] == decisions[1] == decisions[2]
+
+
+def test_diagnose_tries_its_script_where_the_target_runs(failing: Path) -> None:
+    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite", cwd=failing)
+    assert done.returncode == 0, done.stderr
+    readme = (failing / "m-reproducer/README.md").read_text()
+    assert "Run in another interpreter, it shows the failure." in readme
+    assert sys.executable not in readme
+    assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
+
+
+def test_unlike_places_are_not_mixed_unless_asked_for(failing: Path, tmp_path: Path) -> None:
+    """A place whose GPU differs, as far as its nvidia-smi says."""
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, Tesla X, 1.0, 100, 50'\n")
+    tool.chmod(0o755)
+    other = f"command=env PATH={tool.parent}:{os.environ['PATH']} {sys.executable} -"
+    words = ["run", "m.onnx", "--onnxrt", "--on", HERE, "--on", other]
+    done = run(*words, cwd=failing)
+    assert done.returncode == 2
+    assert "are unlike (GPU: none and Tesla X)" in done.stderr
+    assert "--mixed-places" in done.stderr
+    done = run(*words, "--mixed-places", "--json", "mixed.json", cwd=failing)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((failing / "mixed.json").read_text())["places"]) == 2
+
+
+def test_a_place_that_is_not_there(failing: Path) -> None:
+    for word, said in (
+        ("python=/no/such/python", "there is no program '/no/such/python' here"),
+        ("command=sh -c 'echo no such image >&2'", "no such image"),
+        ("nowhere", "that is no place"),
+    ):
+        done = run("run", "m.onnx", "--onnxrt", "--on", word, cwd=failing)
+        assert done.returncode == (2 if word == "nowhere" else 4), done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

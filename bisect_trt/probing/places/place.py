@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,12 @@ class Place:
         """Whether it takes this machine's memory and GPUs."""
         return self.kind in ("python", "env")
 
+    @property
+    def public(self) -> str:
+        """What others are told of it: no path of this machine, and no host's name."""
+        known = {"python": "another interpreter", "ssh": "another host", "command": "another machine or container"}
+        return known.get(self.kind, self.said)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {"kind": self.kind, "said": self.said, "argv": list(self.argv), "typed": self.typed}
@@ -45,6 +51,65 @@ class Place:
     def from_json(cls, plain: dict[str, Any]) -> Place:
         """What :meth:`to_json` wrote."""
         return cls(plain["kind"], plain["said"], tuple(plain["argv"]), plain["typed"])
+
+
+@dataclass(frozen=True)
+class Where:
+    """The places that targets run in.
+
+    Attributes:
+        places: None for here.
+        mixed: Whether their verdicts may go into one search although they are unlike.
+    """
+
+    places: tuple[Place, ...] = ()
+    mixed: bool = False
+
+
+HERE = Where()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is in a place.
+
+    Attributes:
+        place: The place.
+        found: ``host``, ``Python``, ``packages`` and so on, as it says.
+        target: What the target says of itself there.
+    """
+
+    place: Place
+    found: Mapping[str, Any]
+    target: Mapping[str, Any]
+
+    @property
+    def kind(self) -> dict[str, str]:
+        """What makes a difference to verdicts: the target's version, the GPU, the processor."""
+        gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
+        known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
+        if not self.target:
+            known["packages"] = ", ".join(f"{name} {version}" for name, version in self.found["packages"].items())
+        return {name: str(value) for name, value in known.items() if value}
+
+    def describe(self) -> str:
+        """Its versions and hardware in words."""
+        packages = [f"{name} {version}" for name, version in self.found.get("packages", {}).items()]
+        gpus = [gpu["name"] for gpu in self.found.get("GPU", ())]
+        parts = [*packages, f"Python {self.found['Python']}", *(gpus or [self.found.get("CPU", "")])]
+        return ", ".join(part for part in parts if part)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"place": self.place.said, **self.found, "target": dict(self.target)}
+
+    def table(self) -> dict[str, str]:
+        """The same for people, by name."""
+        known = {"place": self.place.public, **self.found.get("packages", {})}
+        known |= {name: str(self.found[name]) for name in ("Python", "platform", "CPU") if name in self.found}
+        gpus = self.found.get("GPU", ())
+        known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
+        return {name: value for name, value in known.items() if value}
 
 
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")

@@ -20,6 +20,7 @@ from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.places.bundle import sources
 from bisect_trt.probing.places.connection import Answered, Connection
 from bisect_trt.probing.places.sent import wire
+from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
 from bisect_trt.targets.base import Arrays, Lowering
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
@@ -228,6 +229,27 @@ class PlaceSession:
         asked = {"arrays": entries, "warm_up": warm_up, "runs": runs}
         seconds: list[float] = checked(self._connection.ask("time", asked, pieces)).header["seconds"]
         return 1000 * median(seconds)
+
+
+def execute(connection: Connection, request: Execute) -> Executed:
+    """Run a command there.
+
+    Raises:
+        UsageError: There is no such program there.
+    """
+    hashes = {name: file_hash(Path(path)) for name, path in request.files.items()}
+    connection.has({digest: request.files[name] for name, digest in hashes.items()})
+    known = {
+        "argv": list(request.argv),
+        "files": hashes,
+        "environment": dict(request.environment),
+        "cwd": None if request.cwd is None else str(request.cwd),
+        "folder": PLACE_FOLDER,
+        "python": PLACE_PYTHON,
+    }
+    answered = checked(connection.ask("command", known))
+    connection.printed += answered.payload.decode(errors="replace")
+    return Executed(answered.header["code"], answered.header["left_out"])
 
 
 def checked(answered: Answered) -> Answered:

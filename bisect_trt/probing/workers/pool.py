@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -294,6 +294,8 @@ class WorkerPool:
         log: Path | None = None,
         confirm: bool = False,
         here: bool = False,
+        place: Place | None = None,
+        told: Callable[[Place], object] | None = None,
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
@@ -308,6 +310,8 @@ class WorkerPool:
             log: Where what the runtime prints goes; the pool's own log if not said.
             confirm: Whether a crash counts only once it has been seen twice.
             here: Whether it runs here, whatever places there are.
+            place: In which of the places; in any if not said.
+            told: Given the place that it runs in, each time.
 
         Raises:
             WorkerDied: It crashed, took too long or was cancelled, or its workers were ended again and again.
@@ -323,8 +327,10 @@ class WorkerPool:
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0 and not away):
-                worker = self._take(away=away, fresh=lost + crashed > 0)
+                worker = self._take(away=away, fresh=lost + crashed > 0, place=place)
                 used = worker.served > 0
+                if told is not None and worker.place is not None:
+                    told(worker.place)
                 try:
                     reply = self._ask(worker, order, timeout, cancel)
                 except WorkerDied as death:
@@ -340,7 +346,7 @@ class WorkerPool:
                         continue
                     raise
                 if used and isinstance(reply, Failed) and reply.poisoned:
-                    reply = self._ask(self._take(away=away, fresh=True), order, timeout, cancel)
+                    reply = self._ask(self._take(away=away, fresh=True, place=place), order, timeout, cancel)
             return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
@@ -361,16 +367,18 @@ class WorkerPool:
         self._give_back(worker)
         return reply
 
-    def _take(self, *, away: bool = False, fresh: bool = False) -> WorkerProcess:
+    def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""
         with self._lock:
             for worker in reversed(self._idle):
-                if (worker.place is not None) == away and not (fresh and (worker.served or not away)):
+                fits = (worker.place is not None) == away and place in (None, worker.place)
+                if fits and not (fresh and (worker.served or not away)):
                     self._idle.remove(worker)
                     return worker
             if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
-            place = min(self.places, key=self._placed.__getitem__) if away else None
+            if away and place is None:
+                place = min(self.places, key=self._placed.__getitem__)
             local = place is None or place.local
             gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             if gpu is not None:

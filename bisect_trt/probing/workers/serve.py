@@ -34,7 +34,11 @@ from bisect_trt.probing.protocol import (
     Described,
     Died,
     Done,
+    Execute,
+    Executed,
     Failed,
+    Look,
+    Looked,
     Lower,
     Lowered,
     Misuse,
@@ -81,6 +85,8 @@ class Worker:
             Collect: self._collect,
             Compare: self._compare,
             Describe: self._describe,
+            Execute: self._execute,
+            Look: self._look,
             Lower: self._lower,
             Series: self._series,
             Trace: self._trace,
@@ -165,6 +171,20 @@ class Worker:
 
     def _describe(self, request: Describe) -> Described:
         return Described(self._runtime(request.target).describe_engine())
+
+    def _look(self, request: Look) -> Looked:
+        """Only in a place; here ``doctor`` looks."""
+        assert self._place is not None
+        found = self._place.ask("facts", {"packages": list(request.packages)}).header["facts"]
+        runtime: Any = self._runtime(request.target) if request.start else None
+        return Looked(found, {} if runtime is None else dict(runtime.facts))
+
+    def _execute(self, request: Execute) -> Executed:
+        """Only in a place."""
+        from bisect_trt.probing.places.runtime import execute  # noqa: PLC0415 - as above
+
+        assert self._place is not None
+        return execute(self._place, request)
 
     def _lower(self, request: Lower) -> Lowered:
         model = self._runtime(request.target).lowered(request.model)

@@ -32,6 +32,8 @@ from bisect_trt.probing.places.sent import wire
 
 MOST_RUNTIMES = 16
 _LOG_MOST = 1 << 20
+_OUTPUT_MOST = 32 << 20
+"""What is kept of either end of a command's output."""
 Reply = Tuple[Mapping[str, Any], Any]
 """A header, and what follows it in pieces."""
 
@@ -65,6 +67,7 @@ class Server:
             "build": self._build,
             "describe": self._describe,
             "trace": self._trace,
+            "command": self._command,
         }
 
     def answer(self, header: dict[str, Any], payload: bytearray) -> Reply:
@@ -128,12 +131,16 @@ class Server:
             return {name: self._with_files(each) for name, each in value.items()}
         return [self._with_files(each) for each in value] if isinstance(value, list) else value
 
-    def _place(self, folder: pathlib.Path, name: str, pieces: list[Any], inline: Any = b"") -> pathlib.Path:
-        """A file of pieces: hashes of files that are here, or numbers of bytes of ``inline``."""
+    def _place(
+        self, folder: pathlib.Path, name: str, pieces: list[Any], inline: Any = b"", own: bool = False
+    ) -> pathlib.Path:
+        """A file of pieces: hashes of files that are here, or numbers of bytes of ``inline``; ``own`` may be written to."""
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if len(pieces) == 1 and isinstance(pieces[0], str):
-            if not path.exists():
+            if own:
+                shutil.copyfile(str(self._files / pieces[0]), str(path))
+            elif not path.exists():
                 try:
                     os.link(str(self._files / pieces[0]), str(path))
                 except OSError:
@@ -208,6 +215,45 @@ class Server:
         path = self._written(header, payload)
         trace = getattr(runtime, "trace", None)
         return {"trace": {} if trace is None else trace(path, self._fed(header, payload), header["hints"])}, ()
+
+    def _command(self, header: dict[str, Any], _: bytearray) -> Reply:
+        """Run a command; its output is what follows the answer, of very much the beginning and the end."""
+        folder = self._own / "command"
+        shutil.rmtree(str(folder), ignore_errors=True)
+        folder.mkdir()
+        for name, digest in header["files"].items():
+            self._place(folder, name, [digest], own=True)
+
+        def known(word: str) -> str:
+            return word.replace(header["folder"], str(folder)).replace(header["python"], sys.executable)
+
+        environment = {**os.environ, **{name: known(value) for name, value in header["environment"].items()}}
+        # So that "python" is the place's, as in an environment that is active.
+        environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
+        output = self._own / "command.log"
+        with output.open("wb") as log:
+            try:
+                done = subprocess.Popen(
+                    [known(word) for word in header["argv"]],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=str(folder) if header["cwd"] is None else header["cwd"],
+                )
+            except OSError as error:
+                raise UsageError(
+                    "'{}' cannot be run there: {}".format(known(header["argv"][0]), error.strerror or error)
+                ) from error
+            code = done.wait()
+        size = output.stat().st_size
+        left_out = max(size - 2 * _OUTPUT_MOST, 0)
+        with output.open("rb") as text:
+            content = text.read(_OUTPUT_MOST if left_out else size)
+            if left_out:
+                text.seek(-_OUTPUT_MOST, os.SEEK_END)
+                content += f"\n[{left_out} bytes of output left out here]\n".encode() + text.read()
+        return {"code": code, "left_out": left_out}, (content,)
 
     def _describe(self, header: dict[str, Any], _: bytearray) -> Reply:
         return {"engine": self._runtime(header).describe_engine()}, ()
