@@ -46,7 +46,8 @@ fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
 	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probing/test_kill.py
 
-chaos: $(STAMP)  ## Three hundred kills, full disks, deleted folders, jumping clocks and edited journals; an hour.
+chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
 	BISECT_TRT_CHAOS_KILLS=300 $(BIN)/python -m pytest -q -s tests/chaos
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
