@@ -10,7 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bisect_trt.api import assert_matches, cause, compare, diagnose, layerwise, precision, reduce
+    from bisect_trt.api import (
+        assert_matches,
+        cause,
+        compare,
+        diagnose,
+        layerwise,
+        precision,
+        reduce,
+        releases,
+        workaround,
+    )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
     from bisect_trt.reporting.result import Result
     from bisect_trt.search.oracle import Verdict
@@ -29,13 +39,15 @@ __all__ = [
     "layerwise",
     "precision",
     "reduce",
+    "releases",
+    "workaround",
 ]
 _HOMES = {
     "BisectError": "errors",
     "UnavailableError": "errors",
     "UsageError": "errors",
     "Result": "reporting.result",
-    "Verdict": "search.verdict",
+    "Verdict": "search.oracle",
 }
 
 

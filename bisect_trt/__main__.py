@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from typing import NoReturn
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
@@ -17,6 +18,7 @@ _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"
 
 def main() -> NoReturn:
     """Run the command line."""
+    began = time.monotonic() - _age()
     words = set(sys.argv[1:])
     try:
         if not words & {"-h", "--help"}:
@@ -26,7 +28,7 @@ def main() -> NoReturn:
 
         gc.freeze()
         gc.enable()
-        command_line()
+        command_line(began)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
         _end(ending.code if isinstance(ending.code, int) else 1)
@@ -37,6 +39,16 @@ def main() -> NoReturn:
             sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")
         _end(3)
     raise AssertionError("the command line ends the process")
+
+
+def _age() -> float:
+    """How many seconds old this process is; 0 where the system does not say. Source: proc_pid_stat(5), field 22."""
+    try:
+        with open("/proc/self/stat") as file:  # noqa: PTH123 - pathlib is not there yet
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 def _prepare(*, start: bool) -> None:

@@ -28,8 +28,10 @@ from bisect_trt.api import call
 PARAMETERS = {
     "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite run **options",
     "diagnose": "model target * output inputs atol rtol fp16 verbose overwrite run **options",
+    "workaround": "model target * output inputs atol rtol fp16 verbose overwrite run **options",
     "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
     "cause": "model target * inputs atol rtol fp16 verbose run **options",
+    "releases": "model check * target inputs atol rtol fp16 verbose run **options",
     "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
     "compare": "model target * inputs atol rtol fp16 verbose **options",
     "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",

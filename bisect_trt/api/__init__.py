@@ -5,7 +5,17 @@ Each function runs the same engine as the command of its name, takes its options
 the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`.
 """
 
-from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise
-from bisect_trt.api.searches import cause, precision, reduce
+from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise, workaround
+from bisect_trt.api.searches import cause, precision, reduce, releases
 
-__all__ = ["assert_matches", "cause", "compare", "diagnose", "layerwise", "precision", "reduce"]
+__all__ = [
+    "assert_matches",
+    "cause",
+    "compare",
+    "diagnose",
+    "layerwise",
+    "precision",
+    "reduce",
+    "releases",
+    "workaround",
+]

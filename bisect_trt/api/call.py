@@ -24,6 +24,7 @@ from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.probing.times import account, whole
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
@@ -40,6 +41,9 @@ from bisect_trt.workflows.sessions import Session
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
+CHECKED = ("reduce", "precision", "cause", "releases")
+"""Commands to which a check can be given."""
+SEARCHES = (*CHECKED, "diagnose")
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -87,10 +91,10 @@ class Call:
         words = given.words(_FREE)
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in ("reduce", "diagnose", "precision", "cause") else Search()
-        self._check = given.group(CheckOptions) if command in ("reduce", "precision", "cause") else CheckOptions()
+        self.search = given.group(Search) if command in SEARCHES else Search()
+        self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
         self._data = given.group(Data)
-        self._places = given.group(Places)
+        self._places = Places() if command == "releases" else given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
@@ -171,7 +175,8 @@ class Call:
         session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
-            work(session)
+            with account() as spent:
+                work(session)
         except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
@@ -182,6 +187,7 @@ class Call:
             raise
         finally:
             result.wall_s = round(time.monotonic() - began, 3)
+            result.extra["times"] = whole(spent, result.wall_s)
             leave_record(result, self.folder, (), console, None)
             console.close()
         return result

@@ -37,7 +37,7 @@ class Keywords:
             raise UsageError(f"there is no target '{target}'; write {', '.join(first)} or {last}.")
         self._left = {**options, **{name: v for name, v in named.items() if v is not None and v is not False}}
         if target is not None:
-            self._left[target] = True
+            self._left.setdefault(target, True)  # one that has a value says it by a keyword of its name
         self._all = dict(self._left)
 
     def words(self, free: Collection[str]) -> list[str]:

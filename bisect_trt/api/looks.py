@@ -1,4 +1,4 @@
-"""The Python functions that look at a target: ``diagnose``, ``layerwise``, ``compare``, and for tests ``assert_matches``."""
+"""The Python functions that look at a target: ``diagnose``, ``workaround``, ``layerwise``, ``compare``; ``assert_matches``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import BisectError
 from bisect_trt.options.run import MoreTargets, RunOptions
-from bisect_trt.options.searches import Diagnose, Layerwise
+from bisect_trt.options.searches import Diagnose, Layerwise, Workaround
 from bisect_trt.options.shared import Plots
 
 if TYPE_CHECKING:
@@ -69,8 +69,64 @@ def diagnose(
     packed = folder if folder.name else folder.resolve()
     archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
     check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
-    settings = DiagnoseSettings(checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all)
+    settings = DiagnoseSettings(
+        checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all, own.releases
+    )
     return call.finish(lambda session: session.diagnose(settings))
+
+
+def workaround(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    output: str | Path | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find what makes the whole model pass today, with the least loss.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        output: Where the patched model goes; in the run's folder if not given.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        overwrite: Whether files that exist may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt workaround``, with underscores.
+
+    Returns:
+        The result; ``workarounds`` are the ways that were tried, ``artifacts["patched"]`` is the model.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.workaround.workaround import PATCHED, WorkaroundSettings  # noqa: PLC0415 - as above
+
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.group(Workaround, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
+    call = Call("workaround", model, given, inputs=inputs, folder=run, verbose=verbose)
+    runtime = call.target.required()
+    call.compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
+    if not call.resumed:
+        settings.check_output(overwrite=own.overwrite)
+    return call.finish(lambda session: session.workaround(settings, search_settings(call.search)))
 
 
 def layerwise(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import UsageError
-from bisect_trt.options.searches import Cause, Precision, Reduce
+from bisect_trt.options.searches import Cause, Precision, Reduce, Releases
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
@@ -128,6 +128,60 @@ def cause(
     call = Call("cause", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
     checks, search = call.checks(call.target.required(), used=True), search_settings(call.search)
     return call.finish(lambda session: session.cause(checks, search), checks.fixed_path)
+
+
+def releases(
+    model: Model,
+    check: Check | None = None,
+    *,
+    target: TargetName | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find the release of the target in which a failure appeared, and the one in which it went.
+
+    Args:
+        model: The model, or its path, or the folder of a reproducer.
+        check: A command as after ``--check``, with ``{python}`` in it for the interpreter of a release. Without it ``target``
+            is compared with the reference.
+        target: The runtime whose releases are asked.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt releases``, with underscores; ``from_`` for ``--from``, ``find_all`` for
+            ``--all``, ``beside`` for ``--with``.
+
+    Returns:
+        The result; ``extra`` has ``releases``, ``first_failing`` and ``first_passing``. Its status is ``not_reproduced`` if no
+        release fails.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there, or no release says anything.
+    """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import case_of, releases_settings, search_settings  # noqa: PLC0415 - as above
+
+    refuse_target(check)
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.group(Releases, model=PLACE)
+    if isinstance(model, str | Path):
+        model, values = case_of(Path(model))
+        inputs = values[0] if values and inputs is None else inputs
+    call = Call("releases", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
+    runtime, search = call.target.settings(), search_settings(call.search)
+    settings = releases_settings(own, runtime, call.search, has_check=check is not None)
+    checks = call.checks(runtime, used=True)
+    return call.finish(lambda session: session.releases(settings, checks, search), checks.fixed_path)
 
 
 def precision(

@@ -23,6 +23,7 @@ from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.given import Given
 from bisect_trt.options.shared import General
+from bisect_trt.probing.times import account, whole
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
@@ -82,7 +83,23 @@ def _work(work: Callable[[], Result], console: Console, result: Result, general:
     Returns:
         The status to exit with.
     """
-    began = time.monotonic()
+    began, since = time.monotonic(), invocation.began
+    earlier = 0.0 if since is None else began - since
+    with account() as spent:
+        spent["start"] = earlier
+        status, result = _worked(work, console, result, general)
+    result.wall_s = round(time.monotonic() - began, 3)
+    result.extra["times"] = whole(spent, result.wall_s + earlier)
+    status = _leave(result, general, console) or status
+    _tell_files(result, general, console)  # after all is written: the line is no part of the story
+    return status
+
+
+def _worked(
+    work: Callable[[], Result], console: Console, result: Result, general: General
+) -> tuple[ExitStatus | int, Result]:
+    """Do the work; however it ends, there is a status and a result."""
+    status: ExitStatus | int
     try:
         with _said_of_the_system():
             result = work()
@@ -107,10 +124,7 @@ def _work(work: Callable[[], Result], console: Console, result: Result, general:
         console.error(f"internal error: {result.why}; please report it with what -vv shows.")
         if general.verbosity > 1:
             traceback.print_exc()
-    result.wall_s = round(time.monotonic() - began, 3)
-    status = _leave(result, general, console) or status
-    _tell_files(result, general, console)  # after all is written: the line is no part of the story
-    return status
+    return status, result
 
 
 @contextmanager

@@ -24,11 +24,13 @@ class Invocation:
         argv: The words after the program's name.
         resumed: The folder of the run that goes on, if one does.
         folder: The run's folder, once it is open.
+        began: When the process began, on the monotonic clock, if it is one of its own.
     """
 
     argv: tuple[str, ...] = ()
     resumed: Path | None = None
     folder: Path | None = None
+    began: float | None = None
 
 
 invocation = Invocation()

@@ -23,7 +23,7 @@ from bisect_trt.workflows.binding import RUN_FILE, Binding
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
-from bisect_trt.workflows.log import show_probe, show_run
+from bisect_trt.workflows.log import show_probe, show_run, show_times
 
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
@@ -134,7 +134,9 @@ def log(given: Given) -> None:
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
-    if number is None:
+    if own.times:
+        show_times(folder, number, Console())
+    elif number is None:
         show_run(folder, Console())
     else:
         show_probe(folder, number, Console())

@@ -13,12 +13,12 @@ from bisect_trt.cli.parser import parse, several
 from bisect_trt.errors import BisectError
 
 
-def main() -> NoReturn:
-    """Run the command line."""
+def main(began: float | None = None) -> NoReturn:
+    """Run the command line; ``began`` is when the process did, on the monotonic clock."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files and tensors need not be text that the terminal has
             stream.reconfigure(errors="backslashreplace")
-    invocation.argv, invocation.resumed, invocation.folder = tuple(sys.argv[1:]), None, None
+    invocation.argv, invocation.resumed, invocation.folder, invocation.began = tuple(sys.argv[1:]), None, None, began
     run_command_line(invocation.argv)
 
 

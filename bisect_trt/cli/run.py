@@ -132,7 +132,7 @@ def write_script(path: Path, model: Path, options: Mapping[str, Any]) -> None:
     """
     names = [plugin.name for plugin in selectable()]
     target = next((name for name in reversed(names) if name in options), None)
-    rest = {name: plain(value) for name, value in options.items() if name not in names}
+    rest = {name: plain(value) for name, value in options.items() if name not in names or value is not True}
     lines = [repr(str(model)), repr(target), *(f"{name}={value!r}" for name, value in rest.items())]
     text = _PROGRAM.format(arguments="\n".join(f"        {line}," for line in lines))
     with replacing(path) as file:

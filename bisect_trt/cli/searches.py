@@ -9,19 +9,27 @@ from bisect_trt.cli.sessions import open_search, open_target_session
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce
-from bisect_trt.options.shared import Search
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
+from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.diagnose import DiagnoseSettings
-from bisect_trt.workflows.from_options import low_precision, search_settings, tolerance_options, validation_files
+from bisect_trt.workflows.from_options import (
+    case_of,
+    low_precision,
+    releases_settings,
+    search_settings,
+    tolerance_options,
+    validation_files,
+)
 from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 def diagnose(given: Given, console: Console, result: Result) -> Result:
@@ -32,9 +40,23 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     folder = own.output or Path(f"{own.model.stem}-reproducer")
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    settings = DiagnoseSettings(checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all)
+    settings = DiagnoseSettings(
+        checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
+    )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+
+
+def workaround(given: Given, console: Console, result: Result) -> Result:
+    """Find what makes the whole model pass."""
+    own, compare = given[Workaround], given[Compare]
+    runtime = given[Target].required()
+    compare.require_numbers()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
+    if invocation.resumed is None:
+        settings.check_output(overwrite=own.overwrite)
+    return open_target_session(own.model, given, console, result).workaround(settings, search_settings(given[Search]))
 
 
 def reduce(given: Given, console: Console, result: Result) -> Result:
@@ -87,6 +109,18 @@ def cause(given: Given, console: Console, result: Result) -> Result:
     own, runtime = given[Cause], given[Target].required()
     session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
     return session.cause(checks, search_settings(given[Search]))
+
+
+def releases(given: Given, console: Console, result: Result) -> Result:
+    """Find the release in which a failure appeared."""
+    own, runtime = given[Releases], given[Target].settings()
+    settings = releases_settings(own, runtime, given[Search], has_check=bool(given[Check].check))
+    model, inputs = case_of(own.model)
+    given = given.but(on=(), mixed_places=False)  # each release is a place of its own
+    if not (given[Data].load_inputs or given[Data].data_loader_script):
+        given = given.but(load_inputs=inputs)
+    session, checks = open_search(model, given, runtime, console, result, None)
+    return session.releases(settings, checks, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

@@ -126,6 +126,7 @@ class Log:
 
     run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
+    times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
 
 
 @dataclass

@@ -38,6 +38,10 @@ class Given:
         """See :func:`from_words`; the values of all groups."""
         self._values = values
 
+    def but(self, **values: Any) -> Given:  # noqa: ANN401 - of many types
+        """The same with other values, as the parser makes them."""
+        return Given({**self._values, **values})
+
     def __getitem__(self, group: type[Group]) -> Group:
         return from_words(group, self._values)
 

@@ -43,7 +43,29 @@ class Diagnose:
     find_all: Annotated[
         bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
     ] = False
+    releases: Annotated[
+        bool,
+        option("--releases", help="Also find since which release it fails; installs releases from the package index."),
+    ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
+
+
+@dataclass
+class Workaround:
+    """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32."""
+
+    model: Model
+    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the patched model goes.")] = Path(
+        "patched.onnx"
+    )
+    fresh_samples: Annotated[
+        int,
+        option(metavar="N", min=0, max=1000, help="On how many fresh inputs it has to hold before it is recommended."),
+    ] = 20
+    timeout: Annotated[
+        float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
 
 @dataclass
@@ -118,6 +140,33 @@ class Precision:
         """
         if self.io_fp16 and low != "fp16":
             raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
+
+
+@dataclass
+class Releases:
+    """Find the release of the target in which a failure appeared, and the one in which it went."""
+
+    model: Annotated[Path, argument("The ONNX model, or the folder of a reproducer.")]
+    from_: Annotated[
+        str, option("--from", metavar="VERSION", help="The oldest release; default the oldest for this Python.")
+    ] = ""
+    to: Annotated[
+        str,
+        option(
+            "--to",
+            metavar="VERSION",
+            help="The newest, with all that begin like it; default the newest for this Python.",
+        ),
+    ] = ""
+    find_all: Annotated[bool, option("--all", help="Ask every release and print the table, instead of bisecting.")] = (
+        False
+    )
+    package: Annotated[
+        str | None, option(metavar="NAME", help="The package whose releases are meant, for a --check command.")
+    ] = None
+    beside: Annotated[
+        list[str], option("--with", metavar="PACKAGE", help="Install this too in each environment, as pip takes it.")
+    ] = field(default_factory=list)
 
 
 @dataclass

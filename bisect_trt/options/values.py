@@ -130,6 +130,16 @@ def pair(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
     raise ValueError("NAME:VALUE")
 
 
+def assignment(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
+    """``NAME=VALUE``, split at the first equals sign, or such a pair; Python's values become the words for them."""
+    if isinstance(value, str):
+        name, equals, text = value.partition("=")
+        if name and equals:
+            return name, text
+        raise ValueError("NAME=VALUE")
+    return pair(value)
+
+
 def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was given
     """``workspace:4G``, or such a pair: a memory pool and its size in bytes."""
     pool, colon, limit = value.rpartition(":") if isinstance(value, str) else (value[0], ":", value[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from bisect_trt.probing.times import spending
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.targets.settings import TargetSettings
 
@@ -59,6 +60,8 @@ class Candidate:
         until: The verdict that ends the runs.
         marks: Tensors that are outputs too, by number, for a search over those.
         target: How the target is set up for it, where that is not as the check has it.
+        cutting: Seconds that it took to make it.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
     """
 
     proto: onnx.ModelProto
@@ -76,6 +79,8 @@ class Candidate:
     until: Verdict = Verdict.FAIL
     marks: Subset = frozenset()
     target: TargetSettings | None = None
+    cutting: float = field(default=0.0, compare=False)
+    packages: str = ""
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -84,6 +89,12 @@ class Candidate:
     @cached_property
     def identity(self) -> Identity:
         """What it is, without the model."""
+        with spending("cutting") as seconds:
+            identity = self._identify()
+        object.__setattr__(self, "cutting", self.cutting + seconds())  # it is a part of making it, though a late one
+        return identity
+
+    def _identify(self) -> Identity:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             digest.update(name.encode() + value.tobytes())
@@ -95,6 +106,8 @@ class Candidate:
             digest.update(b"engine")
         if self.target is not None:
             digest.update(repr(self.target).encode())
+        if self.packages:
+            digest.update(f"packages {self.packages}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)

@@ -7,12 +7,14 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.outcome import CANCELLED, OVER_MEMORY, Ending, Outcome, of_samples
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import gate, oom_kills
 from bisect_trt.probing.workspace import CandidateFiles
@@ -22,10 +24,12 @@ _TAIL_BYTES = 4096
 _SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
-_PLACES = ("model", "inputs", "golden", "dir", "engine")
+_PLACES = ("model", "inputs", "golden", "dir", "engine", "python")
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(_PLACES)})\}}")
 _BRACED = re.compile(r"(?<!\$)\{([A-Za-z]+)\}")
 """A name in braces, but not a shell's ``${name}``."""
+PYTHON = "{python}"
+"""Stands for the interpreter that a candidate is probed with: that of its environment, else this one."""
 _ALIKE = 0.75
 """How much a name is like a placeholder's that is a misspelling of it, as ``difflib`` measures; ``{other}`` is not."""
 
@@ -63,7 +67,7 @@ class CommandCheck:
             raise UsageError(f"--check {words[0]}: {error}; mend the quotes.") from error
         if not argv:
             raise UsageError("--check needs a command after it.")
-        if shutil.which(argv[0]) is None:
+        if argv[0] != PYTHON and shutil.which(argv[0]) is None:
             raise UsageError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
@@ -73,7 +77,7 @@ class CommandCheck:
     @property
     def names_placeholder(self) -> bool:
         """Whether the command says where the candidate goes; if not, it reads a fixed path."""
-        return any(_PLACEHOLDER.search(word) for word in self.argv)
+        return any(_PLACEHOLDER.search(word.replace(PYTHON, "")) for word in self.argv)
 
     @property
     def parallel(self) -> bool:
@@ -82,7 +86,7 @@ class CommandCheck:
 
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
-        paths = files.placeholders()
+        paths = {"python": sys.executable, **files.placeholders()}
         return [_PLACEHOLDER.sub(lambda match: paths.get(match[1], match[0]), word) for word in self.argv]
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -114,14 +118,15 @@ class CommandCheck:
         kills = oom_kills()
         with gate.turn(cancel):
             try:
-                end = run_to_end(
-                    argv,
-                    log=files.log,
-                    environment=files.environment(),
-                    timeout=self.timeout,
-                    cancel=cancel,
-                    memory_limit=self.memory_limit,
-                )
+                with spending("running"):
+                    end = run_to_end(
+                        argv,
+                        log=files.log,
+                        environment=files.environment(),
+                        timeout=self.timeout,
+                        cancel=cancel,
+                        memory_limit=self.memory_limit,
+                    )
             except OSError as error:
                 raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
         gate.saw_children()

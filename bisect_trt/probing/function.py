@@ -13,6 +13,7 @@ import numpy as np
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.outcome import Ending, Outcome, of_samples
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
@@ -56,7 +57,8 @@ class FunctionCheck:
             f"{_name(self.function)}({str(files.model)!r})\n", "utf-8", "surrogateescape"
         )
         try:
-            said = self.function(files.model, **values)
+            with spending("running"):
+                said = self.function(files.model, **values)
         except BisectError:
             raise
         except AssertionError as error:

@@ -16,6 +16,7 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Speculation
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
@@ -37,6 +38,7 @@ class Prober:
         runner: Who runs the check.
         measured: Whether somebody asked how often the original fails.
         wasted: Parallel probes that were ended or never asked for.
+        workers: How many probes may run at a time.
     """
 
     def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1) -> None:
@@ -45,7 +47,7 @@ class Prober:
         self.ledger = ledger
         self.measured = False
         self.wasted = 0
-        self._workers = workers if runner.check.parallel else 1
+        self.workers = workers if runner.check.parallel else 1
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
@@ -134,12 +136,13 @@ class Prober:
                 title = question.title or f"{candidate.title}, once more"
                 return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
             if isinstance(question, Units):
-                return build(question.units)
+                with spending("cutting"):
+                    return build(question.units)
             assert original is not None, "the search asks about an original that it was not given"
             return original
 
-        if self._workers > 1:
-            speculation = Speculation(self.runner, self.ledger, candidate_for, self._workers)
+        if self.workers > 1:
+            speculation = Speculation(self.runner, self.ledger, candidate_for, self.workers)
             try:
                 with speculation:
                     return speculation.run(search)

@@ -368,12 +368,14 @@ class Answer:
         host_bytes: What the worker holds of memory.
         gpu_bytes: What is in use of its GPU, by anybody.
         peak_bytes: The most memory that it held since it began.
+        spent: Seconds by what they were spent on; see ``probing/times.py``.
     """
 
     reply: Reply
     host_bytes: int = 0
     gpu_bytes: int = 0
     peak_bytes: int = 0
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 BEGUN = b"begun\n"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
+from bisect_trt.probing.times import Spent, account, current, spending
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.flakiness import Flakiness, expected_verdicts
@@ -57,6 +58,7 @@ class Runner:
         self.flakiness = Flakiness()
         self._workspace = workspace
         self._activations = activations
+        self._spent = current()
 
     @property
     def folder(self) -> Path:
@@ -71,17 +73,20 @@ class Runner:
         most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
         going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
-        files = self._write(candidate)
-        outcome = self.check.run(files, cancel)
-        seconds, number = outcome.seconds, 1
-        while outcome.ending in going and number < most:
-            files.renew()
+        with account(self._spent) as spent:
+            files = self._write(candidate)
             outcome = self.check.run(files, cancel)
-            seconds += outcome.seconds
-            number += 1
+            seconds, number = outcome.seconds, 1
+            while outcome.ending in going and number < most:
+                files.renew()
+                outcome = self.check.run(files, cancel)
+                seconds += outcome.seconds
+                number += 1
+            all_seconds = time.monotonic() - began
+            times = _of_probe(candidate, spent, all_seconds)
         reason = outcome.reason if number == 1 else f"{outcome.reason} (run {number})"
-        own = time.monotonic() - began - seconds
-        return replace(outcome, reason=reason, seconds=seconds, own_seconds=own, runs=number)
+        own = all_seconds - seconds
+        return replace(outcome, reason=reason, seconds=seconds, own_seconds=own, runs=number, times=times)
 
     def measure(self, candidate: Candidate, repeat: int) -> Outcome:
         """Run the original ``repeat`` times.
@@ -90,14 +95,18 @@ class Runner:
             Its first failure, or its last pass, with the number of runs and of failures.
         """
         began = time.monotonic()
-        files = self._write(candidate)
-        outcomes = [self._again(files) for _ in range(repeat)]
+        with account(self._spent) as spent:
+            files = self._write(candidate)
+            outcomes = [self._again(files) for _ in range(repeat)]
+            all_seconds = time.monotonic() - began
+            times = _of_probe(candidate, spent, all_seconds)
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = (failures or outcomes[-1:])[0]
         seconds = sum(each.seconds for each in outcomes)
         reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {repeat} runs fail)"
-        own = time.monotonic() - began - seconds
-        return replace(outcome, reason=reason, seconds=seconds, own_seconds=own, runs=repeat, failures=len(failures))
+        own = all_seconds - seconds
+        known: dict[str, Any] = {"seconds": seconds, "own_seconds": own, "runs": repeat, "times": times}
+        return replace(outcome, reason=reason, failures=len(failures), **known)
 
     def _again(self, files: CandidateFiles) -> Outcome:
         """One run of the original, which has to say something.
@@ -124,6 +133,10 @@ class Runner:
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
 
     def _write(self, candidate: Candidate) -> CandidateFiles:
+        with spending("writing"):
+            return self._written(candidate)
+
+    def _written(self, candidate: Candidate) -> CandidateFiles:
         own = candidate.values
         if own is not None:
             fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
@@ -133,3 +146,9 @@ class Runner:
             for activations in (self._activations, *self._activations.more)
         )
         return self._workspace.write(candidate, *first, more)
+
+
+def _of_probe(candidate: Candidate, spent: Spent, seconds: float) -> dict[str, float]:
+    """What a probe of so many seconds was spent on; what is in no account was waiting. The candidate was made before."""
+    spent["waiting"] = spent.get("waiting", 0.0) + max(seconds - sum(spent.values()), 0.0)
+    return {"cutting": candidate.cutting, **spent}

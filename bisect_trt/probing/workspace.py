@@ -52,6 +52,8 @@ class CandidateFiles:
         keep: Nodes that the target is to keep in fp32; see ``Candidate``.
         held: Whether the target is held to its low precision; see ``Candidate``.
         engine: The engine that was built of it, where there is one.
+        packages: Those that it is probed with; see ``Candidate``.
+        python: The interpreter that has them, where there is one.
         target: How the target is set up for it; see ``Candidate``.
         renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
@@ -67,6 +69,8 @@ class CandidateFiles:
     keep: tuple[str, ...] | None = None
     held: bool = False
     engine: Path | None = None
+    packages: str = ""
+    python: Path | None = None
     target: TargetSettings | None = None
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
@@ -79,10 +83,12 @@ class CandidateFiles:
             yield replace(self, inputs=inputs, golden=golden, more=(), sample=number)
 
     def placeholders(self) -> dict[str, str]:
-        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}`` and ``{engine}``: absolute paths."""
+        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}``, ``{engine}`` and ``{python}``: absolute paths."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
         if self.engine is not None:
             paths["engine"] = self.engine
+        if self.python is not None:
+            paths["python"] = self.python
         return {name: str(path.absolute()) for name, path in paths.items()}
 
     def environment(self) -> dict[str, str]:
@@ -168,6 +174,7 @@ class Workspace:
         files = replace(
             files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
         )
+        files = replace(files, packages=candidate.packages)
         files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
         values = {files.inputs: inputs, files.golden: golden}
         for paths, sample in zip(files.more, more, strict=True):

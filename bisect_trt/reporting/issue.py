@@ -89,6 +89,7 @@ class Issue:
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
         cause: What of the target does it: each in a sentence, with the lines of code that turn it.
+        since: Since which release it fails, in a sentence, where that was asked.
     """
 
     model: onnx.ModelProto
@@ -106,6 +107,7 @@ class Issue:
     fault: str | None = None
     is_bug: bool = True
     cause: Sequence[Cause] = ()
+    since: str | None = None
 
     @property
     def kind(self) -> str:
@@ -165,6 +167,7 @@ class Issue:
             "## Seen",
             self._seen(),
             *self._cause(),
+            *([] if self.since is None else ["## Releases", prose(self.since)]),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
@@ -302,7 +305,8 @@ GOLDEN_IS = "what ONNX Runtime makes of the inputs on the CPU, graph optimisatio
 def minimal(model: onnx.ModelProto, file: str, *, lowered: bool) -> Minimal:
     """A model as a target is asked for how it is said."""
     nodes = tuple((node.name, tuple(node.output)) for node in model.graph.node)
-    return Minimal(file, lowered, tuple(value.name for value in model.graph.input), nodes)
+    inputs, outputs = (tuple(value.name for value in ends) for ends in (model.graph.input, model.graph.output))
+    return Minimal(file, lowered, inputs, outputs, nodes)
 
 
 def _at(comparison: TensorComparison) -> str:

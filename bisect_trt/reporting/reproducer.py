@@ -60,6 +60,7 @@ class Reproducer:
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target.
         places: Where the target ran, if not here: what there is, by name.
+        since: Since which release it fails, in a sentence, where that was asked.
     """
 
     model: onnx.ModelProto
@@ -83,6 +84,7 @@ class Reproducer:
     is_bug: bool = True
     cause: Sequence[Cause] = ()
     places: Sequence[Mapping[str, str]] = ()
+    since: str | None = None
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -174,6 +176,7 @@ class Reproducer:
             self.fault,
             self.is_bug,
             self.cause,
+            self.since,
         )
 
     def source(self) -> str:

@@ -18,6 +18,7 @@ _BUILT_IN = {
     "onnxrt": "bisect_trt.targets.onnxrt.target:OnnxRuntimeTarget",
     "trt": "bisect_trt.targets.trt.target:TensorRtTarget",
     "openvino": "bisect_trt.targets.openvino.target:OpenVinoTarget",
+    "through": "bisect_trt.targets.through.target:ThroughTarget",
     "onnx": "bisect_trt.targets.evaluator.target:EvaluatorTarget",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,6 +22,13 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 else:
     Arrays = dict
 
+_UNKNOWN = re.compile(
+    r"(?i)is under development and support for this is limited|Unsupported model IR version|max supported (?:IR|opset)"
+    r"|unsupported (?:ONNX )?opset|No Op registered for|is not a registered function/op|No opset import for"
+    r"|\bNOT_IMPLEMENTED\b|Could not find an implementation|No importer registered for|OpConversionFailure"
+    r"|unrecognized attribute|unsupported operator|not support(?:ed)? (?:operation|operator|op\b)"
+)
+"""How runtimes say that an operator, its version, or the file's is newer than they are."""
 Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
 Lowering = Literal["cast", "layer"]
@@ -208,12 +216,14 @@ class Minimal:
         file: The file that the target runs.
         lowered: Whether the low precision is in that file already.
         inputs: The names of its inputs.
+        outputs: The names of its outputs.
         nodes: Of each of its nodes the name and the outputs.
     """
 
     file: str
     lowered: bool = False
     inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
@@ -315,6 +325,10 @@ class Target(ABC):
     def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
         """The one that it comes as, set up so; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
+
+    def does_not_know(self, message: str) -> bool:
+        """Whether a message says that this release does not know what is in a model, rather than that something is wrong."""
+        return _UNKNOWN.search(message) is not None
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
         """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.

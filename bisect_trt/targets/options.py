@@ -142,10 +142,14 @@ def any_flag() -> str:
 
 
 def target_group() -> type[TargetOptions]:
-    """The group of all options of targets: a flag for each, what they share, and what only one has."""
+    """The group of all options of targets: a flag for each, what they share, and what only one has.
+
+    A target that has an option by its own name is asked for by that: its flag has a value.
+    """
     entries: list[tuple[str, Any, Any]] = [
         (plugin.name, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))
         for plugin in selectable()
+        if plugin.name not in _field_names(plugin.options)
     ]
     groups: list[type[Any]] = [_First, *(plugin.options for plugin in selectable()), _Last]
     for group in groups:

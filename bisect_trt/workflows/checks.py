@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,15 +196,32 @@ class Listeners:
             listener.probed(record)
 
 
-def make_prober(settings: CheckSettings, search: SearchSettings, subject: Subject, console: Console) -> Prober:
-    """A prober with the check that was asked for."""
+def make_prober(
+    settings: CheckSettings,
+    search: SearchSettings,
+    subject: Subject,
+    console: Console,
+    elsewhere: Callable[[Check], Check] | None = None,
+) -> Prober:
+    """A prober with the check that was asked for.
+
+    Args:
+        settings: What says good or bad.
+        search: How the search is run.
+        subject: The model.
+        console: Who is told.
+        elsewhere: Makes of the check one that is run where the target need not be the one that is here.
+    """
     listeners: list[Listener] = [console]
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
     if settings.show_output:
         listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
-    if isinstance(check, BuiltinCheck):
+    if elsewhere is not None:
+        require_reference(subject)
+        check = elsewhere(check)
+    elif isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
         if not check.target.target.capabilities.runs_more:
             require_reference(subject)

@@ -18,6 +18,7 @@ from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.fault.arbitrate import arbitrate
+from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -32,10 +33,12 @@ from bisect_trt.workflows.minimal_case import (
 )
 from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
+from bisect_trt.workflows.releases.since import since_when
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.workaround.workaround import after_diagnosis
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class DiagnoseSettings:
         archive: Where it goes as a ``.zip`` too, if it does.
         anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
         find_all: Whether to go on with the rest of the model, as long as that fails.
+        releases: Whether to find since which release it fails, which installs some.
     """
 
     check: CheckSettings
@@ -57,6 +61,7 @@ class DiagnoseSettings:
     archive: Path | None = None
     anonymous: bool = False
     find_all: bool = False
+    releases: bool = False
 
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
@@ -73,18 +78,21 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case)
         answer = investigation.settle(case)
-        left = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
+        left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
 
     def another(other: Case, number: int) -> dict[str, Any]:
         return deliver_another(investigation, settings, other, number)
 
     cause: list[Cause] = []
+    since: str | None = None
     try:
         cause = name_cause(investigation, settings.check, answer)
         look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
+        after_diagnosis(investigation, settings.check, case, fault, settings.output)
+        since = since_when(investigation, settings.check, answer, settings.output, asked=settings.releases)
     finally:  # the probes that its texts count are those of the whole run
-        left.finish(describe_search(investigation, left.minimum), settings.archive, cause)
+        left.finish(describe_search(investigation, left.minimum), settings.archive, cause, since)
         if settings.archive is not None:
             investigation.result.artifacts["archive"] = str(settings.archive)
     return investigation.result
@@ -170,7 +178,7 @@ def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspect
 
 def deliver(
     investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate, blamed: Sequence[int]
-) -> Left:
+) -> tuple[Left, Fault]:
     """Step 5: leave a folder that shows the failure, and see that it does."""
     subject, console, result = investigation.subject, investigation.console, investigation.result
     smaller = "shrink its tensors, and " if settings.search.shrink else ""
@@ -192,7 +200,7 @@ def deliver(
         result.extra["held"] = True
         console.answer(HELD)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
-    return left
+    return left, fault
 
 
 def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
+from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
@@ -21,6 +23,7 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
+from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 
@@ -182,6 +185,32 @@ def pictures(plots: Plots) -> Pictures:
     )
     wanted.check()
     return wanted
+
+
+def releases_settings(
+    own: Releases, target: TargetSettings | None, search: Search, *, has_check: bool
+) -> ReleasesSettings:
+    """Which releases are asked.
+
+    Raises:
+        UsageError: Of what is not said, or they are none.
+    """
+    if own.package is not None and not has_check:
+        raise UsageError(
+            "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
+        )
+    package = package_of(target, own.package)
+    settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
+    settings.check()
+    return settings
+
+
+def case_of(model: Path) -> tuple[Path, list[Path]]:
+    """A model, and the values that it is fed: those beside it, where it is the folder of a reproducer."""
+    if not (model.is_dir() and (model / MODEL).is_file()):
+        return model, []
+    values = model / "inputs.npz"
+    return model / MODEL, [values] if values.is_file() else []
 
 
 def low_precision(target: Target) -> tuple[Low, TargetSettings | None]:

@@ -109,7 +109,7 @@ class Left:
     files: Sequence[Path]
     anonymous: bool
 
-    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = ()) -> None:
+    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: str | None = None) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
 
         Args:
@@ -117,11 +117,12 @@ class Left:
             archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
                 model's file.
             cause: What of the target does it: each in a sentence, with the lines of code that turn it.
+            since: Since which release it fails, in a sentence.
 
         Raises:
             UsageError: It cannot be written.
         """
-        replace(self.reproducer, found=found, cause=cause).write_texts(self.folder)
+        replace(self.reproducer, found=found, cause=cause, since=since).write_texts(self.folder)
         if archive is not None:
             name = re.sub(r"[^\w.-]+", "-", f"{NEUTRAL}-{self.reproducer.title}").strip("-.")
             pack(self.folder, self.files, archive, NEUTRAL if self.anonymous else name)

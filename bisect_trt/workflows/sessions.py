@@ -5,13 +5,14 @@ Each imports its own workflow only: all of them together take a tenth of a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_trt.probing.places.place import HERE, Where
+from bisect_trt.probing.runner import Check
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.extract import ExtractSettings
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ class Session:
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             return diagnose(investigation, settings)
 
+    def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+        """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
+        from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
+
+        opened = self.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, self._investigated(subject, settings.check, search) as investigation:
+            return find_workaround(investigation, settings, search)
+
     def reduce(self, settings: ReduceSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
         from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
@@ -85,6 +96,20 @@ class Session:
         opened = self.subject(check.timeout, check.target)
         with opened as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
+
+    def releases(self, settings: ReleasesSettings, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find the release in which a failure appeared; see :func:`bisect_trt.workflows.releases.find_releases`."""
+        from bisect_trt.workflows.releases.releases import find_releases, in_releases  # noqa: PLC0415 - see above
+
+        target = check.target
+        check = replace(check, target=None) if check.argv else check
+        with self.subject(check.timeout) as subject:
+
+            def elsewhere(here: Check) -> Check:
+                return in_releases(here, subject, target)
+
+            with self._investigated(subject, check, search, target, elsewhere) as investigation:
+                return find_releases(investigation, settings)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
@@ -159,7 +184,12 @@ class Session:
 
     @contextmanager
     def _investigated(
-        self, subject: Subject, check: CheckSettings, search: SearchSettings, target: TargetSettings | None = None
+        self,
+        subject: Subject,
+        check: CheckSettings,
+        search: SearchSettings,
+        target: TargetSettings | None = None,
+        elsewhere: Callable[[Check], Check] | None = None,
     ) -> Iterator[Investigation]:
         """The model with its prober; what is found is in the result however it ends.
 
@@ -168,8 +198,9 @@ class Session:
             check: What says good or bad.
             search: How the search is run.
             target: The runtime under suspicion, if not the check's.
+            elsewhere: See :func:`make_prober`.
         """
-        prober = make_prober(check, search, subject, self.console)
+        prober = make_prober(check, search, subject, self.console, elsewhere)
         investigation = Investigation(subject, self.console, self.result, prober)
         try:
             with recorded(investigation, target or check.target, self.annotation):

@@ -27,6 +27,7 @@ from bisect_trt.probing.models import Models
 from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import visible_gpus
 from bisect_trt.probing.workspace import Workspace
@@ -94,14 +95,19 @@ class Subject:
             places=where.places,
         )
         self.models = Models(workspace, self.workers, target)
+        self.where = where
+        with spending("start"):
+            self._open(settings)
+
+    def _open(self, settings: ModelSettings) -> None:
+        """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
-        share_weights(proto, settings.path, workspace.candidates, settings.weights)
+        share_weights(proto, settings.path, self.workspace.candidates, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
-        self.where = where
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
@@ -183,10 +189,11 @@ class Subject:
     @cached_property
     def reference(self) -> Reference:
         """What every tensor should be; computed when first asked for."""
-        first, *more = (
-            Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
-            for number, sample in enumerate(self.samples, 1)
-        )
+        with spending("reference"):
+            first, *more = (
+                Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
+                for number, sample in enumerate(self.samples, 1)
+            )
         for reference in more:
             first.add(reference)
         self._warn_of_missing(first)
@@ -241,9 +248,10 @@ class Subject:
             outputs: What it gives back, where that is not all that something outside reads.
         """
         bare = self.units.bare(units)
-        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
+        with spending("cutting") as seconds:
+            piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held)
+        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""

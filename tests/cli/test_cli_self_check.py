@@ -111,3 +111,9 @@ def test_what_has_no_part_in_it_is_refused(cli: CommandLine, here: Path) -> None
     ran = cli("run", write(here / "model.onnx", "n"), "--onnxrt", "--self-check", "--warm-up", "3")
     assert ran.status == 2
     assert "--warm-up has no part in that" in ran.err
+
+
+def test_in_a_place(cli: CommandLine, here: Path) -> None:
+    status, seen = verdicts(cli, write(here / "model.onnx", "n"), "--onnxrt", "--on", f"python={sys.executable}")
+    assert status == 0
+    assert seen == {check: "UNRESOLVED" if check == "beside" else "PASS" for check in TRIALS}

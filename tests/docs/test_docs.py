@@ -34,6 +34,7 @@ NOT_RUN = {
     r"make \w+": "it installs what these tests run in, or runs these tests",
     r"\. \S+/activate": "the tests run in such an environment already",
     r"pip install": "it changes that environment",
+    r"bisect-trt releases|.* --releases": "it installs releases from an index",
     r".*\btrtexec\b": "it needs TensorRT and a GPU",
     r".*--trt\b": "it needs TensorRT and a GPU",
 }

@@ -143,6 +143,14 @@ def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
+@pytest.mark.parametrize("kind", ["Identity", "Dropout"])
+def test_an_input_that_is_passed_on_is_fed_by_its_own_name(tmp_path: Path, kind: str) -> None:
+    path = save(tmp_path / "m.onnx", [make(kind, ["x"], ["y"], name="n")])
+    session = load(path)
+    assert "x" in [info.name for info in session.inputs]
+    np.testing.assert_array_equal(session.run({"x": X})["y"], X)
+
+
 def test_shapes_may_be_free(tmp_path: Path) -> None:
     session = load(save(tmp_path / "m.onnx", [make("Relu", ["x"], ["y"])], shape=["n", 3]))
     assert [info.shape for info in session.inputs] == [(None, 3)]

@@ -20,7 +20,6 @@ from truth.cases import Case, healthy_cases, onnxruntime_cases, openvino_cases
 from truth.releases import TOOL, interpreter, onnxruntime
 
 Record = Callable[[str, object], None]
-CHECK, WRONG = Path(__file__).with_name("openvino_check.py"), "9"
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -80,19 +79,17 @@ def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_prope
 
 
 @pytest.mark.parametrize("case", [*openvino_cases()], ids=str)
-def test_a_bug_of_another_runtime_is_named_by_a_check(case: Case, tmp_path: Path, record_property: Record) -> None:
+def test_a_bug_of_openvino_is_named_exactly(case: Case, tmp_path: Path, record_property: Record) -> None:
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
-    suspected = interpreter(Environment.parse(f"openvino=={case.release}"))
-    check = (str(suspected), str(CHECK), "{model}", "{inputs}", "{golden}")
-    words = ("reduce", "model.onnx", "--all", "-o", "reduced.onnx", "--json", "result.json", "--no-shrink")
-    status, result = bisect_trt(
-        interpreter(onnxruntime("1.31.1"), tool=True),
-        tmp_path,
-        *words,
-        *("--fail-code", WRONG, "--check", *check),
-    )
+    release = f"openvino=={case.release}"
+    python = interpreter(Environment((release, *onnxruntime("1.31.1").requirements)), tool=True)
+    words = ("diagnose", "model.onnx", "--openvino", "--all", "-o", "reproducer", "--json", "result.json")
+    status, result = bisect_trt(python, tmp_path, *words)
     judge(case, status, result, network.guilty, record_property)
+    failing = script_status(tmp_path / "reproducer" / "reproduce.py", interpreter(Environment.parse(release)))
+    record_property("script, failing", failing)
+    assert failing == 1
 
 
 @pytest.mark.parametrize("case", [*healthy_cases()], ids=str)

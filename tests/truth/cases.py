@@ -52,6 +52,6 @@ def healthy_cases() -> Iterator[Case]:
 
 
 def openvino_cases() -> Iterator[Case]:
-    """The bug of OpenVINO, found by a check command."""
+    """The bug of OpenVINO."""
     for release in JOINED.failing:
         yield Case("120 nodes", JOINED, release, partial(generated, JOINED, 120, 1, 0))

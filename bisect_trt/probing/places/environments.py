@@ -27,6 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.places import indexes
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Package
 
@@ -117,7 +118,7 @@ def _packages(name: str) -> tuple[Package, ...]:
         return ()
 
 
-def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None) -> Path:
+def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None, cancel: Cancel | None = None) -> Path:
     """The Python of an environment, which is made if it is not there yet.
 
     Two processes that want the same one make it once. It is made beside its place and moved there, so what is there is
@@ -126,6 +127,7 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
     Args:
         wanted: What it holds.
         say: Told that it is made, which takes seconds to minutes.
+        cancel: Ends that.
 
     Raises:
         UnavailableError: It cannot be made: no such release for an interpreter that is here, or the index does not answer.
@@ -133,7 +135,7 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
     first: UnavailableError | None = None
     for python in _pythons(wanted):
         try:
-            return _kept(wanted, python, say)
+            return _kept(wanted, python, say, cancel)
         except NoSuchRelease as error:
             first = first or error
             if error.anywhere:
@@ -154,7 +156,7 @@ class NoSuchRelease(UnavailableError):  # noqa: N818 - an ending, not an error
         self.anywhere = anywhere
 
 
-def _kept(wanted: Environment, python: str, say: Callable[[str], None]) -> Path:
+def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
     root = folder()
     files = [(each, Path(each).stat().st_mtime_ns) for each in wanted.requirements if each.endswith(".whl")]
     key = hashlib.sha256(repr((sorted(wanted.requirements), files, os.path.realpath(python))).encode()).hexdigest()
@@ -172,7 +174,7 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None]) -> Path:
             shutil.rmtree(rest, ignore_errors=True)
         making = root / f"{place.name}.making-{os.getpid()}"
         try:
-            _make(making, wanted, python)
+            _make(making, wanted, python, cancel)
             making.rename(place)
         except OSError as error:
             raise UnavailableError(f"the environment {place} cannot be written: {error.strerror}.") from error
@@ -181,20 +183,25 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None]) -> Path:
     return made
 
 
-def _make(place: Path, wanted: Environment, python: str) -> None:
+def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) -> None:
     tool, made = indexes.uv(), str(place / "bin" / "python")
     if tool is not None:
         told = {**indexes.for_uv(), "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "VIRTUAL_ENV": ""}
-        _run(wanted, [tool, "venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)], told)
-        _run(wanted, [tool, "pip", "install", "--quiet", "--python", made, *wanted.requirements], told)
+        _run(
+            wanted,
+            [tool, "venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)],
+            told,
+            cancel,
+        )
+        _run(wanted, [tool, "pip", "install", "--quiet", "--python", made, *wanted.requirements], told, cancel)
         return
     told = indexes.for_pip()
-    _run(wanted, [python, "-m", "venv", str(place)], told)
-    _run(wanted, [made, "-m", "pip", "install", "--quiet", *wanted.requirements], told)
+    _run(wanted, [python, "-m", "venv", str(place)], told, cancel)
+    _run(wanted, [made, "-m", "pip", "install", "--quiet", *wanted.requirements], told, cancel)
 
 
-def _run(wanted: Environment, argv: Sequence[str], environment: dict[str, str]) -> None:
-    status, said = indexes.run_tool(argv, environment)
+def _run(wanted: Environment, argv: Sequence[str], environment: dict[str, str], cancel: Cancel | None) -> None:
+    status, said = indexes.run_tool(argv, environment, cancel)
     if status == 0:
         return
     what, tool = " ".join(wanted.requirements), "uv" if Path(argv[0]).name == "uv" else argv[2]

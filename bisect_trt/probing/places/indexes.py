@@ -18,7 +18,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probing.workers.process import run_to_end
+from bisect_trt.probing.workers.process import Cancel, run_to_end
 
 _SAID = {
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
@@ -77,8 +77,8 @@ def _version(text: str) -> Version | None:
         return None
 
 
-def run_tool(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Run pip, uv or venv to its end; its exit status, and all that it printed.
+def run_tool(argv: Sequence[str], environment: Mapping[str, str], cancel: Cancel | None = None) -> tuple[int, str]:
+    """Run pip, uv or venv to its end, or until somebody cancels it; its exit status, and all that it printed.
 
     Raises:
         UnavailableError: It cannot be started, or does not get to an end.
@@ -86,11 +86,11 @@ def run_tool(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
     with TemporaryDirectory(prefix="bisect-trt-") as folder:
         log = Path(folder, "log")
         try:
-            ended = run_to_end(argv, log=log, environment=environment, timeout=_SECONDS)
+            ended = run_to_end(argv, log=log, environment=environment, timeout=_SECONDS, cancel=cancel)
         except OSError as error:
             raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}.") from error
         said = log.read_text(encoding="utf-8", errors="replace")
-    if ended.timed_out:
+    if ended.timed_out or ended.cancelled:
         raise UnavailableError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
     return ended.code, said
 

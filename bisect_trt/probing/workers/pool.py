@@ -34,6 +34,7 @@ from bisect_trt.probing.protocol import (
     decode_answer,
     encode,
 )
+from bisect_trt.probing.times import asking
 from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, Limits, ProcessEnd, kill_group, module_command
 from bisect_trt.probing.workers.resources import default_workers, gate, oom_kills
@@ -115,7 +116,7 @@ class WorkerProcess:
         os.close(request_read)
         os.close(reply_write)
 
-    def ask(self, order: Order, limits: Limits) -> Reply:
+    def ask(self, order: Order, limits: Limits) -> Answer:
         """Send a request and wait for the answer.
 
         Raises:
@@ -153,7 +154,7 @@ class WorkerProcess:
             self.close()
             end = ProcessEnd(self._process.returncode, False, False, time.monotonic() - began)
             raise WorkerDied(end, answer.reply.message)
-        return answer.reply
+        return answer
 
     def _see_wear(self, answer: Answer) -> None:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
@@ -353,7 +354,9 @@ class WorkerPool:
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
-            reply = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+            with asking() as spent:
+                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                spent(answer.spent)
         except WorkerDied:
             if worker.alive:
                 self._give_back(worker)
@@ -367,7 +370,7 @@ class WorkerPool:
             self._dismiss(worker)
             raise
         self._give_back(worker)
-        return reply
+        return answer.reply
 
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +54,7 @@ from bisect_trt.probing.protocol import (
     decode_order,
     encode,
 )
+from bisect_trt.probing.times import account, spending
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -152,7 +154,8 @@ class Worker:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
-            self._runtimes[settings] = self._make(settings)
+            with spending("building"):
+                self._runtimes[settings] = self._make(settings)
         return self._runtimes[settings]
 
     def _make(self, settings: TargetSettings) -> Runtime:
@@ -166,7 +169,8 @@ class Worker:
         return Started(self._runtime(request.target).lowers_by)
 
     def _build(self, request: Build) -> Done:
-        self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
+        with spending("building"):
+            self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
         return Done()
 
     def _describe(self, request: Describe) -> Described:
@@ -198,7 +202,9 @@ class Worker:
 
     def _collect(self, request: Collect) -> Done:
         feed: Feed = load_npz(request.inputs)
-        outputs = _run(self._runtime(request.target).load(request.model, feed), feed, request.feeds)
+        with spending("building"):
+            session = self._runtime(request.target).load(request.model, feed)
+        outputs = _run(session, feed, request.feeds)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
             return Done()
@@ -220,16 +226,21 @@ class Worker:
         return Done()
 
     def _compare(self, request: Compare) -> Compared:
-        session = self._prepare(request)
+        with spending("building"):
+            session = self._prepare(request)
         if session is None:
             return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(request.samples, 1):
-            seen = _compare_sample(session, request, sample, number)
+            with spending("comparing"):
+                seen = _compare_sample(session, request, sample, number)
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
-        latency = None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
+        with spending("running"):
+            latency = (
+                None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
+            )
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -271,7 +282,8 @@ def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
         store = ActivationStore.open(feeds)
         feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
     names = {info.name for info in session.inputs}
-    return dict(session.run({name: value for name, value in feed.items() if name in names}))
+    with spending("running"):
+        return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
 def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -286,7 +298,7 @@ def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
 
     def work(session: Session, first: threading.Event) -> None:
         while not over.is_set():
-            with contextlib.suppress(RunError):  # it is there to be in the way
+            with contextlib.suppress(Exception):  # it is there to be in the way, and nobody asks how it ends
                 _run(session, feed, None)
             first.set()
 
@@ -405,7 +417,9 @@ def _answer(worker: Worker, line: bytes) -> Answer:
         order = decode_order(line)
     except UnavailableError as error:
         return Answer(Misuse(int(error.status), str(error)))
-    return worker.serve(order)
+    with account() as spent:
+        answer = worker.serve(order)
+    return replace(answer, spent=spent)
 
 
 if __name__ == "__main__":

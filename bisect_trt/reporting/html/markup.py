@@ -138,6 +138,13 @@ def seconds(value: float, *, whole: bool = False) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def split(times: Mapping[str, float]) -> str:
+    """What time went into, the most first, without what took next to nothing; empty where that is not known."""
+    least = sum(times.values()) / 100
+    parts = sorted(((spent, part) for part, spent in times.items() if spent > least), reverse=True)
+    return ", ".join(f"{part} {seconds(spent)}" for spent, part in parts)
+
+
 def size(count: int) -> str:
     """A file's size."""
     value, unit = float(count), "B"

@@ -23,6 +23,7 @@ from bisect_trt.reporting.html.markup import (
     seconds,
     shorten,
     size,
+    split,
     table,
     tag,
 )
@@ -113,6 +114,7 @@ def _facts(result: Json) -> Markup:
         verdicts = ", ".join(f"{probes[key]} {key}" for key in ("fail", "pass", "unresolved") if probes[key])
         entries.append(("Probes", f"{probes['run']:,} ({verdicts})"))
     entries.append(("Took", seconds(result["wall_s"])))
+    entries.append(("Where the time went", split(result.get("times", {}))))
     pairs = [tag("div", tag("dt", name), tag("dd", value)) for name, value in entries if value]
     return tag("dl", *pairs, class_="facts")
 

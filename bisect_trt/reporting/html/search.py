@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from bisect_trt.reporting.html.markup import Child, Json, Markup, plural, seconds, tag
+from bisect_trt.reporting.html.markup import Child, Json, Markup, plural, seconds, split, tag
 
 VERDICTS = ("FAIL", "PASS", "UNRESOLVED")
 _COLUMNS = (
@@ -107,7 +107,12 @@ def _row(probe: Json, most: int, titles: Sequence[str]) -> Markup:
         cell("number", probe["number"], probe["number"], number=True),
         cell("verdict", probe["verdict"], tag("b", probe["verdict"], class_=probe["verdict"].lower())),
         cell("units", probe["units"], probe["units"], bar, number=True),
-        cell("seconds", probe["seconds"], seconds(probe["seconds"]) + runs, number=True),
+        cell(
+            "seconds",
+            probe["seconds"],
+            tag("span", seconds(probe["seconds"]) + runs, title=split(probe.get("times", {}))),
+            number=True,
+        ),
         cell("title", probe["title"], probe["title"]),
         cell("reason", probe["reason"], probe["reason"], tail),
         cell("step", f"{step:03}", tag("span", _short(probe["step"]), title=probe["step"])),

@@ -24,6 +24,7 @@ class OnnxRuntimeSession:
 
     Attributes:
         inputs: What it has to be fed.
+        names: Of its outputs that are arrays.
         skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
     """
 
@@ -40,7 +41,7 @@ class OnnxRuntimeSession:
             for value in session.get_outputs()
             if not is_numpy(value.type)
         }
-        self._names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
+        self.names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
         fed = [value for value in session.get_inputs() if is_raw(value.type)]
         self._raw_inputs = {value.name: element_type(value.type) or 0 for value in fed}
         self._raw_outputs = {value.name: _info(value).dtype for value in session.get_outputs() if is_raw(value.type)}
@@ -55,16 +56,16 @@ class OnnxRuntimeSession:
         Raises:
             RunError: It fails.
         """
-        if not self._names:
+        if not self.names:
             return {}
         try:
             if self._raw_inputs or self._raw_outputs:
-                values = run_with_values(self._session, self._names, inputs, self._raw_inputs, self._raw_outputs)
+                values = run_with_values(self._session, self.names, inputs, self._raw_inputs, self._raw_outputs)
             else:
-                values = self._session.run(self._names, dict(inputs))
+                values = self._session.run(self.names, dict(inputs))
         except Exception as error:  # as above
             raise RunError(str(error)) from error
-        return dict(zip(self._names, values))
+        return dict(zip(self.names, values))
 
 
 def _info(value: onnxruntime.NodeArg) -> TensorInfo:

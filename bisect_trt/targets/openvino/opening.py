@@ -1,4 +1,4 @@
-"""How OpenVINO compiles and runs a model: for the worker and, since its source goes there too, for ``reproduce.py``.
+"""How OpenVINO compiles and runs a model: in a worker here, in a place and in ``reproduce.py``, where its source goes too.
 
 So it needs nothing of bisect-trt but what goes along, and has Python 3.8's syntax.
 """
@@ -26,6 +26,17 @@ def said(error: Exception) -> str:
     return clean_message(PLACE.sub("", str(error)))
 
 
+def hint_for(low: str | None, kept: Any, capabilities: Any) -> str:
+    """The precision to ask for: the low one, where the device computes in it and no node is kept from it; else fp32.
+
+    Args:
+        low: ``fp16``, ``bf16`` or none.
+        kept: Nodes that stay in fp32.
+        capabilities: What the device says of itself.
+    """
+    return HINTS[low] if low is not None and not kept and CAPABILITIES[low] in capabilities else FULL
+
+
 def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
     """A model compiled for a device.
 
@@ -51,18 +62,28 @@ def output_names(read: Any) -> list[str]:
     return names
 
 
-def run_compiled(compiled: Any, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def input_names(compiled: Any, declared: Any) -> list[str]:
+    """What each input is called.
+
+    Args:
+        compiled: The model.
+        declared: The names of the model's inputs, without those of weights, in its own order, which OpenVINO keeps; empty
+            where they are not known. Where a node passes an input on, OpenVINO itself knows it by that node's name.
+    """
+    if len(declared) == len(compiled.inputs):
+        return list(declared)
+    return [port.get_node().get_friendly_name() for port in compiled.inputs]
+
+
+def run_compiled(compiled: Any, inputs: list[str], outputs: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs by name; those of types that NumPy has no arrays of are left out."""
     request = compiled.create_infer_request()
-    feed = {}
-    for place, port in enumerate(compiled.inputs):
-        feed[place] = to_tensor(port, inputs[port.get_node().get_friendly_name()])
-    request.infer(feed)
+    request.infer({place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
     found = {}
-    for place, name in enumerate(names):
-        values = to_array(request.get_output_tensor(place))
-        if values is not None:
-            found[name] = values
+    for place, name in enumerate(outputs):
+        array = to_array(request.get_output_tensor(place))
+        if array is not None:
+            found[name] = array
     return found
 
 

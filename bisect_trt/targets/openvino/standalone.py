@@ -8,7 +8,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Mapping
 
-from bisect_trt.targets.openvino.opening import compile_model, output_names, run_compiled, said
+from bisect_trt.targets.openvino.opening import compile_model, input_names, output_names, run_compiled, said
 from bisect_trt.targets.signatures import mask_message
 from bisect_trt.targets.standalone import Refused
 
@@ -25,7 +25,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     except Exception as error:
         raise Refused("build", said(error)) from error
     try:
-        return run_compiled(compiled, output_names(model), inputs)
+        return run_compiled(compiled, input_names(compiled, settings["inputs"]), output_names(model), inputs)
     except Exception as error:
         raise Refused("run", said(error)) from error
 

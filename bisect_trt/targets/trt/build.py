@@ -20,6 +20,7 @@ from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.config import calibrate, check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, parse_layers
+from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import constrain, named_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import (
@@ -109,9 +110,33 @@ class TensorRtRuntime:
         engine = _deserialise(plan, self._tensorrt)
         return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
 
-    def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:  # noqa: ARG002 - as it is
-        """Nothing yet."""
-        return {}
+    def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:
+        """What a build does, and what this version has to turn.
+
+        Returns:
+            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and of how many it could
+            choose; where there is an algorithm selector (8.6 to 10). ``sources``: the sources of tactics by default.
+            ``flags`` and ``previews``: the builder flags that there are; the preview features, and whether they are on.
+
+        Raises:
+            BuildError: TensorRT refuses the model.
+        """
+        trt = self._tensorrt
+        config = make_config(self._settings.with_own(avoid_tactics=()), trt)
+        bits = config.get_tactic_sources()
+        sources = trt.trt.TacticSource.__members__
+        previews = trt.trt.PreviewFeature.__members__
+        found: dict[str, Any] = {
+            "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
+            "flags": list(trt.trt.BuilderFlag.__members__),
+            "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
+            "tactics": [],
+        }
+        if trt.has("IAlgorithmSelector", "select_algorithms"):
+            recorder = selector(trt.trt, self._own.avoid_tactics)
+            self._build(load_proto(model), model, feed, recorder=recorder)
+            found["tactics"] = recorder.took
+        return found
 
     def describe_engine(self) -> dict[str, Any]:
         """What the prebuilt engine is made of; see :func:`describe_engine`.
@@ -132,7 +157,13 @@ class TensorRtRuntime:
         _write(target, plan)
 
     def _build(
-        self, proto: ModelProto, path: Path, feed: Feed | None, *, show_unfused: bool = False
+        self,
+        proto: ModelProto,
+        path: Path,
+        feed: Feed | None,
+        *,
+        show_unfused: bool = False,
+        recorder: Any = None,
     ) -> tuple[Parsed, bytes]:
         settings, trt = self._settings, self._tensorrt
         free_dimensions(proto, settings)
@@ -143,6 +174,8 @@ class TensorRtRuntime:
         if show_unfused:
             parsed.network.mark_unfused_tensors_as_debug_tensors()
         config = make_config(settings, trt)
+        if recorder is not None:
+            config.algorithm_selector = recorder
         _add_profile(config, parsed.network, settings, trt)
         constrain(parsed.network, parsed.model, settings, trt)
         calibrate(config, settings, trt)

@@ -5,6 +5,7 @@ INT8 comes from sample inputs: TensorRT 8.6 to 10 measure the range of every ten
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
+from bisect_trt.targets.trt.knobs import NoSuch, turn
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
@@ -97,6 +99,10 @@ def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
     _set_limits(config, settings.of(TrtSettings), tensorrt)
     if settings.of(TrtSettings).version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    try:
+        turn(trt, config, asdict(settings.of(TrtSettings)))
+    except NoSuch as error:
+        raise UsageError(f"{error}.") from error
     return config
 
 

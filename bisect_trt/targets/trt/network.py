@@ -19,6 +19,7 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
+from bisect_trt.targets.trt.knobs import NoSuch, set_parser_flags
 from bisect_trt.targets.trt.messages import reason, signature
 from bisect_trt.targets.trt.settings import TrtSettings
 
@@ -72,6 +73,10 @@ def parse(model: ModelProto, path: Path, settings: TargetSettings, feed: Feed | 
 def _parse(model: ModelProto, path: Path, settings: TargetSettings, tensorrt: TensorRt) -> Parsed:
     network = tensorrt.builder.create_network(network_flags(settings, tensorrt))
     parser = tensorrt.parser(network)
+    try:
+        set_parser_flags(tensorrt.trt, parser, settings.of(TrtSettings).onnx_flags)
+    except NoSuch as error:
+        raise UsageError(f"{error}.") from error
     tensorrt.log.take()
     if not parser.parse(model.SerializeToString(), str(path)):
         message = _why(model, parser, tensorrt)

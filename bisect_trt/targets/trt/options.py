@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import pool_limit, shape
+from bisect_trt.options.values import assignment, pool_limit, shape
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
 """What a prebuilt engine leaves to be said."""
+
+
+BUILDER_FLAGS = {
+    "sparse_weights": "SPARSE_WEIGHTS",
+    "refittable": "REFIT",
+    "strip_plan": "STRIP_PLAN",
+    "weight_streaming": "WEIGHT_STREAMING",
+    "exclude_lean_runtime": "EXCLUDE_LEAN_RUNTIME",
+    "error_on_timing_cache_miss": "ERROR_ON_TIMING_CACHE_MISS",
+    "disable_compilation_cache": "DISABLE_COMPILATION_CACHE",
+    "direct_io": "DIRECT_IO",
+    "allow_gpu_fallback": "GPU_FALLBACK",
+}
+"""Options that set a builder flag, under the names that Polygraphy has for them."""
+OWN_OPTIONS = ("builder_optimization_level", "hardware_compatibility_level")
 
 
 class Constraints(str, Enum):
@@ -85,6 +100,48 @@ class TrtOptions(OwnOptions):
     hardware_compatibility_level: Annotated[
         str | None, option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
     ] = None
+    max_aux_streams: Annotated[
+        int | None, option(metavar="N", min=0, help="So many streams beside the main one at most (T).")
+    ] = None
+    sparse_weights: Annotated[bool, option("--sparse-weights", help="Tactics for sparse weights too (T).")] = False
+    refittable: Annotated[bool, option("--refittable", help="An engine whose weights can be changed (T).")] = False
+    strip_plan: Annotated[bool, option("--strip-plan", help="An engine without its weights (T).")] = False
+    weight_streaming: Annotated[bool, option("--weight-streaming", help="Weights may stay on the host (T).")] = False
+    exclude_lean_runtime: Annotated[
+        bool, option("--exclude-lean-runtime", help="No runtime inside of the engine (T).")
+    ] = False
+    error_on_timing_cache_miss: Annotated[
+        bool, option("--error-on-timing-cache-miss", help="Refuse what the timings do not have (T).")
+    ] = False
+    disable_compilation_cache: Annotated[
+        bool, option("--disable-compilation-cache", help="Compile kernels anew (T).")
+    ] = False
+    direct_io: Annotated[bool, option("--direct-io", help="No reformatting at inputs and outputs (T).")] = False
+    use_dla: Annotated[bool, option("--use-dla", help="On the DLA, where layers run there (T).")] = False
+    allow_gpu_fallback: Annotated[
+        bool, option("--allow-gpu-fallback", help="With --use-dla: other layers on the GPU (T).")
+    ] = False
+    preview_features: Annotated[
+        list[str] | None, option(metavar="NAME", help="Only these preview features; none: no others (T).")
+    ] = None
+    onnx_flags: Annotated[list[str], option(metavar="NAME", help="Flags of the ONNX parser (T).")] = field(
+        default_factory=list
+    )
+    builder_flag: Annotated[
+        list[str], option(metavar="NAME", help="Any other flag of TensorRT's BuilderFlag, as DIRECT_IO (T).")
+    ] = field(default_factory=list)
+    builder_set: Annotated[
+        list[tuple[str, str]],
+        option(
+            metavar="ATTRIBUTE=VALUE",
+            help="Any attribute of the builder configuration, as avg_timing_iterations=4 (T).",
+            read=assignment,
+        ),
+    ] = field(default_factory=list)
+    avoid_tactic: Annotated[
+        list[str],
+        option(metavar="LAYER=IMPLEMENTATION:TACTIC", help="A tactic that a layer shall not take, up to 10 (T)."),
+    ] = field(default_factory=list)
     load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
     save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Where timings go (T).")] = None
     load_engine: Annotated[
@@ -104,7 +161,7 @@ class TrtOptions(OwnOptions):
         for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
             if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
                 raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
-        sources = None if self.tactic_sources is None else tuple(n for n in self.tactic_sources if n.lower() != "none")
+        sources = _only(self.tactic_sources)
         return TrtSettings(
             precision_constraints=self.precision_constraints.value,
             lowering=self.lowering.value if self.lowering is not None else None,
@@ -118,6 +175,11 @@ class TrtOptions(OwnOptions):
             strongly_typed=self.strongly_typed,
             version_compatible=self.version_compatible,
             hardware_compatibility_level=self.hardware_compatibility_level,
+            builder_flags=tuple(dict.fromkeys([*self._named_flags(), *(name.upper() for name in self.builder_flag)])),
+            builder_settings=self._builder_settings(),
+            preview_features=_only(self.preview_features),
+            onnx_flags=tuple(name.upper() for name in self.onnx_flags),
+            avoid_tactics=tuple(self.avoid_tactic),
             load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
             save_timing_cache=_text(self.save_timing_cache),
             load_engine=_text(_existing("--load-engine", self.load_engine)),
@@ -128,6 +190,30 @@ class TrtOptions(OwnOptions):
         """Those that are read."""
         named = (self.load_timing_cache, self.load_engine, *self.plugins)
         return [path for path in named if path is not None]
+
+    def _named_flags(self) -> list[str]:
+        """The builder flags that have options of their own."""
+        return [flag for name, flag in BUILDER_FLAGS.items() if getattr(self, name)]
+
+    def _builder_settings(self) -> tuple[tuple[str, str], ...]:
+        """The attributes of the builder configuration that are given.
+
+        Raises:
+            UsageError: One is given twice, or has an option of its own.
+        """
+        pairs = list(self.builder_set)
+        if self.max_aux_streams is not None:
+            pairs.append(("max_aux_streams", str(self.max_aux_streams)))
+        if self.use_dla:
+            pairs += [("default_device_type", "DLA"), *([] if "DLA_core" in dict(pairs) else [("DLA_core", "0")])]
+        for name in (names := [name for name, _ in pairs]):
+            if names.count(name) > 1:
+                raise UsageError(f"the attribute {name} of the builder configuration is given twice; give it once.")
+            if name in OWN_OPTIONS:
+                raise UsageError(
+                    f"--builder-set {name}: that has an option of its own; use --{name.replace('_', '-')}."
+                )
+        return tuple(pairs)
 
     def _check_engines(self, options: list[str], *, engines: bool) -> None:
         """Make sure that an engine that is loaded or saved is the one of the model that is run."""
@@ -156,6 +242,11 @@ def _existing(flag: str, path: Path | None) -> Path | None:
     if path is not None and not path.is_file():
         raise UsageError(f"{flag}: there is no file {path}; check the path.")
     return path
+
+
+def _only(names: list[str] | None) -> tuple[str, ...] | None:
+    """Names of which no others count; the word none is none of them."""
+    return None if names is None else tuple(name for name in names if name.lower() != "none")
 
 
 def _text(path: Path | None) -> str | None:

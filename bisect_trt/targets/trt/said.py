@@ -57,6 +57,64 @@ def _sources(value: Value) -> str:
     return ",".join(f"{'+' if name in wanted else '-'}{name}" for name in TACTIC_SOURCES)
 
 
+_POLYGRAPHY_FLAGS = {
+    "SPARSE_WEIGHTS": "--sparse-weights",
+    "REFIT": "--refittable",
+    "STRIP_PLAN": "--strip-plan",
+    "WEIGHT_STREAMING": "--weight-streaming",
+    "EXCLUDE_LEAN_RUNTIME": "--exclude-lean-runtime",
+    "ERROR_ON_TIMING_CACHE_MISS": "--error-on-timing-cache-miss",
+    "DISABLE_COMPILATION_CACHE": "--disable-compilation-cache",
+    "DIRECT_IO": "--direct-io",
+    "GPU_FALLBACK": "--allow-gpu-fallback",
+}
+_TRTEXEC_FLAGS = {
+    "SPARSE_WEIGHTS": "--sparsity=enable",
+    "REFIT": "--refit",
+    "STRIP_PLAN": "--stripWeights",
+    "WEIGHT_STREAMING": "--allowWeightStreaming",
+    "EXCLUDE_LEAN_RUNTIME": "--excludeLeanRuntime",
+    "ERROR_ON_TIMING_CACHE_MISS": "--errorOnTimingCacheMiss",
+    "DISABLE_COMPILATION_CACHE": "--disableCompilationCache",
+    "DIRECT_IO": "--directIO",
+    "GPU_FALLBACK": "--allowGPUFallback",
+    "SAFETY_SCOPE": "--restricted",
+    "ENABLE_TACTIC_HEURISTIC": "--heuristic",
+    "MONITOR_MEMORY": "--monitorMemory",
+}
+_POLYGRAPHY_SETTINGS = {
+    "max_aux_streams": "--max-aux-streams",
+    "quantization_flags": "--quantization-flags",
+    "profiling_verbosity": "--profiling-verbosity",
+    "tiling_optimization_level": "--tiling-optimization-level",
+    "runtime_platform": "--runtime-platform",
+}
+_TRTEXEC_SETTINGS = {
+    "max_aux_streams": "--maxAuxStreams",
+    "avg_timing_iterations": "--avgTiming",
+    "min_timing_iterations": "--minTiming",
+    "profiling_verbosity": "--profilingVerbosity",
+    "tiling_optimization_level": "--tilingOptimizationLevel",
+    "l2_limit_for_tiling": "--l2LimitForTiling",
+    "max_num_tactics": "--maxTactics",
+    "runtime_platform": "--runtimePlatform",
+    "DLA_core": "--useDLACore",
+}
+"""What of TensorRT's flags and attributes each tool has options for."""
+
+
+def unsaid(tool: str, own: Mapping[str, Value]) -> str | None:
+    """What of the settings a tool has no words for; ``None`` if nothing."""
+    flags, settings = (
+        (_POLYGRAPHY_FLAGS, _POLYGRAPHY_SETTINGS) if tool == POLYGRAPHY else (_TRTEXEC_FLAGS, _TRTEXEC_SETTINGS)
+    )
+    missing = [name for name in own.get("builder_flags", ()) if name not in flags]
+    missing += [name for name, _ in own.get("builder_settings", ()) if name not in settings]
+    missing += list(own.get("onnx_flags", ())) if tool == TRTEXEC else []
+    missing += list(own.get("avoid_tactics", ()))
+    return ", ".join(missing) or None
+
+
 _LEVELS = {"none": "none", "ampere_plus": "ampere+", "same_compute_capability": "sameComputeCapability"}
 SAID: Mapping[str, Said] = {
     "precision_constraints": Said(_option("--precision-constraints"), _equals("--precisionConstraints")),
@@ -80,6 +138,20 @@ SAID: Mapping[str, Said] = {
         _option("--hardware-compatibility-level"),
         _equals("--hardwareCompatibilityLevel", lambda value: _LEVELS.get(str(value).lower(), str(value))),
     ),
+    "builder_flags": Said(
+        lambda value: [_POLYGRAPHY_FLAGS[name] for name in value],
+        lambda value: [_TRTEXEC_FLAGS[name] for name in value],
+    ),
+    "builder_settings": Said(
+        lambda value: [word for name, each in value for word in (_POLYGRAPHY_SETTINGS[name], each)],
+        lambda value: [f"{_TRTEXEC_SETTINGS[name]}={each}" for name, each in value],
+    ),
+    "preview_features": Said(
+        lambda value: ["--preview-features", *value],
+        lambda value: ["--preview=" + ",".join(f"+{name}" for name in value)],
+    ),
+    "onnx_flags": Said(lambda value: ["--onnx-flags", *(name.lower() for name in value)], lambda value: []),  # noqa: ARG005
+    "avoid_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - neither has words for it
     "load_timing_cache": Said(_option("--load-timing-cache"), _equals("--timingCacheFile")),
     "calibration_cache": Said(_option("--calibration-cache"), _equals("--calib")),
 }
@@ -100,6 +172,8 @@ def say(
         model: What it is to run.
     """
     own = {**changed, **({"strongly_typed": True} if model.lowered else {})}
+    if (missing := unsaid(tool, own)) is not None:
+        return NotReproducible(f"it has no option for {missing}")
     layers = {} if model.lowered else _layers(tool, settings, model)
     if layers is None:
         return NotReproducible("some nodes whose precision is set have no name, and it names layers by those")

@@ -28,6 +28,11 @@ class TrtSettings(OwnSettings):
         strongly_typed: Whether the types in the ONNX graph are the types that run.
         version_compatible: Whether the engine shall run on later versions of TensorRT.
         hardware_compatibility_level: ``none``, ``ampere_plus`` or ``same_compute_capability``; ``None`` for the default.
+        builder_flags: Names of builder flags that are set.
+        builder_settings: Attributes of the builder configuration, by name, and their values as words.
+        preview_features: Names of preview features that are on, all others being off; ``None`` for TensorRT's defaults.
+        onnx_flags: Names of flags of the ONNX parser that are set.
+        avoid_tactics: Tactics that layers do not take where they have another, as ``LAYER=IMPLEMENTATION:TACTIC``.
         load_timing_cache: A timing cache to start from.
         save_timing_cache: Where the timing cache goes.
         load_engine: A prebuilt engine to run instead of the model.
@@ -48,6 +53,11 @@ class TrtSettings(OwnSettings):
     strongly_typed: bool = False
     version_compatible: bool = False
     hardware_compatibility_level: str | None = None
+    builder_flags: tuple[str, ...] = ()
+    builder_settings: tuple[tuple[str, str], ...] = ()
+    preview_features: tuple[str, ...] | None = None
+    onnx_flags: tuple[str, ...] = ()
+    avoid_tactics: tuple[str, ...] = ()
     load_timing_cache: str | None = None
     save_timing_cache: str | None = None
     load_engine: str | None = None

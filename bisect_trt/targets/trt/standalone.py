@@ -12,6 +12,7 @@ import sys
 from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
+from bisect_trt.targets.trt.knobs import set_parser_flags, turn
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
 
 
@@ -66,6 +67,7 @@ def build(
     builder = trt.Builder(logger)
     network = builder.create_network(bits)
     parser = trt.OnnxParser(network, logger)
+    set_parser_flags(trt, parser, settings["onnx_flags"])
     if not parser.parse_from_file(str(path)):
         raise Refused("build", why_not_parsed(parser, path))
     config = builder.create_builder_config()
@@ -138,6 +140,7 @@ def set_limits(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
         config.hardware_compatibility_level = level
     if settings["version_compatible"]:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    turn(trt, config, settings)
 
 
 def entry(enum: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
@@ -13,6 +13,16 @@ from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
+
+_REPEATED = {
+    "builder_flags": "--builder-flag",
+    "builder_settings": "--builder-set",
+    "avoid_tactics": "--avoid-tactic",
+}
+"""Settings of which each value is said after an option of its own."""
 
 
 class TensorRtEngines:
@@ -79,6 +89,7 @@ class TensorRtTarget(Target):
         known = (
             "bisect_trt.targets.signatures",
             "bisect_trt.targets.trt.messages",
+            "bisect_trt.targets.trt.knobs",
             "bisect_trt.targets.trt.standalone",
         )
         values = self.reproducible(settings)
@@ -91,6 +102,18 @@ class TensorRtTarget(Target):
         own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
         return say(tool, own, settings, model)
 
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
+        from bisect_trt.targets.trt.switches import trt_switches  # noqa: PLC0415 - a command line is read without
+
+        return trt_switches(settings, looked)
+
+    def snippet(self, settings: TargetSettings) -> Snippet:
+        """The builder configuration."""
+        from bisect_trt.targets.trt.switches import trt_snippet  # noqa: PLC0415 - as above
+
+        return trt_snippet(settings)
+
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """As it is asked for, free to run each layer in another type than the graph's; and strongly typed, since 9."""
         plain = replace(settings, keep=(), held=False).with_own(precision_constraints="none", save_engine=None)
@@ -98,6 +121,9 @@ class TensorRtTarget(Target):
 
     def flag(self, name: str, value: Value) -> list[str]:
         """Shapes and limits as ``NAME:VALUE``; no tactic sources as ``none``."""
+        if name in _REPEATED:
+            words = [each if isinstance(each, str) else "=".join(each) for each in value]
+            return [part for word in words for part in (_REPEATED[name], word)]
         option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
         if name != "pool_limits" and not name.endswith("_shapes"):
             return super().flag(name, value if value != () else "none")

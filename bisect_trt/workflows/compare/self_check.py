@@ -119,6 +119,8 @@ def _trials(examination: Examination, target: TargetSettings) -> list[Trial]:
     sample = subject.samples[0]
     other = subject.samples[1] if len(subject.samples) > 1 else {name: _shuffled(v, rng) for name, v in sample.items()}
     able = target.target.capabilities
+    alone = "each session would take an engine of its own" if able.costly else None
+    alone = "a place runs one session at a time" if subject.workers.places else alone
     together = f"beside {BESIDE} other sessions that run at the same time"
     trials = [
         Trial(
@@ -135,8 +137,8 @@ def _trials(examination: Examination, target: TargetSettings) -> list[Trial]:
             lambda made: [(made[2], made[0])],
             one=True,
         ),
-        Trial("beside", together, skipped="each session would take an engine of its own")
-        if able.costly
+        Trial("beside", together, skipped=alone)
+        if alone is not None
         else Trial(
             "beside", together, (sample,) * 4, lambda made: [(each, made[0]) for each in made[1:]], beside=BESIDE
         ),

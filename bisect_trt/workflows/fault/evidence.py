@@ -16,7 +16,6 @@ from bisect_trt.graph.lower.rewriter import round_to_bfloat16, round_to_half
 from bisect_trt.graph.widen import widened
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import Collect, Failed
-from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.margins import DECIDING
 from bisect_trt.tensors.npz import load_npz
@@ -159,10 +158,11 @@ def _run(
     """The outputs of a model, or why there are none."""
     models = subject.models
     made = subject.workspace.scratch(f"{name}.made.npz")
-    settings = reference_settings() if target is None else target
+    settings = models.reference if target is None else target
     request = Collect(settings, models.write(name, model), models.feed(f"{name}.in", inputs), made)
     try:
-        reply = models.ask(request, _LIMIT_SECONDS if settings == _EVALUATOR else None)
+        limit = _LIMIT_SECONDS if settings == _EVALUATOR else None
+        reply = models.ask(request, limit, here=target is None)
     except BisectError as error:
         return str(error)
     return reply.message if isinstance(reply, Failed) else load_npz(made)

@@ -17,7 +17,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.engine_layers import fp32_layers
 from bisect_trt.workflows.precision.by_layer import engine_path
 from bisect_trt.workflows.precision.lowering import Lowering
-from bisect_trt.workflows.precision.safe import find_safe
+from bisect_trt.workflows.precision.safe import Safe, find_safe
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_details
@@ -123,17 +123,22 @@ def checkable(subject: Subject) -> Path:
     return copy
 
 
+def grow_answer(task: Task, answer: Answer) -> Answer:
+    """Grow the minimal set to the safe one; see :func:`~bisect_trt.workflows.precision.safe.find_safe`."""
+    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+    return replace(answer, safe=find_safe(task, answer.minimum, answer.suspects, answer.safe))
+
+
 def write_answer(task: Task, answer: Answer) -> Minimum:
-    """Grow the answer to the safe set, write its model, read that back, and probe what was read.
+    """Write the mixed model, read it back, and probe what was read.
 
     Returns:
         The answer; unproven if what was written does not pass.
     """
-    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
-    answer = replace(answer, safe=find_safe(task, answer.minimum, answer.suspects))
     keep, minimum = answer.units, answer.minimum
     prober, lowering, output = task.prober, task.lowering, task.settings.output
-    lowering.write(keep, output)
+    if answer.safe is None or not answer.safe.written:
+        lowering.write(keep, output)
     record = prober.probe(lowering.read_back(keep, output), again=True)
     problem = checker_problem(checkable(task.subject), output) if lowering.writes_model(output) else None
     if record.verdict is not Verdict.PASS:
@@ -184,21 +189,28 @@ def add_measures(task: Task, answer: Answer, written: Record | None) -> None:
         result.artifacts["engine"] = str(engine_path(settings.output))
 
 
-def save_best(task: Task) -> Subset | None:
+def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     """Write the model with the fewest nodes in fp32 that was seen to pass so far, and say all that is known of it.
+
+    Args:
+        task: The search.
+        early: A safe set, if one is known already, which is written then.
 
     Returns:
         Its units in fp32; ``None`` if there is none but all of them.
     """
-    best = best_keep(task)
+    smallest = best_keep(task)
+    best = smallest if early is None else early.units
     if best is None:
         return None
     output = task.settings.output
-    task.lowering.write(best, output)
-    minimum = Minimum(best, proven=False, why="the search did not come to its end")
+    if early is None or not early.written:
+        task.lowering.write(best, output)
+    why = "the search did not come to its end"
+    minimum = Minimum(best if smallest is None else smallest, proven=False, why=why)
     task.result.artifacts["mixed"] = str(output)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(best).key)
-    answer = Answer(minimum, find_suspects(task))
+    answer = Answer(minimum, find_suspects(task), early)
     fill_in(task, answer, outcome)
     add_measures(task, answer, None)
     name = recommended(task.result.extra["uses"]) or output

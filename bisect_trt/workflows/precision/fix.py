@@ -15,7 +15,7 @@ from bisect_trt.probing.runner import Runner
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.workflows.checks import lowers_by, make_check
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.precision.delivery import save_best, write_answer
+from bisect_trt.workflows.precision.delivery import grow_answer, save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
@@ -76,7 +76,8 @@ def find_fix(
         task = Task(subject, console, investigation.result, fixer, make_lowering(subject, settings), settings)
         suspects = find_suspects(task)
         most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
-        minimum = write_answer(task, Answer(search_keep(task, suspects, most), suspects))
+        answer = grow_answer(task, Answer(search_keep(task, suspects, most), suspects))
+        minimum = write_answer(task, answer)
     except BudgetSpent as error:
         if task is not None:
             save_best(task)

@@ -14,6 +14,8 @@ from bisect_trt.workflows.suspicion.facts import FP16_MAX, Facts, Values, number
 
 HEADROOM = 16.0
 """Tensors that come so near to overflow stay in fp32: an input four times as large has squares sixteen times as large."""
+_WARM = 16.0
+"""A sibling that is so many times further from overflow still is left where it is: nothing speaks against it."""
 _SUMS = 2.0
 """The same for sums inside an operator, of which no runtime shows how it adds up."""
 _ADDERS = ("ReduceMean", "GlobalAveragePool", "AveragePool")
@@ -65,6 +67,12 @@ class Headroom:
             if reason is not None:
                 found[unit] = reason
         return found
+
+    def is_warm(self, unit: int) -> bool:
+        """Whether a unit comes anywhere near overflow, so that what is said of its siblings may be true of it."""
+        names = [name for name in self._slots[unit] if name not in self._weights]
+        peak = max((max(self._peaks.get(name, 0.0), self._inside.get(name, 0.0)) for name in names), default=0.0)
+        return peak > FP16_MAX / (HEADROOM * _WARM)
 
     def _reasons(self, unit: int, names: Sequence[str]) -> Iterator[str]:
         who = self._facts.who(self._task.subject.network.order[unit])

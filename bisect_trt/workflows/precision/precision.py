@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Minimise
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.tensors.tolerance import Precision
 from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.by_layer import LayerLowering
-from bisect_trt.workflows.precision.delivery import fastest, save_best, write_answer
+from bisect_trt.workflows.precision.delivery import fastest, grow_answer, save_best, write_answer
 from bisect_trt.workflows.precision.lowering import CastLowering, Lowering, known_types, lowerable_units, refuse_lowered
+from bisect_trt.workflows.precision.rounds import refuse_validation
+from bisect_trt.workflows.precision.safe import Safe, find_safe
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
-from bisect_trt.workflows.precision.validation import refuse_validation
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.suspicion.facts import Suspect
 
 
 def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
@@ -74,11 +79,12 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
     """
     task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
     refuse_validation(task)
-    with saving_best(lambda: _leave_best(task)):
-        return task.until_done(lambda: _find(task, search))
+    early: list[Safe] = []  # what may be recommended before anything is proven
+    with saving_best(lambda: _leave_best(task, early[-1] if early else None)):
+        return task.until_done(lambda: _find(task, search, early))
 
 
-def _find(task: Task, search: SearchSettings) -> Result:
+def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
     low, count, console = task.settings.precision, len(task.lowering.units), task.console
     console.step(f"What in the reference run speaks against {low} ({count} nodes can be lowered)?")
     suspects = find_suspects(task)
@@ -86,16 +92,42 @@ def _find(task: Task, search: SearchSettings) -> Result:
     console.step(f"Probe all {count} in fp32, then all in {low}, then search for the fewest to keep in fp32")
     if search.repeat is not None:
         measure_lowered(task, search)
+    if task.settings.target is not None and task.settings.target.target.capabilities.costly:
+        early += filter(None, [find_early(task, suspects)])
     minimum = search_keep(task, suspects)
     if task.settings.minimise is Minimise.LATENCY:
         minimum = fastest(task.prober, task.lowering, minimum)
     for step in minimum.steps:
         console.say(f"  {step}")
-    return deliver(task, Answer(minimum, suspects))
+    answer = grow_answer(task, Answer(minimum, suspects, early[-1] if early else None))
+    return deliver(task, answer)
 
 
-def _leave_best(task: Task) -> None:
-    best = save_best(task)
+def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
+    """A safe set before the minimal one is known, where a probe takes minutes: what is suspected and near overflow.
+
+    It is written, so that whoever ends the search has it; the search for what is needed then goes on. ``None`` if
+    there is none, or precision is not the reason, which the search will say.
+    """
+    began = time.monotonic()
+    everything, nothing = frozenset(task.lowering.units), frozenset[int]()
+    for units, wanted in ((everything, Verdict.PASS), (nothing, Verdict.FAIL)):
+        if task.prober.probe(task.lowering.candidate(units)).verdict is not wanted:
+            return None
+    safe = find_safe(task, Minimum(nothing, proven=False), suspects)
+    if not safe.units or safe.validation is None:
+        return None
+    task.lowering.write(safe.units, task.settings.output)
+    seconds = time.monotonic() - began
+    task.result.extra["safe_after_s"] = round(seconds, 1)
+    kept = f"{len(safe.units)} of {len(everything)} nodes in fp32"
+    task.console.say(f"  {task.settings.output}: {kept} {safe.validation.describe()}, found in {seconds:.0f} s")
+    task.console.step("Which of them are needed?")
+    return replace(safe, written=True)
+
+
+def _leave_best(task: Task, early: Safe | None) -> None:
+    best = save_best(task, early)
     if best is not None:
         task.result.culprits = task.subject.describe_searched(best)
 

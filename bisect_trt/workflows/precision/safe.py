@@ -18,8 +18,9 @@ from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.precision.born import births
 from bisect_trt.workflows.precision.headroom import Headroom
+from bisect_trt.workflows.precision.rounds import Fresh, Round
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.precision.validation import Fresh, Round, Validation, hold_against, validated
+from bisect_trt.workflows.precision.validation import Validation, hold_against, validated
 from bisect_trt.workflows.suspicion import Suspect
 from bisect_trt.workflows.suspicion.facts import INSIDE
 
@@ -43,35 +44,42 @@ class Safe:
         reasons: The rule by which units that the minimal set does not have are kept, and why in words.
         validation: How it did on fresh samples; ``None`` if it was held against none.
         why: Why not, then.
+        written: Whether it was written already; an engine that is built again is another one.
     """
 
     units: Subset
     reasons: dict[int, Reason] = field(default_factory=dict)
     validation: Validation | None = None
     why: str | None = None
+    written: bool = False
 
 
-def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect]) -> Safe:
+def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Safe | None = None) -> Safe:
     """Grow the minimal set until it holds.
 
     Args:
         task: The search.
         minimum: The minimal set.
         suspects: What the reference run says against nodes.
+        early: A safe set that was found before the minimal one, if so; it stays the answer if that adds nothing to it.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
     if isinstance(task.prober.runner.check, PromptCheck):
         return Safe(minimum.units, why="you are the check")
-    return _Growth(task, minimum, suspects).run()
+    growth = _Growth(task, minimum, suspects, frozenset() if early is None else early.units)
+    if early is not None and growth.adds_nothing():
+        return early
+    return growth.run()
 
 
 class _Growth:
     """A set while it grows."""
 
-    def __init__(self, task: Task, minimum: Minimum, suspects: Sequence[Suspect]) -> None:
+    def __init__(self, task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Subset) -> None:
         self._task = task
+        self._early = early
         self._minimum = minimum
         self._suspects = suspects
         self._units = minimum.units
@@ -91,11 +99,17 @@ class _Growth:
             if self._headroom is not None:
                 self._headroom.add(sample, number)
         self._start()
-        if not self._compares:
-            return self._safe(why="what a check of yours says of other inputs is for it to say")
-        if fresh.why_none is not None:
-            return self._safe(why=fresh.why_none)
+        if not self._units:
+            return self._safe(why="nothing that is suspected is enough")
+        why = fresh.why_none if self._compares else "what a check of yours says of other inputs is for it to say"
+        if why is not None:
+            return self._safe(why=why)
         task.console.say(f"  fresh samples: {fresh.drawn}")
+        return self._validate()
+
+    def _validate(self) -> Safe:
+        """Round after round, until one of them passes, or nothing more can be done."""
+        task, fresh = self._task, self._fresh
         held, learned = None, 0
         for number in range(_ROUNDS):
             samples = fresh.round(number)
@@ -105,14 +119,18 @@ class _Growth:
             if not outcome.errors:
                 return self._safe(why=f"they cannot be compared: {outcome.reason}")
             held = validated(outcome, fresh, learned)
-            failing = [place for place, error in enumerate(outcome.errors) if error > 1]
-            if not failing:
+            failing = sorted(
+                [place for place, error in enumerate(outcome.errors) if error > 1],
+                key=lambda place: -outcome.errors[place],
+            )[:_MOST_FAILING]
+            if not failing or not self._grow(samples.only(failing)):
                 break
-            failing.sort(key=lambda place: -outcome.errors[place])
-            if not self._grow(samples.only(failing[:_MOST_FAILING])):
-                break
-            learned = learned + min(len(failing), _MOST_FAILING) if fresh.given else 0
+            learned = learned + len(failing) if fresh.given else 0
         return replace(self._safe(), validation=held)
+
+    def adds_nothing(self) -> bool:
+        """Whether the minimal set and its siblings are among what was kept before."""
+        return self._with_siblings(self._minimum.units) <= self._early
 
     def _safe(self, why: str | None = None) -> Safe:
         return Safe(self._units, {u: r for u, r in self._reasons.items() if u in self._units}, why=why)
@@ -133,7 +151,7 @@ class _Growth:
         near = self._near()
         breaking = frozenset(each.unit for each in self._suspects if each.score >= INSIDE and self._compares)
         alike = self._with_siblings(small)
-        yield small | alike | near | breaking
+        yield small | alike | near | breaking | self._early
         yield small | near | breaking
         yield small | alike
 
@@ -147,7 +165,10 @@ class _Growth:
         return frozenset(found)
 
     def _with_siblings(self, units: Subset) -> Subset:
-        found = self._siblings.of(units)
+        headroom, found = self._headroom, self._siblings.of(units)
+        if headroom is not None:  # of what is kept for its range, the siblings that have none near it say nothing
+            cold = frozenset(unit for unit in units if not headroom.is_warm(unit))
+            found = units | self._siblings.of(cold) | frozenset(filter(headroom.is_warm, found))
         for unit in found - units:
             self._reasons.setdefault(unit, ("sibling", "in the place of one that is kept in another block"))
         return found
@@ -202,3 +223,8 @@ class _Growth:
         shelf = getattr(check, "shelf", None)
         if shelf is not None:
             shelf.clear()
+
+
+def failing_places(errors: Sequence[float]) -> list[int]:
+    """The samples whose error is past its tolerance, the worst first."""
+    return sorted((place for place, error in enumerate(errors) if error > 1), key=lambda place: -errors[place])

@@ -48,6 +48,11 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ParserError.node_operator": (WEAK, STRONG),
     "ParserError.local_function_stack": (WEAK, STRONG),
     "BuilderFlag.EDITABLE_TIMING_CACHE": (WEAK, STRONG),
+    "OnnxParser.set_flag": (WEAK, STRONG),
+    "IAlgorithmSelector": (OLD, WEAK),
+    "IAlgorithmSelector.select_algorithms": (OLD, WEAK),
+    "IBuilderConfig.algorithm_selector": (OLD, WEAK),
+    "IBuilderConfig.set_quantization_flag": (OLD, WEAK),
 }
 """Names that only some versions have: those whose branch of the adapter uses them. All others are used on each."""
 
@@ -59,6 +64,7 @@ DYNAMIC: Mapping[str, tuple[str, ...]] = {
     ),
     "tensorrt.has('BuilderFlag', name.upper())": ("TF32", "FP16", "BF16", "FP8", "INT8"),
     "getattr(self.trt, enum, None)": (),
+    "hasattr(config, name)": (),
 }
 """Names that are put together when the adapter runs: what can come out of each expression."""
 
@@ -66,6 +72,7 @@ VIRTUAL: Mapping[str, tuple[str, ...]] = {
     "ILogger": ("__init__", "log"),
     "IOutputAllocator": ("__init__", "reallocate_output", "reallocate_output_async", "notify_shape"),
     "IDebugListener": ("__init__", "process_debug_tensor"),
+    "IAlgorithmSelector": ("__init__", "select_algorithms", "report_algorithms"),
     "IInt8EntropyCalibrator2": (
         "__init__",
         "get_batch_size",
@@ -112,6 +119,13 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
     "pointer": {},
     "kind": {},
     "precision": {},
+    "names": {},
+    "avoided": {},
+    "where": {},
+    "recorder": {},
+    "choice": {},
+    "choices": {},
+    "contexts": {},
 }
 """Other parameters of type ``Any``: what they are, in the files where they are TensorRT's."""
 

@@ -1,0 +1,141 @@
+"""Rewrites to plainer operators, and without what does nothing: for what a runtime gets wrong as it fuses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bisect_trt.graph.rewrites.view import Fragment, View, attribute
+from bisect_trt.graph.values import element_dtype
+
+
+def redundant(view: View, index: int) -> Fragment | None:
+    """A node that hands on what it is given is left out."""
+    node = view.node(index)
+    if not node.input or not node.output or node.output[0] in view.network.outputs or not _does_nothing(view, index):
+        return None
+    if len([name for name in node.output if name and view.readers(name)]) > 1:
+        return None
+    fragment = Fragment(view, index)
+    fragment.aliases[node.output[0]] = node.input[0]
+    return fragment
+
+
+def _does_nothing(view: View, index: int) -> bool:  # noqa: PLR0911 - one an operator
+    node = view.node(index)
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    op, value = node.op_type, node.input[0]
+    if op == "Identity":
+        return not view.network.constant[index]
+    if op == "Transpose":
+        perm = attribute(node, "perm")
+        return perm is not None and list(perm) == list(range(len(perm)))
+    if op == "Cast":
+        info = view.info(value)
+        return info is not None and element_dtype(attribute(node, "to")) == info.dtype
+    if op == "Dropout":
+        return len(node.input) < 3 or not node.input[2]
+    if op in ("Reshape", "Expand", "Flatten"):
+        shape = view.shape(value)
+        return shape is not None and shape == view.shape(node.output[0])
+    if op == "Pad":
+        pads = attribute(node, "pads")
+        known = view.value(node.input[1]) if pads is None and len(node.input) > 1 else pads
+        return known is not None and not np.any(known)
+    return False
+
+
+def gemm(view: View, index: int) -> Fragment | None:
+    """``Gemm`` as ``MatMul`` and ``Add``."""
+    node = view.node(index)
+    if node.op_type != "Gemm" or not view.is_float(node.input[0]):
+        return None
+    fragment = Fragment(view, index)
+    one, two = (
+        fragment.op("Transpose", name, perm=[1, 0]) if attribute(node, turned, 0) else name
+        for name, turned in zip(node.input[:2], ("transA", "transB"), strict=True)
+    )
+    alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
+    bias = node.input[2] if len(node.input) > 2 else ""
+    scaled = alpha != 1
+    product = fragment.op("MatMul", one, two, to=None if bias or scaled else node.output[0])
+    if scaled:
+        product = fragment.op("Mul", product, alpha, to=None if bias else node.output[0])
+    if bias:
+        fragment.op("Add", product, bias if beta == 1 else fragment.op("Mul", bias, beta), to=node.output[0])
+    return fragment
+
+
+def quotient(view: View, index: int) -> Fragment | None:
+    """``(1 / z) * y`` as ``y / z``."""
+    node = view.node(index)
+    if node.op_type != "Mul":
+        return None
+    for part, other in (node.input, reversed(node.input)):
+        inverse = view.makes(part, "Div", "Reciprocal")
+        if inverse is None:
+            continue
+        below = view.node(inverse)
+        if below.op_type == "Div" and (
+            view.scalar(below.input[0]) != 1 or view.shape(below.input[0]) not in ((), (1,))
+        ):
+            continue
+        if not view.is_float(below.input[-1]):
+            continue
+        fragment = Fragment(view, index, frozenset([inverse]))
+        fragment.op("Div", other, below.input[-1], to=node.output[0])
+        return fragment
+    return None
+
+
+def pad(view: View, index: int) -> Fragment | None:
+    """``Pad`` with a constant as ``Concat``."""
+    node = view.node(index)
+    shape = view.shape(node.input[0]) if node.input else None
+    if node.op_type != "Pad" or shape is None or not view.is_float(node.input[0]):
+        return None
+    if attribute(node, "mode", b"constant") != b"constant" or (len(node.input) > 3 and node.input[3]):
+        return None
+    named = attribute(node, "pads")
+    pads = view.value(node.input[1]) if named is None and len(node.input) > 1 else named
+    filled = view.scalar(node.input[2]) if len(node.input) > 2 and node.input[2] else attribute(node, "value", 0.0)
+    if pads is None or filled is None:
+        return None
+    ends = np.asarray(pads, np.int64).reshape(2, -1)
+    if ends.shape[1] != len(shape) or (ends < 0).any() or not ends.any():
+        return None
+    fragment = Fragment(view, index)
+    value, sizes = node.input[0], list(shape)
+    padded = [axis for axis in range(len(shape)) if ends[:, axis].any()]
+    for axis in padded:
+        sides: list[str | np.ndarray] = [value]
+        for end, place in ((0, 0), (1, len(sides) + 1)):
+            if ends[end, axis]:
+                side = [*sizes[:axis], int(ends[end, axis]), *sizes[axis + 1 :]]
+                sides.insert(place, np.full(side, filled, np.float32))
+        sizes[axis] += int(ends[:, axis].sum())
+        value = fragment.op("Concat", *sides, to=node.output[0] if axis == padded[-1] else None, axis=axis)
+    return fragment
+
+
+def batch_norm(view: View, index: int) -> Fragment | None:
+    """``BatchNormalization`` as a product and a sum, with constants that are computed here in float64."""
+    node = view.node(index)
+    shape = view.shape(node.input[0]) if node.input else None
+    if (
+        node.op_type != "BatchNormalization"
+        or shape is None
+        or attribute(node, "training_mode", 0)
+        or len(node.output) > 1
+    ):
+        return None
+    known = [view.value(name) for name in node.input[1:5]]
+    if not view.is_float(node.input[0]) or any(value is None for value in known):
+        return None
+    scale, bias, mean, variance = (np.asarray(value, np.float64) for value in known)
+    factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+    along = [1, -1, *([1] * (len(shape) - 2))]
+    fragment = Fragment(view, index)
+    product = fragment.op("Mul", node.input[0], factor.reshape(along).astype(np.float32))
+    fragment.op("Add", product, (bias - mean * factor).reshape(along).astype(np.float32), to=node.output[0])
+    return fragment

@@ -1,0 +1,185 @@
+"""The ways around a failure that change the model: fusion barriers, and equivalent forms of the culprit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from bisect_trt.graph.barrier import can_bar, with_barriers
+from bisect_trt.graph.cut import mark_outputs
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
+from bisect_trt.graph.save import save_model
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict, over_units
+from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.workaround.proof import Prover, Way
+
+_SHOWN = 3
+_MOST_BARRIERS = 20
+"""More than that nobody wants in a model."""
+Change = Callable[[Network], onnx.ModelProto]
+"""Makes the patched form of a model, of the search's or of the user's file: their nodes are the same."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What the minimal case is made of.
+
+    Attributes:
+        nodes: Its nodes' numbers.
+        ranged: Whether it is past a precision's range, rather than a bug: then no barrier helps.
+    """
+
+    nodes: frozenset[int]
+    ranged: bool = False
+
+    def tensors(self, network: Network) -> list[str]:
+        """What its nodes read and make, but for weights, in topological order; what is read between them first."""
+        nodes = sorted(self.nodes, key=network.rank.__getitem__)
+        made = [name for node in nodes for name in network.made(node) if network.consumers.get(name)]
+        read = [name for node in nodes for name in network.reads[node] if not network.is_weight(name)]
+        inner = [name for name in made if name in set(read)]
+        return list(dict.fromkeys([*inner, *read, *made]))
+
+
+def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere: bool) -> Way:
+    """The fewest fusion barriers: nodes that compute nothing, or else tensors that are outputs too.
+
+    Args:
+        prover: Proves it.
+        culprit: What to look at first.
+        output: Where the model goes.
+        most: How many questions may be asked.
+        everywhere: Whether to look at all tensors where those of the culprit do not do.
+    """
+    subject = prover.investigation.subject
+    network, opset = subject.network, View(subject.network).opset
+    near = culprit.tensors(network)
+    places = [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]
+    asked = 0
+    for names in places:
+        barred = [name for name in names if can_bar(subject.infos.get(name), opset)]
+        marked = [name for name in names if name in network.producer and name not in network.returned]
+        for words, some, change in (
+            ("a barrier (Max of itself) behind", barred, _barring),
+            ("as outputs too:", marked, _marking),
+        ):
+            if not some or asked >= most:
+                continue
+            minimum = _fewest(prover, some, change, subject, most - asked)
+            asked += 1 if minimum is None else 4
+            if minimum is None or len(minimum.units) > _MOST_BARRIERS:
+                continue
+            chosen = [some[place] for place in sorted(minimum.units)]
+            way = Way("barrier", f"{words} {_named(chosen)}", None, str(output))
+            return prove_written(prover, way, change(subject, chosen), output)
+    return Way("barrier", "barriers around the culprit", False, why="with them it fails too")
+
+
+def _barring(subject: Subject, names: Collection[str]) -> Change:  # noqa: ARG001 - as marks
+    return lambda network: with_barriers(network, names)
+
+
+def _marking(subject: Subject, names: Collection[str]) -> Change:
+    return lambda network: mark_outputs(network, list(dict.fromkeys([*network.outputs, *names])), subject.infos)
+
+
+def _fewest(
+    prover: Prover,
+    names: Sequence[str],
+    change: Callable[[Subject, Collection[str]], Change],
+    subject: Subject,
+    most: int,
+) -> Minimum | None:
+    everything = frozenset(range(len(names)))
+
+    def story(ask: Ask) -> Minimum | None:
+        if ask(everything) is not Verdict.PASS:
+            return None
+        limited = Limited(ask, everything, most)
+        try:
+            return find_keep(sorted(everything), limited)
+        except Enough:
+            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+    def candidate(units: Subset) -> Candidate:
+        some = [names[place] for place in sorted(units)]
+        return prover.candidate(change(subject, some)(subject.network), f"{len(some)} of {len(names)} barriers")
+
+    return prover.investigation.prober.search(over_units(Verdict.PASS, story), candidate)
+
+
+def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
+    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found.
+
+    Args:
+        prover: Proves it.
+        culprit: What the pattern has to touch.
+        output: Where the model goes.
+        most: How many forms may be tried.
+    """
+    subject = prover.investigation.subject
+    view = View(_as_written(subject))
+    names = [name for name in RULES if RULES[name].ranges or not culprit.ranged]
+    found = {name: matches(view, name) for name in names}
+    touching = {name: [each for each in found[name] if each.matched & culprit.nodes] for name in names}
+    tried: list[str] = []
+    rest = [name for name in names if touching[name]]
+    if not rest:
+        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known of these operators")
+    plans = [(name, some) for name in rest for some in _plans(touching[name], found[name])]
+    whole = [each for name in rest for each in found[name]]
+    if len(rest) > 1:
+        plans.append((" and ".join(rest), _apart(whole)))
+    for name, some in plans[:most]:
+        title = f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}"
+        if prover.probe(splice_in(View(subject.network), some), title) is Verdict.PASS:
+            way = Way("rewrite", _what(name, some, view), None, str(output))
+            return prove_written(prover, way, lambda network: splice_in(View(network), some), output)  # noqa: B023 - returned
+        tried.append(title)
+    return Way("rewrite", f"other forms: {', '.join(rest)}", False, why=f"tried without success: {'; '.join(tried)}")
+
+
+def _plans(near: list[Fragment], everywhere: list[Fragment]) -> list[list[Fragment]]:
+    return [near] if len(near) == len(everywhere) else [near, everywhere]
+
+
+def _apart(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Those that share no node, the first of each."""
+    taken: set[int] = set()
+    chosen = []
+    for fragment in fragments:
+        if not taken & fragment.matched:
+            taken |= fragment.matched
+            chosen.append(fragment)
+    return chosen
+
+
+def _what(name: str, some: Sequence[Fragment], view: View) -> str:
+    nodes = [view.network.describe(fragment.anchor) for fragment in some]
+    words = RULES[name].what if name in RULES else "in other forms"
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{', '.join(nodes[:_SHOWN])}{more} {words} ({name})"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+
+
+def _as_written(subject: Subject) -> Network:
+    """The user's file; its shapes may be free, so that nothing is made of the shapes of one run."""
+    return Network(load_model(subject.settings.path, subject.settings.external_data_dir))
+
+
+def prove_written(prover: Prover, way: Way, change: Change, output: Path) -> Way:
+    """Write the patched form of the user's file, read it back, and prove that."""
+    subject = prover.investigation.subject
+    save_model(change(_as_written(subject)), subject.settings.weights, output)
+    return prover.prove(way, prover.read_back(output, f"{output.name}, read back"))

@@ -1,0 +1,206 @@
+"""The release in which a failure appeared and the one in which it went, over an index of the tests' own.
+
+Its releases of ONNX Runtime are the one that is installed here, with failures of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import arrays, bisect_trt, chain
+from wheels import Index
+
+import bisect_trt as api
+
+REAL = str(Path(str(importlib.util.find_spec("onnxruntime").origin)).parent)  # type: ignore[union-attr]  # it is installed
+SHIM = f"""
+__path__ = [{REAL!r}]
+__file__ = {REAL + "/__init__.py"!r}
+with open(__file__) as _source:
+    exec(compile(_source.read(), __file__, "exec"))
+__version__ = "VERSION"
+"""
+WRONG = """
+class InferenceSession(InferenceSession):
+    def run(self, *arguments, **others):
+        return [each + 1 for each in super().run(*arguments, **others)]
+"""
+REFUSES = """
+def InferenceSession(*_, **__):
+    raise capi.onnxruntime_pybind11_state.InvalidGraph("[ONNXRuntimeError] : 10 : INVALID_GRAPH : no, not in VERSION")
+"""
+TOO_OLD = """
+def InferenceSession(*_, **__):
+    raise capi.onnxruntime_pybind11_state.Fail("Unsupported model IR version: 8, max supported IR version: 3")
+"""
+KINDS = {"P": "", "F": WRONG, "R": REFUSES, "O": TOO_OLD, "B": "raise ImportError('built for another world')"}
+
+
+def releases(folder: Path, history: str) -> Index:
+    """An index with the releases 1.0, 1.1, ... of a runtime; each letter says what is wrong with one."""
+    index = Index(folder / "index")
+    for number, letter in enumerate(history):
+        text = (SHIM + KINDS[letter]).replace("VERSION", f"1.{number}")
+        index.add("onnxruntime", f"1.{number}", {"onnxruntime/__init__.py": text})
+    return index
+
+
+def ask(here: Path, *words: str | Path) -> tuple[int, dict[str, Any], str]:
+    ran = bisect_trt("releases", "--json", "result.json", *words, cwd=here)
+    assert "Traceback" not in ran.out + ran.err
+    return ran.status, json.loads((here / "result.json").read_text()), ran.out + ran.err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    chain(tmp_path / "model.onnx")
+    return tmp_path
+
+
+def seen(letters: str) -> dict[str, str]:
+    words = {"P": "PASS", "F": "FAIL", "R": "FAIL", "O": "UNRESOLVED", "B": "UNRESOLVED"}
+    return {f"1.{number}": words[letter] for number, letter in enumerate(letters)}
+
+
+def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = "OPFFP"
+    releases(here, history).tell(monkeypatch)
+    status, result, out = ask(here, "model.onnx", "--onnxrt")
+    assert (status, result["status"], result["first_failing"], result["first_passing"]) == (0, "found", "1.2", "1.4")
+    assert result["releases"] == seen(history)
+    assert "It fails since onnxruntime 1.2, right in 1.1; gone in 1.4." in out
+    assert "Unsupported model IR version" in result["reasons"]["1.0"]
+
+
+def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that cannot be imported may hide where it appeared: said, and not proven."""
+    releases(here, "PBRR").tell(monkeypatch)
+    status, result, out = ask(here, "model.onnx", "--onnxrt")
+    assert (status, result["first_failing"], result["first_passing"]) == (3, "1.2", None)
+    assert result["releases"] == {"1.0": "PASS", "1.1": "UNRESOLVED", "1.2": "FAIL", "1.3": "FAIL"}
+    assert "in which release it appeared is not known exactly, because 1.1 says nothing" in result["why"]
+    assert "built for another world" in result["why"]
+    assert "still there in 1.3, the newest that was asked" in out
+
+
+def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases(here, "OP").tell(monkeypatch)
+    status, result, out = ask(here, "model.onnx", "--onnxrt")
+    assert (status, result["status"], result["first_failing"]) == (1, "not_reproduced", None)
+    assert result["releases"] == {"1.0": "UNRESOLVED", "1.1": "PASS"}
+    assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 say nothing (1.0 says nothing: " in out
+    status, result, out = ask(here, "model.onnx", "--onnxrt", "--to", "1.0")
+    assert (status, result["releases"]) == (4, {"1.0": "UNRESOLVED"})
+    assert "no release of onnxruntime says anything of this failure; 1.0 says nothing: " in out
+
+
+def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history need not be one stretch; what was seen is said."""
+    index = Index(here / "index")
+    for number in range(6):
+        index.add("brittle", f"1.{number}", {"brittle.py": f"version = {number}"})
+    index.add("helper", "3.0", {"helper.py": "bad = {0, 3}"})
+    index.tell(monkeypatch)
+    check = "import sys, brittle, helper; sys.exit(125 if brittle.version == 5 else int(brittle.version in helper.bad))"
+    words = ["model.onnx", "--package", "brittle", "--with", "helper", "--all"]
+    status, result, out = ask(here, *words, "--workers", "2", "--check", "{python}", "-c", check, "{model}")
+    assert (status, result["first_failing"], result["first_passing"]) == (0, "1.3", "1.4")
+    assert list(result["releases"].values()) == ["FAIL", "PASS", "PASS", "FAIL", "PASS", "UNRESOLVED"]
+    assert result["failing"] == [["1.0", "1.0"], ["1.3", "1.3"]]
+    assert "it came and went more than once: it fails in 1.0, 1.3" in out
+    table = [line.split()[:2] for line in out.splitlines() if line.startswith("  1.")]
+    assert table == [[release, verdict] for release, verdict in result["releases"].items()]
+    words[-1:] = ["--from", "1.0", "--to", "1"]
+    status, some, _ = ask(here, *words, "--check", "{python}", "-c", "import helper", "{model}")
+    assert (status, len(some["releases"])) == (1, 6)
+
+
+def test_it_goes_on_where_it_was_stopped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases(here, "PPFF").tell(monkeypatch)
+    status, result, _ = ask(here, "model.onnx", "--onnxrt", "--workers", "1", "--max-probes", "2")
+    assert (status, result["status"]) == (3, "inconclusive")
+    assert result["releases"] == {"1.0": "PASS", "1.3": "FAIL"}
+    assert result["first_failing"] is None
+    journal = Path(result["artifacts"]["run"]) / "journal.jsonl"
+    assert sum('"event": "outcome"' in line for line in journal.read_text().splitlines()) == 2
+
+
+def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are fed, and Python gives what the command line gives."""
+    releases(here, "PF").tell(monkeypatch)
+    folder = here / "reproducer"
+    folder.mkdir()
+    chain(folder / "model.onnx")
+    import numpy as np
+
+    np.savez(folder / "inputs.npz", x=np.full((2, 3), 7, np.float32))
+    result = api.releases(folder, target="onnxrt", find_all=True)
+    assert (result.status, result.extra["first_failing"], result.extra["releases"]) == ("found", "1.1", seen("PF"))
+    candidates = Path(str(result.artifacts["run"])) / "candidates"
+    assert {float(arrays(path)["x"][0, 0]) for path in candidates.glob("*/inputs.npz")} == {7.0}
+
+
+@pytest.mark.slow
+def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says the command, or does it; both boundaries go into the bug report, and the script was run with both."""
+    releases(here, "PFP").tell(monkeypatch)
+    chain(here / "model.onnx", 1)
+    words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
+    ran = bisect_trt(*words, cwd=here)
+    assert (
+        "Since which release? Not looked for, because it installs releases: bisect-trt releases out --onnxrt" in ran.out
+    )
+    assert "releases" not in json.loads((here / "result.json").read_text())
+    ran = bisect_trt(*words, "--overwrite", "--releases", cwd=here)
+    result = json.loads((here / "result.json").read_text())
+    assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
+    assert result["releases"] == seen("PFP")
+    said = "It fails since onnxruntime 1.1, right in 1.0; gone in 1.2."
+    script = "The exit status of reproduce.py is 1 with 1.1, and 0 with 1.2."
+    assert said in ran.out
+    assert script in ran.out
+    assert f"## Releases\n\n{said} {script}\n" in (here / "out" / "ISSUE.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 2, "releases of what? Name a target whose package comes by releases"),
+        (["--onnxrt", "--from", "new"], 2, "--from new: that is no version; give one such as 1.18 or 1.18.1."),
+        (["--onnxrt", "--from", "1.2", "--to", "1.1"], 2, "--from 1.2 is newer than --to 1.1; swap them."),
+        (["--package", "brittle"], 2, "--package says whose releases a --check command asks, and there is none"),
+        (["--onnxrt", "--check", "true", "{model}"], 2, "the --check command does not say {python}"),
+        (
+            ["--onnxrt", "--from", "9"],
+            4,
+            "the index has no release of onnxruntime from 9 for an interpreter here; it has 1.0 to",
+        ),
+    ],
+)
+def test_what_cannot_be_asked(
+    here: Path, words: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases(here, "PP").tell(monkeypatch)
+    ran = bisect_trt("releases", "model.onnx", *words, cwd=here)
+    assert ran.status == status
+    assert said in ran.error
+
+
+def test_a_function_cannot_be_a_check(here: Path) -> None:
+    with pytest.raises(api.UsageError, match="releases asks other interpreters"):
+        api.releases(here / "model.onnx", lambda _: True, package="onnxruntime")
+
+
+def test_the_interpreter_at_hand_stands_for_it_elsewhere(here: Path) -> None:
+    ran = bisect_trt(
+        "reduce", "model.onnx", "-o", "out.onnx", "--check", "{python}", "-c", "exit(1)", "{model}", cwd=here
+    )
+    assert ran.status == 0
+    log = next((here / ".bisect-trt").glob("*/candidates/*/command.txt")).read_text()
+    assert log.startswith(sys.executable)

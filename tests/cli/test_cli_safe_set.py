@@ -1,0 +1,182 @@
+"""The set that ``precision`` recommends holds on samples that the search has not seen; the minimal one is told beside it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support import TARGET, chain, overflowing, read_json, script
+
+from bisect_trt.workflows.precision.validation import Validation, upper_bound
+
+LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json", *TARGET)
+WIDTH, BLOCKS = 16, 3
+
+
+def blocks(path: Path, gains: list[float]) -> None:
+    """Blocks that square what they read: past 65504 where the gain is large, or the input is; and one beside them."""
+    rng = np.random.default_rng(1)
+    nodes: list[onnx.NodeProto] = []
+    weights = [numpy_helper.from_array(np.array(1, np.float32), "one")]
+
+    def block(x: str, scope: str, gain: float) -> str:
+        weight = (gain * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"{scope}/w"))
+        made = {kind: f"{scope}/{kind}_out" for kind in ("MatMul", "Mul", "ReduceMean", "Add", "Sqrt", "Div")}
+        wide, square, mean, total, root, _ = made.values()
+        read = [[x, f"{scope}/w"], [wide, wide], [square], [mean, "one"], [total], [wide, root]]
+        for (kind, output), inputs in zip(made.items(), read, strict=True):
+            axes: dict[str, Any] = {"axes": [-1]} if kind == "ReduceMean" else {}
+            nodes.append(helper.make_node(kind, inputs, [output], name=f"{scope}/{kind}", **axes))
+        return made["Div"]
+
+    x = "x"
+    for number, gain in enumerate(gains):
+        x = block(x, f"/blocks.{number}", gain)
+    ends = [x, block("x", "/aside", 2.0)]
+    nodes += [helper.make_node("Identity", [x], [y], name=y) for x, y in zip(ends, "yz", strict=True)]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, WIDTH]) for name in "xyz"]
+    graph = helper.make_graph(nodes, "blocks", infos[:1], infos[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(path))
+
+
+def names(nodes: list[dict[str, Any]]) -> set[str]:
+    return {node["name"] for node in nodes}
+
+
+@pytest.fixture
+def given_sample(here: Path) -> list[str]:
+    """A sample on which the first block alone overflows."""
+    blocks(here / "model.onnx", [400.0, 60.0, 2.0])
+    np.savez("inputs.npz", x=np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32))
+    return ["--load-inputs", "inputs.npz"]
+
+
+def test_the_safe_set_has_what_other_blocks_need(cli: CommandLine, given_sample: list[str]) -> None:
+    ran = cli(*LINE, *given_sample, "--minimal-output", "minimal.onnx")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    minimal, safe = names(result["minimal"]), names(result["keep_fp32"])
+    assert minimal == {"/blocks.0/Mul", "/blocks.0/ReduceMean"} | (minimal & {"/blocks.0/Add", "/blocks.0/Sqrt"})
+    assert minimal | {"/blocks.1/Mul", "/blocks.1/ReduceMean"} <= safe
+    assert "/blocks.2/Mul" not in safe  # 1000 times further from overflow: nothing speaks against it
+    assert names(result["culprits"]) == minimal
+    held = result["validation"]
+    assert (held["samples"], held["passed"], held["severe"]) == (200, 200, 0)
+    assert 0 < held["worst_error"] <= 1
+    assert held["fails_under"] == pytest.approx(1 - 0.05 ** (1 / 200))
+    words = f"held on 200 of 200 fresh samples (95% sure that under 1.5% fail), worst error {held['worst_error']:.2f} of the"
+    assert words in ran.out
+    assert f"fresh samples: {held['drawn']}" in ran.out
+    assert f"the minimal set: {len(minimal)} of these are enough for what was given (1-minimal)" in ran.out
+    assert result["artifacts"]["minimal"] == "minimal.onnx"
+    assert result["probes"]["run"] <= 2 * max(result["probes_minimal"], 8)
+    for node in result["keep_fp32"]:
+        assert f"'{node['name']}': {node['reason']}" in ran.out
+
+
+def test_own_samples_are_what_it_is_held_against(cli: CommandLine, given_sample: list[str]) -> None:
+    """They are larger than any that would be made up, so that a block overflows that nothing spoke against."""
+    rng = np.random.default_rng(4)
+    Path("own").mkdir()
+    for number in range(3):
+        np.savez(f"own/{number}.npz", x=(300 * rng.standard_normal((1, 4, WIDTH))).astype(np.float32))
+    Path("more.py").write_text("import numpy\ndef some():\n    yield {'x': numpy.full((1, 4, 16), 900, 'float32')}\n")
+    ran = cli(*LINE, *given_sample, "--validation-data", "own", "more.py:some")
+    assert ran.status == 0, ran.out + ran.err
+    held = read_json(Path("r.json"))["validation"]
+    assert (held["samples"], held["passed"], held["drawn"]) == (4, 4, "from own, more.py:some")
+    assert "held on 4 of 4 fresh samples" in ran.out
+
+
+def test_what_fresh_samples_blame_is_added(cli: CommandLine, given_sample: list[str]) -> None:
+    """Beside the blocks nothing comes near overflow, but on these."""
+    x = 500 * np.random.default_rng(4).standard_normal((3, 1, 4, WIDTH)).astype(np.float32)
+    for number in range(3):
+        np.savez(f"own-{number + 1}.npz", x=x[number])
+    assert cli(*LINE, *given_sample).status == 0
+    before = read_json(Path("r.json"))
+    assert not any(name.startswith("/aside") for name in names(before["keep_fp32"]))
+    ran = cli(*LINE, *given_sample, "--overwrite", "--validation-data", "own.npz")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    assert names(result["minimal"]) == names(before["minimal"])
+    assert {"/aside/Mul", "/aside/ReduceMean"} <= names(result["keep_fp32"])
+    held = result["validation"]
+    assert (held["passed"], held["samples"], held["learned"], held["fails_under"]) == (3, 3, 3, 1.0)
+    assert "3 of which it was mended on" in ran.out
+
+
+def test_none_is_asked_for(cli: CommandLine, given_sample: list[str]) -> None:
+    ran = cli(*LINE, *given_sample, "--fresh-samples", "0")
+    result = read_json(Path("r.json"))
+    assert (ran.status, result["validation"], result["not_validated"]) == (0, None, "none were asked for")
+    assert "not held against fresh samples: none were asked for" in ran.out
+
+
+def test_a_check_command_speaks_for_itself(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx", 6)
+    script(here / "check", """[ "$(grep -oaE 't2_fp16' "$1" | wc -l)" -lt 3 ] || exit 1""")
+    line = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json", "--fp16")
+    ran = cli(*line, "--check", "./check", "{model}")
+    assert ran.status == 0, ran.out + ran.err
+    assert "not held against fresh samples: what a check of yours says of other inputs is for it to say" in ran.out
+    refused = cli(*line, "--overwrite", "--validation-data", "x.npz", "--check", "./check", "{model}")
+    assert refused.status == 2
+    assert "--validation-data is for a target that is compared with the reference" in refused.err
+
+
+def test_validation_data_that_does_not_fit_is_refused_before_anything_is_probed(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    np.savez("other.npz", z=np.zeros(3, np.float32))
+    for data, words in (
+        ("other.npz", "'x' missing; 'z' unknown"),
+        ("none.npz", "none.npz"),
+        ("no.py", "no.py does not exist"),
+    ):
+        ran = cli(*LINE, "--overwrite", "--validation-data", data)
+        assert ran.status in (2, 4), ran.out
+        assert words in ran.err
+        assert "probe 1" not in ran.out
+
+
+def test_one_file_holds_one_set(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    ran = cli(*LINE, "--minimal-output", "mixed.onnx")
+    assert ran.status == 2
+    assert (
+        "-o and --minimal-output both name mixed.onnx, which can hold one of both sets; name another file." in ran.err
+    )
+
+
+@given(st.integers(1, 400), st.floats(0.5, 0.999))
+def test_the_bound_where_none_failed(samples: int, confidence: float) -> None:
+    assert upper_bound(samples, 0, confidence) == pytest.approx(1 - (1 - confidence) ** (1 / samples))
+    assert upper_bound(samples, samples, confidence) == 1
+
+
+@given(st.integers(2, 300), st.data())
+def test_the_bound_is_where_so_few_are_unlikely(samples: int, data: st.DataObject) -> None:
+    failures = data.draw(st.integers(0, samples - 1))
+    rate = upper_bound(samples, failures)
+    few = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1))
+    assert few == pytest.approx(0.05, abs=1e-6)
+    assert rate > failures / samples
+
+
+def test_what_was_mended_on_is_not_counted() -> None:
+    held = Validation(40, 40, 0, 0.5, "from x", learned=10)
+    assert held.fails_under == upper_bound(30, 0)
+    assert "40 of 40 fresh samples, 10 of which it was mended on" in held.describe()
+    assert Validation(5, 3, 2, math.inf, "").to_json()["worst_error"] is None
+    assert "worst error NaN or Inf" in Validation(5, 3, 2, math.inf, "").describe()

@@ -1,0 +1,134 @@
+"""Switches on a real GPU: tactics that are planted as bad, sources, levels and flags for real."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import bisect_trt
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.api import tensorrt
+
+PLAIN = TargetSettings("trt")
+CHECK = '''
+"""Bad if a layer's tactic is the one that it was seen with first: python check.py ENGINE LAYER STATE."""
+import json, pathlib, sys
+import tensorrt as trt
+
+runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+engine = runtime.deserialize_cuda_engine(pathlib.Path(sys.argv[1]).read_bytes())
+inspector = engine.create_engine_inspector()
+layers = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)["Layers"]
+found = [str(layer.get("TacticValue")) for layer in layers if layer["Name"] == sys.argv[2]]
+state = pathlib.Path(sys.argv[3])
+if not state.exists():
+    state.write_text(json.dumps(found))
+sys.exit(7 if found and found == json.loads(state.read_text()) else 0)
+'''
+
+
+def convolutions(path: Path) -> Path:
+    """Eight convolutions that are unlike each other, so that each has tactics of its own to choose of."""
+    values = np.random.default_rng(0)
+    nodes, weights, tensor, channels = [], [], "x", 16
+    for place, (width, kernel) in enumerate([(32, 3), (48, 1), (64, 3), (32, 5), (96, 1), (64, 3), (40, 3), (16, 1)]):
+        weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
+        pads = [kernel // 2] * 4
+        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
+        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
+        tensor, channels = f"t{place}", width
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 16, 40, 40]) for n in ("x", tensor)]
+    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def feed() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).normal(size=(2, 16, 40, 40)).astype(np.float32)}
+
+
+def needs_selector() -> None:
+    if not tensorrt().has("IAlgorithmSelector", "select_algorithms"):
+        pytest.skip("this TensorRT has no algorithm selector")
+
+
+def test_a_trace_has_what_each_layer_took_and_what_there_is_to_turn(tmp_path: Path) -> None:
+    found = make_runtime(PLAIN).trace(convolutions(tmp_path / "m.onnx"), feed())
+    assert "REFIT" in found["flags"]
+    assert found["sources"]
+    needs_selector()
+    assert sum(offered > 1 for _, _, offered in found["tactics"]) >= 4
+
+
+def test_a_layer_that_avoids_a_tactic_takes_another_and_computes_the_same(tmp_path: Path) -> None:
+    needs_selector()
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    took = make_runtime(PLAIN).trace(path, values)["tactics"]
+    layer, avoided, _ = next(each for each in took if each[2] > 1 and "conv" in each[0])
+    settings = PLAIN.with_own(avoid_tactics=(avoided,))
+    now = {name: tactic for name, tactic, _ in make_runtime(settings).trace(path, values)["tactics"]}
+    assert now[layer] != avoided
+    before, after = (dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, settings))
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -> None:
+    needs_selector()
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    took = make_runtime(PLAIN).trace(path, values)["tactics"]
+    layer = next(name for name, _, offered in took if offered > 1 and "conv3" in name)
+    script = tmp_path / "check.py"
+    script.write_text(CHECK, encoding="utf-8")
+    check = [sys.executable, str(script), "{engine}", layer, str(tmp_path / "state.json")]
+    result = bisect_trt.cause(path, "trt", inputs=values, check=check, fail_code=[7], run=tmp_path / "run", workers=1)
+    assert [f"tactic:{layer}"] in result.cause
+    assert result.probes["run"] <= 40
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"tactic_sources": ()},
+        {"builder_optimization_level": 0},
+        {"pool_limits": (("workspace", 1 << 20),)},
+        {"builder_flags": ("REFIT",)},
+        {"builder_settings": (("max_aux_streams", "0"), ("avg_timing_iterations", "2"))},
+        {"preview_features": ()},
+    ],
+    ids=str,
+)
+def test_a_build_that_is_set_otherwise_computes_the_same(own: dict[str, object], tmp_path: Path) -> None:
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    before, after = (dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, PLAIN.with_own(**own)))
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_every_switch_builds(tmp_path: Path) -> None:
+    from bisect_trt.targets.switches import Looked
+
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    trace = make_runtime(PLAIN).trace(path, values)
+    switches = [each for each in PLAIN.target.switches(PLAIN, Looked(trace)) if each.kind != "tactic"]
+    for switch in switches:
+        make_runtime(switch.turn(PLAIN)).load(path, values)
+
+
+def test_an_overflow_is_the_precisions_doing(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "y")]
+    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
+    path = tmp_path / "overflow.onnx"
+    graph = helper.make_graph(nodes, "overflow", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    inputs = {"x": np.full(64, 900, np.float32)}
+    result = bisect_trt.cause(path, "trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run")
+    assert ["precision:fp16"] in result.cause
+    assert result.extra["cause_detail"]["alternatives"][0]["latency_ms"] is not None

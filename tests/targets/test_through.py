@@ -1,0 +1,231 @@
+"""Tools from ONNX to ONNX as targets: what they write is run in the reference."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support import read_json
+
+import bisect_trt
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.through.options import parse
+from bisect_trt.targets.through.tool import fill
+
+PYTHON = shlex.quote(sys.executable)
+POLYGRAPHY = shlex.quote(str(Path(sys.executable).with_name("polygraphy")))
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+WRONG = """
+import sys, onnx
+model = onnx.load(sys.argv[1])
+makers = {name: node for node in model.graph.node for name in node.output}
+for node in model.graph.node:
+    before = makers.get(node.input[0])
+    if node.op_type == "Tanh" and before is not None and before.op_type == "MatMul":
+        node.op_type = "Sigmoid"
+onnx.save(model, sys.argv[2])
+"""
+"""Takes a Tanh behind a MatMul for another function, and leaves those behind anything else alone."""
+
+
+PICKY = """
+import re, shutil, sys
+if found := re.search(rb"n_Tanh_[0-9]+", open(sys.argv[1], "rb").read()):
+    sys.exit(f"I know no Tanh such as {found[0].decode()}")
+shutil.copyfile(*sys.argv[1:])
+"""
+
+
+def model(path: Path, length: int = 12) -> Path:
+    """A chain with a branch: each Tanh is behind an Add, but one."""
+    rng = np.random.default_rng(0)
+    nodes, last = [helper.make_node("Neg", ["x"], ["side"])], "x"
+    for place in range(length):
+        kinds = ("MatMul", "Tanh") if place == length // 2 else ("MatMul", "Add", "Tanh", "Add")
+        for kind in kinds:
+            inputs = [last, "w"] if kind == "MatMul" else [last, "side"] if kind == "Add" else [last]
+            last = f"{kind}_{len(nodes)}"
+            nodes.append(helper.make_node(kind, inputs, [last], name=f"n_{last}"))
+    nodes.append(helper.make_node("Identity", [last], ["y"]))
+    weight = numpy_helper.from_array(rng.normal(0, 0.7, (3, 3)).astype(np.float32), "w")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 3)) for name in "xy"]
+    graph = helper.make_graph(nodes, "test", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def script(path: Path, body: str) -> str:
+    """A command that runs some Python."""
+    path.write_text(body)
+    return f"{PYTHON} {shlex.quote(str(path))} {{model}} {{out}}"
+
+
+def edit(path: Path, change: str) -> str:
+    return script(path, f"import sys, onnx\nm = onnx.load(sys.argv[1])\n{change}\nonnx.save(m, sys.argv[2])\n")
+
+
+def run(tool: str, path: Path) -> np.ndarray:
+    session = make_runtime(TargetSettings("through", own=parse(tool))).load(path)
+    return session.run({"x": X})["y"]
+
+
+def test_diagnose_names_what_a_tool_breaks(cli: CommandLine) -> None:
+    Path("wrong.py").write_text(WRONG)
+    path, tool = model(Path("model.onnx"), 5), f"{PYTHON} wrong.py {{model}} {{out}}"
+    ran = cli("diagnose", path, "--through", tool, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    proto = onnx.load(path)
+    makers = {node.output[0]: node for node in proto.graph.node}
+    guilty = next(n for n in proto.graph.node if n.op_type == "Tanh" and makers[n.input[0]].op_type == "MatMul")
+    culprits = {culprit["name"] for culprit in read_json(Path("r.json"))["culprits"]}
+    assert culprits == {guilty.name, makers[guilty.input[0]].name}
+    assert Path("out/files/1-wrong.py").read_text() == WRONG
+    Path("wrong.py").unlink()  # the reproducer has its own
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    Path("out/files/1-wrong.py").write_text("import shutil, sys\nshutil.copyfile(*sys.argv[1:])\n")
+    done = subprocess.run([sys.executable, "out/reproduce.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_tool_that_refuses_is_searched_by_its_last_line(cli: CommandLine) -> None:
+    tool = script(Path("picky.py"), PICKY)
+    ran = cli("reduce", model(Path("model.onnx"), 3), "--through", tool, "-o", "small.onnx")
+    assert ran.status == 0, ran.err
+    assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Tanh"]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "cp {model} {out}",
+        f"{POLYGRAPHY} surgeon sanitize {{model}} --fold-constants -o {{out}}",
+        "onnxslim {model} {out}",
+        "onnxsim {model} {out}",
+    ],
+)
+def test_tools_that_are_right(tmp_path: Path, tool: str) -> None:
+    import shutil
+
+    if shutil.which(shlex.split(tool)[0]) is None:
+        pytest.skip(f"{tool.split(maxsplit=1)[0]} is not installed")
+    path = model(tmp_path / "model.onnx", 3)
+    np.testing.assert_allclose(run(tool, path), run("cp {model} {out}", path), atol=1e-6)
+
+
+def test_a_quantizer_is_off_by_what_it_rounds(tmp_path: Path) -> None:
+    body = "import sys\nfrom onnxruntime.quantization import quantize_dynamic\nquantize_dynamic(sys.argv[1], sys.argv[2])\n"
+    path = model(tmp_path / "model.onnx", 3)
+    error = np.abs(run(script(tmp_path / "quantize.py", body), path) - run("cp {model} {out}", path)).max()
+    assert 1e-5 < error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            'm.graph.output[0].name = "z"; m.graph.node[-1].output[0] = "z"',
+            "the tool writes has no output 'y' any more",
+        ),
+        (
+            'm.graph.input[0].name = "z"\nfor n in m.graph.node: n.input[:] = ["z" if i == "x" else i for i in n.input]',
+            "the tool writes has an input 'z', which the original has not",
+        ),
+        ('m.graph.node[0].op_type = "Mystery"', "the model that the tool writes does not load: .*Mystery"),
+        ("sys.exit(0)", "the tool ends well and writes no model"),
+        ("open(sys.argv[2], 'w').close(); sys.exit(0)", "the tool ends well and writes no model"),
+        ("open(sys.argv[2], 'w').write('junk'); sys.exit(0)", "the model that the tool writes does not load: "),
+        ("sys.exit('out of ideas')", "the tool ends with status 1: out of ideas"),
+        ("sys.exit(3)", "the tool ends with status 3"),
+        ("raise ValueError('no 7')", "the tool ends with status 1: ValueError: no 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"the tool crashes \(SIGSEGV\)"),
+    ],
+)
+def test_what_a_tool_may_do_wrong(tmp_path: Path, change: str, complaint: str) -> None:
+    with pytest.raises(BuildError, match=complaint):
+        run(edit(tmp_path / "tool.py", change), model(tmp_path / "model.onnx", 1))
+
+
+def test_an_output_more_does_no_harm(tmp_path: Path) -> None:
+    path = model(tmp_path / "model.onnx", 1)
+    more = edit(tmp_path / "tool.py", 'm.graph.output.add().name = "side"')
+    session = make_runtime(TargetSettings("through", own=parse(more))).load(path)
+    assert list(session.run({"x": X})) == ["y"]
+
+
+def test_a_model_that_loads_and_does_not_run(tmp_path: Path) -> None:
+    change = (
+        'm.graph.node[-1].op_type = "Gather"; m.graph.node[-1].input.append("far")\n'
+        'm.graph.initializer.append(onnx.numpy_helper.from_array(__import__("numpy").array([99]), "far"))\n'
+        'm.graph.output[0].type.tensor_type.ClearField("shape")'
+    )
+    with pytest.raises(RunError, match="out of"):
+        run(edit(tmp_path / "tool.py", change), model(tmp_path / "model.onnx", 1))
+
+
+def test_a_tool_that_hangs_is_a_time_out(cli: CommandLine) -> None:
+    tool = script(Path("slow.py"), "import time\ntime.sleep(600)\n")
+    ran = cli("run", model(Path("model.onnx"), 1), "--through", tool, "--timeout", "3")
+    assert "the target cannot run model.onnx: no answer after" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (
+            "cp {model}",
+            "--through cp {model}: {out} is missing, where it writes its own; write 'onnxsim {model} {out}'.",
+        ),
+        ("", "--through : {model} is missing, the model that the tool reads; write 'onnxsim {model} {out}'."),
+        ("cp 'a {model} {out}", "--through cp 'a {model} {out}: No closing quotation; mend the quotes."),
+        (
+            "nosuchtool {model} {out}",
+            "--through: there is no program 'nosuchtool' (or it is not executable); give its path or mend PATH.",
+        ),
+    ],
+)
+def test_commands_that_are_none(command: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(command)
+    assert str(refused.value) == complaint
+
+
+def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool = edit(tmp_path / "tool.py", 'm.graph.node[-1].op_type = "Neg"')
+    result = bisect_trt.compare(model(tmp_path / "model.onnx", 1), "through", through=tool)
+    assert int(result.exit_status) == 1
+    with pytest.raises(UsageError, match="through: give a text, not True"):
+        bisect_trt.compare(tmp_path / "model.onnx", "through")
+
+
+WORDS = st.lists(st.text(st.sampled_from("ab {}$'model/.")), max_size=4)
+
+
+@given(WORDS)
+def test_the_option_says_the_command_again(words: Sequence[str]) -> None:
+    settings = TargetSettings("through", own=parse(shlex.join(["cp", "{model}", *words, "--to={out}", __file__])))
+    assert parse(settings.flags()[1]) == settings.own
+    assert TargetSettings.from_json(settings.to_json()) == settings
+
+
+@given(st.text(st.sampled_from("{}modelut ")), st.text(st.sampled_from("{}modelut ")))
+def test_what_is_filled_in_is_not_read_again(before: str, value: str) -> None:
+    named = {"model": value, "out": "{model}"}
+    assert fill("{out}", named) == "{model}"
+    assert fill("{model}", named) == value
+    if "{model}" not in before and "{out}" not in before:
+        assert fill(before, named) == before
