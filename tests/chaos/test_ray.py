@@ -132,6 +132,13 @@ def test_it_gives_the_answer_of_one_worker(cluster: Cluster, expected: Answer, t
     cluster.assert_nothing_of_ours_is_left()
 
 
+def test_a_cluster_without_gpus_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    story = Story("reduce", tmp_path / "story")
+    words = ["reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on", f"ray={cluster.address}"]
+    assert story.wait(story.popen(*words)) == 4
+    assert f"the Ray cluster has no GPU; write ray={cluster.address},cpus to use its processor cores." in story.said()
+
+
 def test_a_driver_that_is_killed_leaves_nothing_in_the_cluster(
     cluster: Cluster, expected: Answer, tmp_path: Path
 ) -> None:
