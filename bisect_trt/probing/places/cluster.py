@@ -27,7 +27,7 @@ from bisect_trt.probing.places.place import Place
 _LOOK_SECONDS = 90
 _START_SECONDS = 60
 """How long an actor may wait for a free GPU: less than any sensible time-out of a probe, which runs meanwhile."""
-_TIDY_SECONDS = 1.5
+_TIDY_SECONDS, _GIVE_UP_SECONDS = 1.5, 0.2
 _NO_RAY = "--on {}: that takes Ray, which is not installed here; install bisect-trt[ray]."
 
 
@@ -116,6 +116,10 @@ class Slot:
         """Take a file in."""
         return self.ask("put", {"hash": name, "offset": 0, "last": True}, content)
 
+    def give_up(self) -> None:
+        """End the process here; called while it is asked."""
+        self._connection.give_up()
+
     def close(self) -> None:
         """End what runs here."""
         self._connection.close()
@@ -131,6 +135,15 @@ class ClusterConnection(Connection):
         self._ray: Any = None
         self._actor: Any = None
         self._sent: set[str] = set()
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more; called by a signal, so what is done about it is done elsewhere."""
+        self._given_up = True
+
+    def wanted(self) -> None:
+        """Something new is asked."""
+        self._given_up = False
 
     def ask(self, what: str, header: Mapping[str, Any] | None = None, payload: Sequence[Any] = ()) -> Answered:
         """Ask the process there.
@@ -177,6 +190,7 @@ class ClusterConnection(Connection):
             "num_cpus": 0 if resource == "GPU" else 1,
             "max_restarts": 0,
             "max_task_retries": 0,
+            "max_concurrency": 2,  # it can be told to give up
             # Its own node while that lives; any other that is like it after.
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
@@ -196,6 +210,10 @@ class ClusterConnection(Connection):
 
     def _take_in(self, asked: Any) -> Answered:  # noqa: ANN401 - Ray's reference of an answer
         try:
+            while not self._ray.wait([asked], timeout=_GIVE_UP_SECONDS)[0]:
+                if self._given_up:
+                    self._given_up = False
+                    self._actor.give_up.remote()
             how, said, content = self._ray.get(asked)
         except Exception as error:  # the actor's own are answers, so it is Ray that says something
             raise self._gone(error) from error
