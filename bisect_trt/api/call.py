@@ -154,7 +154,7 @@ class Call:
         if self._function is not None:
             for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
-        return replace(check_settings(self._check, target, self.compare), function=self._function)
+        return replace(check_settings(self._check, target, self.compare, self._places), function=self._function)
 
     def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.

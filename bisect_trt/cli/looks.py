@@ -14,6 +14,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Show
 from bisect_trt.options.commands import Inspect, Log, Report, Resume
 from bisect_trt.options.given import Given
+from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.html.page import REPORT_FILE, write_report
@@ -24,6 +25,7 @@ from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
+from bisect_trt.workflows.places import look_there, open_places
 
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
@@ -104,9 +106,12 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     return guess_kind(Path(said)), Path(said)
 
 
-def doctor(given: Given, console: Console, result: Result) -> Result:  # noqa: ARG001 - it has no options to look at
-    """Print what is here, and what is missing for which target."""
+def doctor(given: Given, console: Console, result: Result) -> Result:
+    """Print what is here or in some places, and what is missing for which target."""
+    where = open_places(given[Places], console)
     with TemporaryDirectory(prefix="bisect-trt-") as folder:
+        if where.places:
+            return look_there(Path(folder), where, console, result)
         return look(Path(folder), console, result)
 
 

@@ -142,7 +142,7 @@ def open_search(
         UsageError: As :func:`open_target_session`, or an option of the check is wrong.
     """
     check = given[Check]
-    checks = check_settings(check, runtime, given[Compare])
+    checks = check_settings(check, runtime, given[Compare], given[Places])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
     own, fixed = [*check_files(check), *files], checks.fixed_path

@@ -9,15 +9,19 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probing.outcome import CANCELLED, OVER_MEMORY, Ending, Outcome, of_samples
+from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome, of_samples
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import gate, oom_kills
 from bisect_trt.probing.workspace import CandidateFiles
+
+if TYPE_CHECKING:
+    from bisect_trt.probing.workers.pool import WorkerPool
 
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096
@@ -45,6 +49,7 @@ class CommandCheck:
         fail_regexes: Only output that one of these matches is the failure.
         timeout: Seconds a candidate may take.
         memory_limit: Bytes that a candidate's check and all that it starts may hold.
+        workers: In whose places it runs, if not here.
     """
 
     argv: tuple[str, ...]
@@ -53,10 +58,15 @@ class CommandCheck:
     fail_regexes: tuple[re.Pattern[str], ...] = ()
     timeout: float | None = None
     memory_limit: int | None = None
+    workers: WorkerPool | None = None
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> tuple[str, ...]:
+    def parse(cls, words: Sequence[str], *, away: bool = False) -> tuple[str, ...]:
         """The command from the words after ``--check``: the command itself, or one quoted string.
+
+        Args:
+            words: The words.
+            away: Whether it runs elsewhere, where other programs are.
 
         Raises:
             UsageError: It is empty, its quotes do not match, the program does not exist, or a placeholder is misspelt.
@@ -67,7 +77,7 @@ class CommandCheck:
             raise UsageError(f"--check {words[0]}: {error}; mend the quotes.") from error
         if not argv:
             raise UsageError("--check needs a command after it.")
-        if argv[0] != PYTHON and shutil.which(argv[0]) is None:
+        if argv[0] != PYTHON and not away and shutil.which(argv[0]) is None:
             raise UsageError(
                 f"--check: there is no program '{argv[0]}' (or it is not executable); give its path or mend PATH."
             )
@@ -98,6 +108,8 @@ class CommandCheck:
         return of_samples((each.sample, self._run_sample(each, cancel)) for each in files.samples())
 
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        if self.workers is not None:
+            return self._run_there(self.workers, files, cancel)
         argv = self.command_line(files)
         copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
         (files.folder / "command.txt").write_text(f"{copy}{shlex.join(argv)}\n", "utf-8", "surrogateescape")
@@ -108,6 +120,18 @@ class CommandCheck:
             if not doubtful:
                 break
         return self._read(end, files.log)
+
+    def _run_there(self, workers: WorkerPool, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        """Run it on one sample in a place."""
+        from bisect_trt.probing.places.command import run_in_place  # noqa: PLC0415 - of those alone
+
+        (files.folder / "command.txt").write_text(
+            f"{shlex.join(self.command_line(files))}\n", "utf-8", "surrogateescape"
+        )
+        files.renew()
+        end, lost, place = run_in_place(workers, self.argv, _PLACEHOLDER, files, self.timeout, cancel)
+        outcome = Outcome(Ending.SKIPPED, LOST, lost, end.seconds) if lost is not None else self._read(end, files.log)
+        return replace(outcome, place=place)
 
     def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
         """How the command ends, and whether somebody else may have ended it, or something that it had started.

@@ -34,6 +34,7 @@ _TOOLS = ("polygraphy", "trtexec")
 _MOST_SECONDS = 300.0
 """What the lines of an answer may take to open and run the model."""
 _FEW_NAMES = 2
+_PLURALS = {"property": "properties"}
 _MOST, _MOST_COSTLY = 24, 8
 """What it may cost as a step of a diagnosis; the command that goes on is said."""
 
@@ -348,7 +349,7 @@ def _entry(
         "whole": passes,
         "code": None if snippet is None else list(snippet.lines),
         "code_ran": None if snippet is None else _run_lines(investigation, check, panel, settings, snippet.script),
-        "options": settings.flags(),
+        "options": [*settings.flags(), *_places(investigation)],
         **said,
     }
 
@@ -358,7 +359,8 @@ def _run_lines(
 ) -> bool | str:
     """Run the lines as whoever pastes them does; ``True`` if they give what the reference gives, else what came of it."""
     subject, base = investigation.subject, panel.base
-    if script is None:
+    python = _interpreter(investigation, settings)
+    if script is None or python is None:
         return "were not run here"
     fed = [subject.values(base, [name])[name] for name in base.inputs]
     if any(is_extension(value.dtype) for value in fed):
@@ -373,7 +375,7 @@ def _run_lines(
     np.savez(inputs, *fed)
     program, log = scratch("lines.py"), scratch("lines.log")
     program.write_text(script, encoding="utf-8")
-    words = [sys.executable, *map(str, (program, model, inputs, made))]
+    words = [python, *map(str, (program, model, inputs, made))]
     end = run_to_end(words, log=log, environment={}, timeout=_MOST_SECONDS)
     if end.code != 0 or end.timed_out:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
@@ -383,6 +385,19 @@ def _run_lines(
         values = {name: outputs[f"arr_{place}"] for place, name in enumerate(names)}
     comparisons = compare_all(subject.values(base, base.outputs), values, check.tolerance)
     return True if all(each.passed for each in comparisons) else "were run here, and do not make it pass"
+
+
+def _places(investigation: Investigation) -> list[str]:
+    """Where the target runs, as options."""
+    return [word for place in investigation.subject.workers.places for word in ("--on", place.said)]
+
+
+def _interpreter(investigation: Investigation, settings: TargetSettings) -> str | None:
+    """The Python that the target runs in; ``None`` if that is not on this machine."""
+    places = () if settings.target.stays else investigation.subject.workers.places
+    if not places:
+        return sys.executable
+    return places[0].argv[0] if places[0].local else None
 
 
 def _latency(investigation: Investigation, check: CheckSettings, panel: Panel, units: Subset) -> float | None:
@@ -405,7 +420,9 @@ def _count(panel: Panel) -> str:
     kinds: dict[str, int] = {}
     for unit in panel.of(Tier.PASS, Tier.OPTION, Tier.WHOLE):
         kinds[panel.switches[unit].kind] = kinds.get(panel.switches[unit].kind, 0) + 1
-    said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
+    said = ", ".join(
+        f"{count} {_PLURALS.get(kind, f'{kind}s') if count > 1 else kind}" for kind, count in kinds.items()
+    )
     spare = len(panel.of(Tier.SPARE))
     return f"({said}{f'; {spare} more did not touch it' if spare else ''})"
 
@@ -414,7 +431,14 @@ def _command(investigation: Investigation, check: CheckSettings) -> str:
     """The command that does the same about the whole model."""
     assert check.target is not None
     settings = investigation.subject.settings
-    words = ["bisect-trt", "cause", str(settings.path), *check.target.flags(), *settings.words()]
+    words = [
+        "bisect-trt",
+        "cause",
+        str(settings.path),
+        *check.target.flags(),
+        *_places(investigation),
+        *settings.words(),
+    ]
     return f"`{shlex.join([*words, *check.tolerance.words()])}`"
 
 

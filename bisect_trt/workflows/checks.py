@@ -93,7 +93,10 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             tuple(_compile(text) for text in settings.fail_regexes),
             settings.timeout,
             workers.memory_limit,
+            workers if workers.places else None,
         )
+        if settings.artifacts and not all(place.local for place in workers.places):
+            raise UsageError("--artifacts are files that a check leaves here, and it runs elsewhere (--on); drop one.")
         if settings.by_layer and settings.target is not None:
             return EngineCheck(workers, settings.target, command)
         return command
@@ -125,7 +128,7 @@ def check_settings(settings: CheckSettings) -> None:
     for text in settings.fail_regexes:
         _compile(text)
     if settings.argv:
-        CommandCheck.parse(settings.argv)
+        CommandCheck.parse(settings.argv, away=True)
 
 
 def _compile(text: str) -> re.Pattern[str]:
@@ -227,6 +230,10 @@ def make_prober(
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
         check = replace(check, confirm=search.repeat == 1)
+    elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
+        look_around(subject, check.target if isinstance(check, EngineCheck) else None)
+    elif subject.where.places:
+        raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
     reference = subject.reference
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():

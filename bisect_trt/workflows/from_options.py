@@ -9,10 +9,12 @@ from pathlib import Path
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
+from bisect_trt.probing.places.place import is_away
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -122,13 +124,13 @@ def _coarsest(target: TargetSettings | None) -> Precision:
     return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
 
 
-def check_words(check: Check) -> tuple[str, ...]:
-    """The check command; empty without one.
+def check_words(check: Check, *, away: bool = False) -> tuple[str, ...]:
+    """The check command; empty without one. ``away`` if it runs elsewhere, where other programs are.
 
     Raises:
         UsageError: It is none; see :meth:`~bisect_trt.probing.command.CommandCheck.parse`.
     """
-    return CommandCheck.parse(check.check) if check.check else ()
+    return CommandCheck.parse(check.check, away=away) if check.check else ()
 
 
 def check_files(check: Check) -> list[Path]:
@@ -138,17 +140,19 @@ def check_files(check: Check) -> list[Path]:
         UsageError: As :func:`check_words`.
     """
     # Not Path.is_file: it raises where a word is longer than any file's name.
-    return [Path(word) for word in check_words(check) if os.path.isfile(word)]  # noqa: PTH113
+    return [Path(word) for word in check_words(check, away=True) if os.path.isfile(word)]  # noqa: PTH113
 
 
-def check_settings(check: Check, target: TargetSettings | None, compare: Compare) -> CheckSettings:
-    """What says good or bad.
+def check_settings(
+    check: Check, target: TargetSettings | None, compare: Compare, places: Places | None = None
+) -> CheckSettings:
+    """What says good or bad, in ``places`` if any are named.
 
     Raises:
         UsageError: As :func:`check_words` or :func:`tolerance_options`.
     """
     return CheckSettings(
-        argv=check_words(check),
+        argv=check_words(check, away=places is not None and is_away(places.on)),
         fail_codes=tuple(check.fail_code),
         ignore_fail_codes=tuple(check.ignore_fail_code),
         fail_regexes=tuple(check.fail_regex),

@@ -7,11 +7,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.options.places import Places
-from bisect_trt.probing.places.place import Seen, Where, make_place, parse
-from bisect_trt.probing.protocol import Failed, Look
+from bisect_trt.probing.models import ask
+from bisect_trt.probing.places.place import Place, Seen, Where, make_place, parse
+from bisect_trt.probing.protocol import About, Failed, Look
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import replacing
@@ -69,6 +72,57 @@ def look_around(subject: Subject, target: TargetSettings | None) -> None:
     if subject.seen:
         _refuse_unlike(list(subject.seen.values()), mixed=subject.where.mixed)
         _refuse_changed(subject)
+
+
+def look_there(folder: Path, where: Where, console: Console, result: Result) -> Result:
+    """Say what there is in places, and which targets run there; what ``doctor --on`` prints.
+
+    Args:
+        folder: Where the log of the workers goes.
+        where: The places.
+        console: Who is told.
+        result: Gets ``places``: of each what it says of itself, and under ``targets`` why one cannot be used there or ``None``.
+
+    Raises:
+        UnavailableError: A place is not there.
+    """
+    packages, found = (*dict.fromkeys([*_all_packages(), "numpy"]),), []
+    with WorkerPool(folder, places=where.places) as workers:
+        for place in dict.fromkeys(where.places):
+            reply = ask(workers, Look(TargetSettings(), packages, start=False), place=place)
+            if isinstance(reply, Failed):
+                raise UnavailableError(f"{place.said} cannot be used: {reply.message}.")
+            seen = Seen(place, reply.found, {})
+            targets = {
+                f"--{plugin.name}": _missing(workers, plugin.name, place) for plugin in selectable() if plugin.sent
+            }
+            found.append({**seen.to_json(), "said": seen.describe(), "targets": targets})
+            for name, value in seen.table().items():
+                console.answer(f"{name}: {place.said if name == 'place' else value}")
+            console.answer(f"host: {reply.found['host']}; interpreter: {reply.found['executable']}")
+            console.answer(
+                f"free memory: {_gib(reply.found.get('free_memory', 0))} of {_gib(reply.found.get('memory', 0))}"
+            )
+            for gpu in reply.found.get("GPU", ()):
+                console.answer(f"free memory of {gpu['name']}: {_gib(gpu['free_memory'])} of {_gib(gpu['memory'])}")
+            for target, missing in targets.items():
+                console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
+    result.extra["places"] = found
+    result.status, result.minimality = "found", "1-minimal"
+    return result
+
+
+def _missing(workers: WorkerPool, target: str, place: Place) -> str | None:
+    """Why a target cannot be used in a place; ``None`` if it can."""
+    try:
+        reply = ask(workers, About(TargetSettings(target)), place=place)
+    except BisectError as error:
+        return str(error)
+    return reply.message if isinstance(reply, Failed) else None
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def _all_packages() -> list[str]:

@@ -22,11 +22,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.models import ask
 from bisect_trt.probing.places import bundle
 from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
 from bisect_trt.probing.places.place import Place, make_place, parse
 from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
 from bisect_trt.probing.places.sent import wire
+from bisect_trt.probing.protocol import Execute
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.targets import find
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
@@ -399,3 +402,108 @@ def test_a_place_that_is_not_there(failing: Path) -> None:
         assert done.returncode == (2 if word == "nowhere" else 4), done.stderr
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
+    return WorkerPool(tmp_path, places=places or (place(),))
+
+
+def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> Any:  # noqa: ANN401 - of two types
+    return ask(workers, Execute(TargetSettings(), argv, {}), timeout)
+
+
+def test_what_nobody_waits_for_ends_there_and_the_connection_stays(tmp_path: Path) -> None:
+    mark = f"sleep-{os.getpid()}-{time.monotonic_ns()}"
+    with pooled(tmp_path) as workers:
+        assert executed(workers, "true").code == 0
+        before = [worker._process.pid for worker in workers._idle]
+        reply = executed(workers, sys.executable, "-c", f"import time; time.sleep(1000) # {mark}", timeout=2)
+        assert (reply.kind, reply.signature) == ("time-out", "time-out")
+        assert executed(workers, "false").code == 1
+        assert [worker._process.pid for worker in workers._idle] == before
+    assert not [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.name != "self" and mark in _text(path)
+    ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
+    """What was asked of it is asked elsewhere, and so is what comes after."""
+    gone = Place("command", "command=gone", ("sh", "-c", "echo out of order >&2; exit 3"))
+    told: list[Place] = []
+    with pooled(tmp_path, gone, place()) as workers:
+        for _ in range(3):
+            reply = ask(workers, Execute(TargetSettings(), ("true",), {}), told=told.append)
+            assert reply.code == 0  # type: ignore[union-attr]
+    assert told == [gone, *[place()] * 3]
+
+
+def test_places_that_are_all_lost_say_so(tmp_path: Path) -> None:
+    gone = Place("command", "command=gone", ("sh", "-c", "echo out of order >&2; exit 3"))
+    with pooled(tmp_path, gone) as workers:
+        reply = executed(workers, "true")
+    assert reply.kind == "lost"
+    assert "command=gone is lost: it ended before a Python began (it says: out of order)" in reply.message
+
+
+CHECK = """
+import os, sys
+import numpy as np
+import onnxruntime
+model, inputs, folder = sys.argv[1:]
+assert os.path.samefile(os.environ["BISECT_TRT_DIR"], folder)
+assert "golden" in os.environ["BISECT_TRT_GOLDEN"]
+made = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, dict(np.load(inputs)))
+print("looked at", model, "in", os.getcwd())
+sys.exit(any((np.abs(value) > 3000).any() for value in made))
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_check_command_runs_in_a_place(failing: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """Elsewhere in the candidate's folder there, and its script goes along; the answer is that of a check here."""
+    for name in ("m.onnx",):
+        (tmp_path / name).write_bytes((failing / name).read_bytes())
+    (tmp_path / "check.py").write_text(CHECK)
+    place = f"command={sys.executable} -" if elsewhere else HERE
+    check = ["--check", "python", "check.py", "{model}", "{inputs}", "{dir}"]
+    words = ["reduce", "m.onnx", "-o", "r.onnx", "--json", "r.json", "--on", place, *check]
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert len(result["culprits"]) == 1
+    entry = json.loads((tmp_path / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()[-1])
+    assert entry["place"] == place
+    log = next(tmp_path.glob(".bisect-trt/*/candidates/*/output.log")).read_text()
+    assert "looked at" in log
+    assert (str(tmp_path) in log.partition(" in ")[2]) != elsewhere
+
+
+def test_a_program_that_a_place_lacks(failing: Path) -> None:
+    words = [
+        "reduce",
+        "m.onnx",
+        "-o",
+        "none.onnx",
+        "--on",
+        f"command={sys.executable} -",
+        "--check",
+        "no-such-program",
+        "{model}",
+    ]
+    done = run(*words, cwd=failing)
+    assert done.returncode == 2
+    assert "'no-such-program' cannot be run there: No such file or directory" in done.stderr
+
+
+def test_a_place_is_for_something(failing: Path) -> None:
+    import bisect_trt
+
+    with pytest.raises(UsageError, match="--on is where a target or a check command runs"):
+        bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")

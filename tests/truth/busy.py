@@ -44,7 +44,7 @@ def busy(pattern: Pattern, seed: int = 0, times: int = 1) -> Network:
         image = sketch.add("Tanh", image)
     image = _quantized(sketch, image)
     outputs = [(sketch.add("Tanh", image), _IMAGE), (sketch.add("Tanh", tokens), _TOKENS)]
-    outputs += [(name, _IMAGE) for name in planted[:-1]]
+    outputs += [(name, _IMAGE) for name in planted]
     graph = helper.make_graph(
         sketch.nodes,
         "busy",
@@ -93,7 +93,9 @@ def _image(sketch: Sketch, values: np.random.Generator, tensor: str) -> str:
     turned = sketch.add("Transpose", sketch.add("Tanh", tensor), perm=[0, 2, 3, 1])
     tensor = sketch.add("Transpose", sketch.add("Tanh", turned), perm=[0, 3, 1, 2])
     twice = sketch.add("Add", sketch.add("Sigmoid", tensor), sketch.add("Sigmoid", tensor))
-    return sketch.add("Sub", twice, sketch.weight(1))
+    # Values on both sides of zero, so that no sign that is lost stays unseen.
+    uneven = sketch.weight(values.normal(0, 0.7, (8, 8)))
+    return sketch.add("Sub", twice, uneven)
 
 
 def _tokens(sketch: Opset, values: np.random.Generator, tensor: str) -> str:

@@ -93,6 +93,7 @@ class Connection:
         self._heard = self._told = 0.0
         self._data = bytearray()
         self._number = 0
+        self._wake = self._waker = -1
         self._files: set[str] = set()
 
     def ask(self, what: str, header: Mapping[str, Any] | None = None, payload: Sequence[Any] = ()) -> Answered:
@@ -116,6 +117,16 @@ class Connection:
         self.memory = known.get("memory", self.memory)
         self.printed += known.get("log", "")
         return Answered(known, content)
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more: end the process there, and keep the connection. Called by a signal."""
+        if self._waker >= 0:
+            os.write(self._waker, b"x")
+
+    def wanted(self) -> None:
+        """Something new is asked."""
+        while self._wake >= 0 and select.select([self._wake], [], [], 0)[0]:
+            os.read(self._wake, 1 << 10)
 
     def has(self, files: Mapping[str, Any]) -> None:
         """Make sure that files are there: their content, or the path of it, by SHA-256; each goes over once.
@@ -147,6 +158,7 @@ class Connection:
     def _connect(self) -> None:
         """Start the place's command, and what is sent in it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the connection
+        self._wake, self._waker = os.pipe()
         try:
             self._process = subprocess.Popen(
                 self.place.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
@@ -207,8 +219,11 @@ class Connection:
             if now - self._told >= ALIVE_SECONDS:
                 self._told = now
                 wire.write_all(self._in, wire.CHUNK.pack(wire.ALIVE, 0))
-            ready, _, _ = select.select([self._out], [], [], ALIVE_SECONDS / 2)
-            if not ready:
+            ready, _, _ = select.select([self._out, self._wake], [], [], ALIVE_SECONDS / 2)
+            if self._wake in ready:
+                os.read(self._wake, 1 << 10)
+                wire.write_all(self._in, wire.CHUNK.pack(wire.END, 0))
+            if self._out not in ready:
                 if time.monotonic() - self._heard > SILENCE_SECONDS:
                     raise wire.Closed(f"nothing was heard for {SILENCE_SECONDS:.0f} s")
                 continue
@@ -239,6 +254,10 @@ class Connection:
     def close(self) -> None:
         """End the command, and what runs there ends with it."""
         self._end()
+        for fd in (self._wake, self._waker):
+            if fd >= 0:
+                os.close(fd)
+        self._wake = self._waker = -1
         if self._errors is not None:
             self._errors.close()
             self._errors = None

@@ -112,7 +112,17 @@ class Seen:
         return {name: value for name, value in known.items() if value}
 
 
-_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+_SSH = (
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=20",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+)
 """No terminal, no questions, and a host that is gone is noticed; the rest is in ~/.ssh/config."""
 
 
@@ -142,6 +152,15 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
         if not words:
             raise UsageError(f"--on {word}: there is no command.")
     return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
+
+
+def is_away(words: Sequence[str]) -> bool:
+    """Whether some of these places are not this machine.
+
+    Raises:
+        UsageError: One is none.
+    """
+    return any(parse(word)[0] not in ("python", "env") for word in words)
 
 
 def make_place(word: str, environment: Callable[[str], str]) -> Place:

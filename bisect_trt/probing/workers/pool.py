@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from bisect_trt.probing.places.place import Place
 
 _LAST_WORDS_SECONDS = 60.0
+_GIVE_UP_SECONDS = 5.0
+"""How long a place may take to say that it has ended what nobody waits for any more."""
 _TIDY_SECONDS = 2.0
 """How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
@@ -133,6 +136,8 @@ class WorkerProcess:
             first = self._read_line(limits)
             begun = first == BEGUN
             line = self._read_line(limits) if begun else first
+        if line is None and begun and self.place is not None and self._give_up():
+            raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
         if not line:
             end = self._bury(limits.past if line is None else None, began)
             raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
@@ -181,16 +186,22 @@ class WorkerProcess:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line + b"\n"
 
+    def _give_up(self) -> bool:
+        """Have the process in the place ended, and keep the connection; whether that worked."""
+        with contextlib.suppress(OSError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+            if self._read_line(Limits(time.monotonic(), _GIVE_UP_SECONDS, None, None)):
+                self.served, self._busy = 0, False
+                return True
+        return False
+
     def _bury(self, why: str | None, began: float) -> ProcessEnd:
         """End it for what limit it is past, if for any."""
         if why is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS_SECONDS)
         self.close()
-        seconds = time.monotonic() - began
-        return ProcessEnd(
-            self._process.returncode, why == "timed out", why == "cancelled", seconds, why == "over memory"
-        )
+        return _ended(why, self._process.returncode, time.monotonic() - began)
 
     @property
     def alive(self) -> bool:
@@ -261,6 +272,7 @@ class WorkerPool:
         """
         self.places = tuple(places)
         self._placed: Counter[Place] = Counter()
+        self._lost: Counter[Place] = Counter()
         self.bounded = timeout is not None
         self._patience = DEFAULT_SECONDS if timeout is None else max(timeout, LEAST_SECONDS)
         self.fresh_process = fresh_process
@@ -355,7 +367,9 @@ class WorkerPool:
             with asking() as spent:
                 answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
                 spent(answer.spent)
-        except WorkerDied:
+        except WorkerDied as death:
+            if death.outside is not None and worker.place is not None:
+                self._lost[worker.place] += 1
             if worker.alive:
                 self._give_back(worker)
             else:
@@ -381,7 +395,7 @@ class WorkerPool:
             if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
             if away and place is None:
-                place = min(self.places, key=self._placed.__getitem__)
+                place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
             local = place is None or place.local
             gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
             if gpu is not None:
@@ -413,6 +427,12 @@ class WorkerPool:
             _spare.append(idle.pop())
         for worker in idle:
             worker.close()
+
+
+def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
+    """How a process has ended that was past a limit, if past any."""
+    killed = -signal.SIGKILL if code is None else code
+    return ProcessEnd(killed, why == "timed out", why == "cancelled", seconds, why == "over memory")
 
 
 @functools.cache

@@ -118,6 +118,11 @@ class Worker:
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
         return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
 
+    def begin(self) -> None:
+        """A request has come; one that nobody waits for any more is given up by SIGUSR1."""
+        if self._place is not None:
+            self._place.wanted()
+
     def close(self) -> None:
         """Leave the place."""
         if self._place is not None:
@@ -188,7 +193,8 @@ class Worker:
         from bisect_trt.probing.places.runtime import execute  # noqa: PLC0415 - as above
 
         assert self._place is not None
-        return execute(self._place, request)
+        with spending("running"):
+            return execute(self._place, request)
 
     def _lower(self, request: Lower) -> Lowered:
         model = self._runtime(request.target).lowered(request.model)
@@ -390,9 +396,13 @@ def main() -> None:
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module("bisect_trt.targets.onnxrt.runtime")
-    worker = Worker(None if place is None else _connection(json.loads(place)))
+    connection = None if place is None else _connection(json.loads(place))
+    if connection is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: connection.give_up())
+    worker = Worker(connection)
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
         for line in lines:
+            worker.begin()
             out.write(BEGUN)
             out.flush()
             out.write(encode(_answer(worker, line)))

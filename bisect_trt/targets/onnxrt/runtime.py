@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +18,7 @@ from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.targets.interpreter import Interpreter, low_type
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.onnxrt.listening import ALOUD, listen
 from bisect_trt.targets.onnxrt.opening import (
     EXECUTION_PROVIDER,
     FATAL_ONLY,
@@ -150,39 +149,9 @@ class OnnxRuntime(Interpreter):
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Which passes over the graph ran, and which of them changed it; see :func:`heard`."""
-        named = (*self._own.session_options, ("log_severity_level", "0"))
+        named = (*self._own.session_options, ALOUD)
         loud = OnnxRuntime(self._settings.with_own(session_options=named))
-        with tempfile.TemporaryFile() as log:
-            kept = os.dup(2)
-            os.dup2(log.fileno(), 2)
-            try:
-                loud.load(model, feed)
-            except BuildError:  # it says what it did till then
-                pass
-            finally:
-                os.dup2(kept, 2)
-                os.close(kept)
-            log.seek(0)
-            return heard(log.read().decode(errors="replace"))
-
-
-def heard(log: str) -> dict[str, list[str]]:
-    """What ONNX Runtime's own log, at its most verbose, says of the passes.
-
-    Returns:
-        ``ran``: the passes that ran, and ``changed``: those of them that changed the model. Empty where it does not say,
-        as before 1.17.
-    """
-    ran: dict[str, bool] = {}
-    for name in re.findall(r"Applying graph transformer (\S+) on step", log):
-        ran.setdefault(name, False)
-    for name, changed in re.findall(r"GraphTransformer (\S+) modified: (\d)", log):
-        ran[name] = ran.get(name, False) or changed == "1"
-    if not ran:
-        return {}
-    # The pass in which a model becomes invalid does not get so far as to say that it changed it.
-    last = re.findall(r"(?:GraphTransformer|Applying graph transformer) (\S+) ", log)[-1]
-    return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed or name == last]}
+        return listen(lambda: loud.load(model, feed))
 
 
 def _is_text(path: Path) -> bool:

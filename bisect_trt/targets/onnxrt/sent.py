@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt import opening
+from bisect_trt.targets.onnxrt.listening import ALOUD, listen
 
 if TYPE_CHECKING:
     import pathlib
@@ -74,6 +75,16 @@ class There:
         from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 
         return None if unfused else OnnxRuntimeSession(self._open(str(path)))
+
+    def trace(
+        self,
+        path: pathlib.Path,
+        feed: Mapping[str, Any],  # noqa: ARG002 - as above
+        hints: Mapping[str, Any],  # noqa: ARG002 - as above
+    ) -> Mapping[str, Any]:
+        """Which passes over the graph ran, and which of them changed it."""
+        loud = There({**self._settings, "session_options": [*self._settings["session_options"], ALOUD]})
+        return listen(lambda: loud._open(str(path)))
 
     def _open(self, model: str | bytes) -> Any:
         import onnxruntime

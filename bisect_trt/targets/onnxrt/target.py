@@ -41,6 +41,7 @@ class OnnxRuntimeTarget(Target):
         "bisect_trt.targets.onnxrt.values",
         "bisect_trt.targets.onnxrt.session",
         "bisect_trt.targets.onnxrt.opening",
+        "bisect_trt.targets.onnxrt.listening",
         "bisect_trt.targets.onnxrt.sent",
     )
     packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))

@@ -13,6 +13,16 @@ from bisect_trt.targets.signatures import clean_message
 HINT = "INFERENCE_PRECISION_HINT"
 FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
+PROPERTIES = (
+    ("LP_TRANSFORMS_MODE", "NO"),
+    ("SNIPPETS_MODE", "DISABLE"),
+    ("EXECUTION_MODE_HINT", "ACCURACY"),
+    ("CPU_DENORMALS_OPTIMIZATION", "YES"),
+    ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+    ("ENABLE_CPU_PINNING", "NO"),
+    ("INFERENCE_NUM_THREADS", "1"),
+)
+"""Properties that can be turned, and to what."""
 RESULT = "/sink_port_0"
 """What OpenVINO's frontend appends to the name of a model's output."""
 PLACE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?", re.MULTILINE)

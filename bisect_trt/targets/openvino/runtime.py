@@ -56,6 +56,10 @@ class OpenVino(Interpreter):
         assert session is not None  # it is only where nothing shall be fused
         return session
 
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """The properties that could be turned; see :meth:`~bisect_trt.targets.openvino.sent.There.trace`."""
+        return self._there.trace(model, feed or {}, {})
+
 
 def target_model(model: Path, settings: TargetSettings, facts: Mapping[str, Any]) -> onnx.ModelProto | None:
     """The model with every value rounded, where the device does not compute in the low precision or nodes are kept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Mapping
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Mapping
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.opening import TINY_MODEL
-from bisect_trt.targets.openvino.opening import CAPABILITIES, FULL, compile_model, hint_for, output_names, said
+from bisect_trt.targets.openvino.opening import (
+    CAPABILITIES,
+    FULL,
+    PROPERTIES,
+    compile_model,
+    hint_for,
+    output_names,
+    said,
+)
 from bisect_trt.targets.openvino.session import OpenVinoSession
 
 if TYPE_CHECKING:
@@ -103,6 +112,16 @@ class There:
         except Exception as error:  # RuntimeError for all
             raise BuildError(said(error)) from error
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
+
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """``takes``: the properties that could be turned here, whatever the model."""
+        tiny, takes = self._core.read_model(TINY_MODEL), []
+        for name, value in PROPERTIES:
+            plain = {**self._settings, "precision": FULL, "properties": [(name, value)]}
+            with contextlib.suppress(Exception):  # RuntimeError for all
+                compile_model(self._core, tiny, plain)
+                takes.append(name)
+        return {"takes": takes}
 
 
 def require_openvino() -> Any:

@@ -15,6 +15,8 @@ from bisect_trt.targets.settings import TargetSettings
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from bisect_trt.targets.switches import Looked, Snippet, Switch
+
 _HERE = "bisect_trt.targets.openvino"
 
 
@@ -82,6 +84,18 @@ class OpenVinoTarget(Target):
         precision = FULL if low is None else HINTS[low]
         values = {**self.reproducible(settings), "precision": precision, "inputs": list(model.inputs)}
         return Script(f"{self.needs} and numpy", modules, values)
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Properties of the device, and precisions."""
+        from bisect_trt.targets.openvino.switches import openvino_switches  # noqa: PLC0415 - a command line is read without
+
+        return openvino_switches(settings, looked)
+
+    def snippet(self, settings: TargetSettings) -> Snippet:
+        """The model's compilation."""
+        from bisect_trt.targets.openvino.switches import openvino_snippet  # noqa: PLC0415 - as above
+
+        return openvino_snippet(settings)
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On the CPU, where it computes what a graph has in fp16 in fp32."""

@@ -137,7 +137,8 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
     """
     keep, minimum = answer.units, answer.minimum
     prober, lowering, output = task.prober, task.lowering, task.settings.output
-    lowering.write(keep, output)
+    if answer.safe is None or not answer.safe.written:
+        lowering.write(keep, output)
     record = prober.probe(lowering.read_back(keep, output), again=True)
     problem = checker_problem(checkable(task.subject), output) if lowering.writes_model(output) else None
     if record.verdict is not Verdict.PASS:
@@ -203,7 +204,8 @@ def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     if best is None:
         return None
     output = task.settings.output
-    task.lowering.write(best, output)
+    if early is None or not early.written:
+        task.lowering.write(best, output)
     why = "the search did not come to its end"
     minimum = Minimum(best if smallest is None else smallest, proven=False, why=why)
     task.result.artifacts["mixed"] = str(output)

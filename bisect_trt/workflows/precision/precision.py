@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -108,6 +109,7 @@ def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
     It is written, so that whoever ends the search has it; the search for what is needed then goes on. ``None`` if
     there is none, or precision is not the reason, which the search will say.
     """
+    began = time.monotonic()
     everything, nothing = frozenset(task.lowering.units), frozenset[int]()
     for units, wanted in ((everything, Verdict.PASS), (nothing, Verdict.FAIL)):
         if task.prober.probe(task.lowering.candidate(units)).verdict is not wanted:
@@ -116,11 +118,12 @@ def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
     if not safe.units or safe.validation is None:
         return None
     task.lowering.write(safe.units, task.settings.output)
-    count, of = len(safe.units), len(everything)
-    task.console.say(
-        f"  {task.settings.output}: {count} of {of} nodes in fp32 {safe.validation.describe()}; what is needed?"
-    )
-    return safe
+    seconds = time.monotonic() - began
+    task.result.extra["safe_after_s"] = round(seconds, 1)
+    kept = f"{len(safe.units)} of {len(everything)} nodes in fp32"
+    task.console.say(f"  {task.settings.output}: {kept} {safe.validation.describe()}, found in {seconds:.0f} s")
+    task.console.step("Which of them are needed?")
+    return replace(safe, written=True)
 
 
 def _leave_best(task: Task, early: Safe | None) -> None:

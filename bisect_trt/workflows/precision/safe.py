@@ -44,12 +44,14 @@ class Safe:
         reasons: The rule by which units that the minimal set does not have are kept, and why in words.
         validation: How it did on fresh samples; ``None`` if it was held against none.
         why: Why not, then.
+        written: Whether it was written already; an engine that is built again is another one.
     """
 
     units: Subset
     reasons: dict[int, Reason] = field(default_factory=dict)
     validation: Validation | None = None
     why: str | None = None
+    written: bool = False
 
 
 def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Safe | None = None) -> Safe:
