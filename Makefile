@@ -40,7 +40,7 @@ test: $(STAMP)  ## Every test that needs no GPU.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q
 
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/workarounds.py tests/truth/causes.py
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py
 
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz

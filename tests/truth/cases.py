@@ -51,6 +51,14 @@ def healthy_cases() -> Iterator[Case]:
             yield Case("look-alikes", pattern, release, partial(generated, pattern, 200, 0, seed))
 
 
+def cases_elsewhere() -> Iterator[Case]:
+    """The four bugs that other releases than the one at hand have, in small and large networks of look-alikes."""
+    for seed, pattern in enumerate(PLANTED[:4]):
+        for nodes in (60, 400):
+            release = pattern.failing[nodes == 400 and pattern.mended is not None]
+            yield Case(f"{nodes} nodes", pattern, release, partial(generated, pattern, nodes, 1, seed + 10))
+
+
 def openvino_cases() -> Iterator[Case]:
     """The bug of OpenVINO."""
     for release in JOINED.failing:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-_COLUMNS = ("bug", "shown by", "in", "release", "exact", "minimal", "probes", "script, failing", "script, mended")
+_COLUMNS = (
+    "bug",
+    "shown by",
+    "in",
+    "release",
+    "exact",
+    "minimal",
+    "probes",
+    "script, failing",
+    "script, mended",
+    "boundaries",
+)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -78,6 +78,8 @@ class Pattern:
         mended: One that has it not, if there is one.
         opset: What it needs.
         shown: How it shows: by wrong ``values``, or the model is ``refused``.
+        appeared: The first release that has it, if an older one, from 1.15.0 on, has it not; as `releases` finds it.
+        went: The first release after those that have it.
     """
 
     name: str
@@ -87,6 +89,8 @@ class Pattern:
     mended: str | None
     opset: int = 17
     shown: str = "values"
+    appeared: str | None = None
+    went: str | None = None
 
 
 def _transposed_gemm(sketch: Sketch, tensor: str, shape: Shape) -> Planted:
@@ -221,8 +225,18 @@ JOINED = Pattern(
 )
 """In OpenVINO; its releases."""
 
-TRANSPOSED_GEMM = Pattern("Transpose, Gemm", _transposed_gemm, _turned_gemm, ("1.18.1", "1.29.0"), "1.31.1")
-PADDED_POOL = Pattern("Pad, AveragePool", _padded_pool, _counted_pads, ("1.19.2", "1.20.1"), "1.21.1")
+TRANSPOSED_GEMM = Pattern(
+    "Transpose, Gemm", _transposed_gemm, _turned_gemm, ("1.18.1", "1.29.0"), "1.31.1", went="1.30.0"
+)
+PADDED_POOL = Pattern(
+    "Pad, AveragePool",
+    _padded_pool,
+    _counted_pads,
+    ("1.19.2", "1.20.1"),
+    "1.21.1",
+    appeared="1.19.0",
+    went="1.21.0",
+)
 UNSIGNED = Pattern(
     "DequantizeLinear, Reshape",
     _moved_scale("Reshape", None),
@@ -230,6 +244,8 @@ UNSIGNED = Pattern(
     ("1.19.2", "1.26.0"),
     "1.28.0",
     opset=21,
+    appeared="1.19.0",
+    went="1.27.0",
 )
 PLANTED = (
     TRANSPOSED_GEMM,
