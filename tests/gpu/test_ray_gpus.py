@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,4 +61,4 @@ def test_each_worker_has_a_gpu_of_its_own(cli: CommandLine, here: Path, cluster:
     ran = cli("layerwise", model, *TRT, "--isolate", "--on", f"ray={cluster}", "--json", "r.json")
     assert ran.status in (0, 1), ran.out + ran.err
     assert read_json(Path("r.json"))["places"]
-    assert not [name for name in os.listdir("/tmp") if name.startswith(f"bisect-trt-{os.getuid()}-")]
+    assert not list(Path(tempfile.gettempdir()).glob(f"bisect-trt-{os.getuid()}-*"))
