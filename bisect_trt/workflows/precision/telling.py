@@ -17,6 +17,7 @@ from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.safe import Safe
+from bisect_trt.workflows.precision.said import tell_said
 from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
@@ -175,6 +176,7 @@ def tell_details(result: Result, console: Console) -> None:
     if result.extra.get("ran_like"):
         console.answer(f"  {result.extra['ran_like']}")
     tell_uses(result.extra.get("uses", []), console)
+    tell_said(result.extra.get("said", []), console)
 
 
 def tell_accuracy(result: Result, console: Console) -> None:
