@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo check test truth fuzz lint format docs bench test-lowest clean
+.PHONY: demo check test truth fuzz chaos lint format docs bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -45,6 +45,10 @@ truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact?
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
 	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probing/test_kill.py
+
+chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	BISECT_TRT_CHAOS_KILLS=300 $(BIN)/python -m pytest -q -s tests/chaos
 
 test-lowest:  ## The same tests on the lowest versions that pyproject.toml allows.
 	@test -n "$(PYTHON_LOWEST)" || { echo "test-lowest: skipped, there is no Python 3.10"; exit 0; }; \

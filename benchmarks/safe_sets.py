@@ -128,7 +128,7 @@ def measure(planted: Planted, folder: Path, count: int, others: dict[str, str]) 
     if ran.returncode not in (0, 3):
         raise RuntimeError(ran.stdout + ran.stderr)
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    said = str(result["held"] or result["not_validated"])
+    said = str((result["validation"] or {}).get("sentence") or result["not_validated"])
     search = result["probes_minimal"]
     files = {"minimal": "minimal.onnx", "safe": "safe.onnx"}
     for tool, python in others.items():

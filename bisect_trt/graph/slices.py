@@ -60,7 +60,8 @@ def plan_slices(network: Network, nodes: Sequence[int], infos: Mapping[str, Tens
             stretches.append([])
             size, weights = 0, set()
         stretches[-1].append(index)
-        size, weights = size + cost, weights | fresh
+        size += cost
+        weights |= fresh  # in place: a copy for each node takes seconds for 20,000
         for name in made:
             readers = chosen.intersection(network.consumers.get(name, ()))
             if readers and not _can_be_fed(infos.get(name)):

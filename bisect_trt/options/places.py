@@ -16,8 +16,8 @@ class Places:
         list[str],
         option(
             metavar="PLACE",
-            help="Run the target there: python=PATH, env='onnxruntime==1.20.1 numpy<2', ssh=HOST,python=PATH, or "
-            "command='... python3 -'. Several are several workers.",
+            help="Run the target there: python=PATH, env='onnxruntime==1.20.1 numpy<2', ssh=HOST,python=PATH, "
+            "command='... python3 -', or ray=auto. Several are several workers.",
         ),
     ] = field(default_factory=list)
     mixed_places: Annotated[

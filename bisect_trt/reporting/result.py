@@ -67,8 +67,13 @@ class Result:
 
     @property
     def keep_fp32(self) -> list[dict[str, Any]]:
-        """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why."""
+        """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why; the safe set."""
         return list(self.extra.get("keep_fp32", ()))
+
+    @property
+    def minimal(self) -> list[dict[str, Any]]:
+        """The same of the minimal set: what is enough for the inputs that were given."""
+        return list(self.extra.get("minimal", ()))
 
     @property
     def first_mismatch(self) -> dict[str, Any] | None:

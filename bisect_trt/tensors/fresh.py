@@ -91,7 +91,8 @@ class FreshSamples:
         """
         rng = np.random.default_rng([self.seed, number])
         way = self.ways[number % len(self.ways)]
-        return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
+        with np.errstate(over="ignore"):  # what becomes Inf is none that the reference is finite on
+            return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
 
     @property
     def varies(self) -> bool:
@@ -154,9 +155,9 @@ def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> I
         return Input(Kind.MASK, known)
     steps = np.diff(values.astype(np.int64), axis=-1) if values.ndim and values.shape[-1] > 1 else np.zeros(1)
     positions = bool((steps == 1).all())  # 0, 1, 2, ... are positions, and no others would do
-    if positions or (size is None and len(distinct) <= 1) or values.size == 0:
-        return Input(Kind.FIXED, known)
     low, high = int(distinct[0]), int(distinct[-1])
+    if positions or (size is None and len(distinct) <= 1) or high > np.iinfo(np.int64).max:
+        return Input(Kind.FIXED, known)
     if size is None:
         return Input(Kind.IDS, known, low, high)
     if low < 0:

@@ -34,6 +34,7 @@ _TOOLS = ("polygraphy", "trtexec")
 _MOST_SECONDS = 300.0
 """What the lines of an answer may take to open and run the model."""
 _FEW_NAMES = 2
+_PLURALS = {"property": "properties"}
 _MOST, _MOST_COSTLY = 24, 8
 """What it may cost as a step of a diagnosis; the command that goes on is said."""
 
@@ -419,7 +420,9 @@ def _count(panel: Panel) -> str:
     kinds: dict[str, int] = {}
     for unit in panel.of(Tier.PASS, Tier.OPTION, Tier.WHOLE):
         kinds[panel.switches[unit].kind] = kinds.get(panel.switches[unit].kind, 0) + 1
-    said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
+    said = ", ".join(
+        f"{count} {_PLURALS.get(kind, f'{kind}s') if count > 1 else kind}" for kind, count in kinds.items()
+    )
     spare = len(panel.of(Tier.SPARE))
     return f"({said}{f'; {spare} more did not touch it' if spare else ''})"
 

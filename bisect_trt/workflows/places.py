@@ -39,7 +39,16 @@ def open_places(options: Places, console: Console) -> Where:
 
         return str(interpreter(Environment.parse(packages), console.say))
 
-    return Where(tuple(make_place(_absolute(word), environment) for word in options.on), options.mixed_places)
+    places: list[Place] = []
+    for word in options.on:
+        kind, parts = parse(word)
+        if kind == "ray":
+            from bisect_trt.probing.places.cluster import slots  # noqa: PLC0415 - as above
+
+            places += slots(word, parts["address"], parts["resource"])
+        else:
+            places.append(make_place(_absolute(word), environment))
+    return Where(tuple(places), options.mixed_places)
 
 
 PLACES_FILE = "places.json"

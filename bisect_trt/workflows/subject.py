@@ -126,11 +126,13 @@ class Subject:
         self.declared = {
             name: info.shape for name, info in known.items() if info is not None and info.shape is not None
         }
+        before = [value.SerializeToString() for value in proto.graph.input]
         for name, shape in fix_input_shapes(proto, shapes).items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
             )
-        self.network = Network(proto)
+        if before != [value.SerializeToString() for value in proto.graph.input]:
+            self.network = Network(proto)
         infos = input_infos(self.network)
         if samples is None:
             return make_inputs(infos, data)

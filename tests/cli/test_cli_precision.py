@@ -74,7 +74,7 @@ def test_an_example_is_mended(name: str, tmp_path: Path) -> None:
     names = {node["name"] for node in result["keep_fp32"]}
     assert {node["name"] for node in result["minimal"]} <= names
     assert result["validation"]["passed"] == result["validation"]["samples"] == 20
-    assert result["held"] in ran.out
+    assert result["validation"]["sentence"] in ran.out
     assert result["probes"]["run"] <= 60
     for node in result["keep_fp32"]:
         assert node["rule"]

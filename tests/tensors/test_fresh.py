@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from bisect_trt.tensors.fresh import FreshSamples, Kind
 from bisect_trt.tensors.inputs import Sample
@@ -30,6 +31,19 @@ def test_a_number_is_a_sample(number: int) -> None:
         assert np.array_equal(value, again[name])
         assert (value.dtype, value.shape) == (IMAGE.dtype, IMAGE.shape) if name == "image" else (IDS.dtype, IDS.shape)
     assert not np.array_equal(one["image"], other["image"])
+
+
+KINDS = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint64", "bool")
+
+
+@given(
+    st.sampled_from(KINDS).flatmap(lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, max_side=6))),
+    st.one_of(st.none(), st.integers(1, 50)),
+    st.integers(0, 15),
+)
+def test_any_input_keeps_its_type_and_shape(value: np.ndarray, size: int | None, number: int) -> None:
+    made = FreshSamples.like([{"x": value}], {} if size is None else {"x": size}).draw(number)["x"]
+    assert (made.dtype, made.shape) == (value.dtype, value.shape)
 
 
 def test_images_within_0_and_1_stay_there_but_for_those_that_were_normalised() -> None:

@@ -33,16 +33,8 @@ FIRST_LINE = (
     'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'
 )
 """What an interpreter runs first: of any version, on one line, without a single quote, so that a shell leaves it alone."""
-_SECOND = """
-if sys.path and sys.path[0] in ('', os.getcwd()): del sys.path[0]
-import importlib.abc, importlib.util, json, zlib
-size = int(f.readline())
-content = b''
-while len(content) < size:
-    piece = f.read(size - len(content))
-    if not piece: os._exit(0)
-    content += piece
-sent = json.loads(zlib.decompress(content))
+FINDER = """
+import importlib.abc, importlib.util, sys
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     sources = {}
     packages = set()
@@ -63,8 +55,21 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__name__
         exec(compile(self.sources.get(name, ''), '<' + name + ' as sent>', 'exec'), module.__dict__)
 finder = Finder()
-finder.add_modules(sent['modules'])
 sys.meta_path.insert(0, finder)
+"""
+"""Python that makes ``finder``, which imports the modules that it is given as text."""
+_SECOND = f"""
+if sys.path and sys.path[0] in ('', os.getcwd()): del sys.path[0]
+import json, zlib
+size = int(f.readline())
+content = b''
+while len(content) < size:
+    piece = f.read(size - len(content))
+    if not piece: os._exit(0)
+    content += piece
+sent = json.loads(zlib.decompress(content))
+{FINDER}
+finder.add_modules(sent['modules'])
 from bisect_trt.probing.places.sent.supervisor import main
 main(sent['options'])
 """

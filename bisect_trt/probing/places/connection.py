@@ -70,13 +70,16 @@ class Connection:
         printed: What was printed there since this was last taken.
     """
 
-    def __init__(self, place: Place, *, session: str, memory_limit: int | None = None) -> None:
+    def __init__(
+        self, place: Place, *, session: str, memory_limit: int | None = None, program: bytes | None = None
+    ) -> None:
         """It is started when it is first asked.
 
         Args:
             place: The place.
             session: Names the driver, so that its workers on one host share files there.
             memory_limit: Bytes that the process there may hold.
+            program: What is sent to start there, where the modules that it is made of are not at hand; see :attr:`program`.
         """
         self.place = place
         self.memory: Mapping[str, int] = {}
@@ -87,6 +90,7 @@ class Connection:
             "alive": ALIVE_SECONDS,
             "silence": SILENCE_SECONDS,
         }
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._in = self._out = -1
@@ -95,6 +99,11 @@ class Connection:
         self._number = 0
         self._wake = self._waker = -1
         self._files: set[str] = set()
+
+    @property
+    def program(self) -> bytes:
+        """What is sent to an interpreter there, to start what passes questions on."""
+        return self._program or start(self._options)
 
     def ask(self, what: str, header: Mapping[str, Any] | None = None, payload: Sequence[Any] = ()) -> Answered:
         """Ask the process there.
@@ -182,7 +191,7 @@ class Connection:
                     f"the place {self.place.said} has Python {'.'.join(map(str, version))}, and a worker needs "
                     f"{'.'.join(map(str, OLDEST))} or later there; name another interpreter."
                 )
-            wire.write_all(self._in, start(self._options))
+            wire.write_all(self._in, self.program)
         except wire.Closed as error:
             raise PlaceLost(self._lost(str(error))) from error
         self._heard = self._told = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.places.bundle import FIRST_LINE
 
-Kind = Literal["python", "env", "ssh", "command"]
+Kind = Literal["python", "env", "ssh", "command", "ray"]
 _DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
 """The dash of ``python3 -``, at the end of a command."""
 
@@ -21,9 +21,10 @@ class Place:
     """Where probes run.
 
     Attributes:
-        kind: ``python`` and ``env`` are on this machine; ``ssh`` and ``command`` share nothing with it.
+        kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
         said: As the user wrote it, after ``--on``.
-        argv: The command whose standard input and output are the worker's.
+        argv: The command whose standard input and output are the worker's; of a Ray cluster its address, the resource that a
+            worker takes one of, and the node.
         typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
     """
 
@@ -41,6 +42,7 @@ class Place:
     def public(self) -> str:
         """What others are told of it: no path of this machine, and no host's name."""
         known = {"python": "another interpreter", "ssh": "another host", "command": "another machine or container"}
+        known["ray"] = "a Ray cluster"
         return known.get(self.kind, self.said)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,11 +135,18 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
         UsageError: It is none.
     """
     kind, equals, rest = word.partition("=")
-    if not equals or kind not in ("python", "env", "ssh", "command") or not rest.strip():
+    if not equals or kind not in ("python", "env", "ssh", "command", "ray") or not rest.strip():
         raise UsageError(
-            f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH or "
-            "command='... python3 -'."
+            f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
+            "command='... python3 -' or ray=auto."
         )
+    if kind == "ray":
+        address, _, what = rest.partition(",")
+        if not address.strip() or what not in ("", "cpus", "gpus"):
+            raise UsageError(
+                f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores."
+            )
+        return "ray", {"address": address, "resource": "CPU" if what == "cpus" else "GPU"}
     if kind == "ssh":
         host, _, python = rest.partition(",")
         name, _, path = python.partition("=")

@@ -272,6 +272,7 @@ class WorkerPool:
         """
         self.places = tuple(places)
         self._placed: Counter[Place] = Counter()
+        self._short = False
         self._lost: Counter[Place] = Counter()
         self.bounded = timeout is not None
         self._patience = DEFAULT_SECONDS if timeout is None else max(timeout, LEAST_SECONDS)
@@ -351,6 +352,7 @@ class WorkerPool:
                         raise
                     if death.outside is not None:
                         lost += 1
+                        self._make_room(worker)
                         if lost >= MOST_LOST:
                             raise
                         continue
@@ -405,11 +407,22 @@ class WorkerPool:
         return WorkerProcess(gpu, place=place, memory_limit=self.memory_limit)
 
     def _give_back(self, worker: WorkerProcess) -> None:
-        if self.fresh_process or worker.worn_out:
+        if self.fresh_process or worker.worn_out or (self._short and worker.place is not None):
             self._dismiss(worker)
             return
         with self._lock:
             self._idle.append(worker)
+
+    def _make_room(self, lost: WorkerProcess) -> None:
+        """A cluster may be smaller than it was: from now on nobody there keeps a place that he does not use."""
+        if lost.place is None or lost.place.kind != "ray":
+            return
+        self._short = True
+        with self._lock:
+            idle = [worker for worker in self._idle if worker.place is not None]
+            self._idle = [worker for worker in self._idle if worker.place is None]
+        for worker in idle:
+            self._dismiss(worker)
 
     def _dismiss(self, worker: WorkerProcess) -> None:
         worker.close()

@@ -415,6 +415,10 @@ def _connection(plain: dict[str, Any]) -> Connection:
     from bisect_trt.probing.places.place import Place  # noqa: PLC0415 - as above
 
     place = Place.from_json(plain["place"])
+    if place.kind == "ray":
+        from bisect_trt.probing.places.cluster import ClusterConnection  # noqa: PLC0415 - as above
+
+        return ClusterConnection(place, session=plain["session"], memory_limit=plain["memory_limit"])
     return Connection(place, session=plain["session"], memory_limit=plain["memory_limit"])
 
 

@@ -20,7 +20,7 @@ def findings_section(result: Json) -> Markup | None:
         _alone(tensors),
         _cause(result.get("cause_detail")),
         _hiding(result.get("hiding"), {tensor["name"]: tensor["op"] for tensor in tensors}),
-        _kept(result.get("keep_fp32") or []),
+        _kept(result.get("keep_fp32") or [], _held(result)),
     ]
     found = [part for part in parts if part is not None]
     return tag("section", *found, id="findings") if found else None
@@ -170,7 +170,16 @@ def _cause(detail: Json | None) -> Markup | None:
     )
 
 
-def _kept(kept: Sequence[Any]) -> Markup | None:
+def _held(result: Json) -> str | None:
+    """How what stays in fp32 did on fresh samples, and how much of it is needed on those that were given."""
+    validation, minimal = result.get("validation"), result.get("minimal") or []
+    if not isinstance(validation, Mapping):
+        return None
+    needed = f" {len(minimal)} of these are enough for the inputs that were given." if minimal else ""
+    return f"It {validation['sentence']}.{needed}"
+
+
+def _kept(kept: Sequence[Any], held: str | None) -> Markup | None:
     if not kept:
         return None
     known = [entry if isinstance(entry, Mapping) else {"name": str(entry)} for entry in kept]
@@ -185,6 +194,7 @@ def _kept(kept: Sequence[Any]) -> Markup | None:
     return tag(
         "div",
         tag("h2", "What stays in fp32"),
+        tag("p", held) if held is not None else None,
         table(["Operator", "Node", "Why"], rows, "What stays in fp32"),
         _cut(kept, "node"),
     )

@@ -117,7 +117,6 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "minimal": kept_nodes(subject, answer, answer.minimum.units),
         "validation": None if safe.validation is None else safe.validation.to_json(),
         "not_validated": safe.why,
-        "held": None if safe.validation is None else safe.validation.describe(),
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
         "precision": settings.precision,
@@ -144,8 +143,8 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
 def tell_safe(result: Result, console: Console) -> None:
     """Say how what is recommended does on fresh samples, and how much less is enough for the samples that were given."""
     extra = result.extra
-    if extra["held"] is not None:
-        console.answer(f"  {extra['held']}")
+    if extra["validation"] is not None:
+        console.answer(f"  {extra['validation']['sentence']}")
         console.answer(f"  fresh samples: {extra['validation']['drawn']}")
     elif extra["not_validated"] is not None:
         console.answer(f"  not held against fresh samples: {extra['not_validated']}")

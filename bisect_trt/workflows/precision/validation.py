@@ -68,6 +68,7 @@ class Validation:
             "fails_under": self.fails_under,
             "learned": self.learned,
             "drawn": self.drawn,
+            "sentence": self.describe(),
         }
 
 

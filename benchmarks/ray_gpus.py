@@ -1,0 +1,98 @@
+"""One, two and four GPUs of one host through a Ray cluster, beside one worker without.
+
+    python -m benchmarks.ray_gpus MODEL [--gpus 1,2,4] [--resource gpus|cpus] [-- OPTION ...]
+
+Starts a cluster of so many GPUs after the other, runs ``precision`` and ``layerwise --isolate`` in each, and prints a markdown
+table of wall seconds, probes, and whether the answer is that of one worker. What follows ``--`` is about the target
+(``--trt --fp16`` if nothing does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+COMMANDS = {"precision": ("precision", "-o", "mixed.onnx"), "layerwise --isolate": ("layerwise", "--isolate")}
+
+
+@contextmanager
+def cluster(number: int, resource: str) -> Iterator[str]:
+    """A cluster of this host with so many GPUs, or cores; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sizes = [f"--num-gpus={number}", "--num-cpus=8"] if resource == "gpus" else [f"--num-cpus={number}"]
+    command = [*RAY, "start", "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", *sizes]
+    environment = dict(os.environ)
+    if resource == "gpus":
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(number)))
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    try:
+        yield f"127.0.0.1:{port}" + (",cpus" if resource == "cpus" else "")
+    finally:
+        subprocess.run([*RAY, "stop", "--force"], check=False, stdout=subprocess.DEVNULL)
+
+
+def run(model: Path, words: Sequence[str], more: Sequence[str]) -> tuple[float, dict[str, Any]]:
+    """Seconds that a command takes, and its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "bisect_trt",
+            words[0],
+            str(model.absolute()),
+            *words[1:],
+            *more,
+            "--json",
+            "r.json",
+        ]
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - began
+        if done.returncode not in (0, 1):
+            raise SystemExit(done.stdout + done.stderr)
+        return seconds, json.loads(Path(folder, "r.json").read_text())
+
+
+def answer(result: dict[str, Any]) -> str:
+    """What must not depend on the number of workers."""
+    kept = {name: result.get(name) for name in ("culprits", "kept", "minimality", "first_mismatch", "status")}
+    return json.dumps(kept, sort_keys=True)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="GPUs of one host through a Ray cluster.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--gpus", default="1,2,4", help="how many, one cluster after the other")
+    parser.add_argument("--resource", choices=("gpus", "cpus"), default="gpus")
+    parser.add_argument("target", nargs="*", default=["--trt", "--fp16"], help="after --: options of the target")
+    arguments = parser.parse_args()
+    print("| command | workers | wall, s | probes | same answer |\n| --- | --- | --- | --- | --- |")
+    for name, words in COMMANDS.items():
+        alone, first = run(arguments.model, words, [*arguments.target, "--workers", "1"])
+        print(f"| `{name}` | one, no Ray | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |", flush=True)
+        for number in map(int, arguments.gpus.split(",")):
+            with cluster(number, arguments.resource) as address:
+                seconds, result = run(arguments.model, words, [*arguments.target, "--on", f"ray={address}"])
+            same = "yes" if answer(result) == answer(first) else "no"
+            print(
+                f"| `{name}` | {number} | {seconds:.1f} | {result.get('probes', {}).get('run', '')} | {same} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

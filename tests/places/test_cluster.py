@@ -1,0 +1,40 @@
+"""What is said where there is no Ray cluster; `make chaos` has one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import overflowing
+
+WORDS = ("reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on")
+
+
+@pytest.mark.parametrize("word", ["ray=auto,gpu", "ray=,cpus", "ray=auto,cpus=3"])
+def test_a_word_that_names_no_cluster(cli: CommandLine, word: str) -> None:
+    ran = cli(*WORDS, word)
+    assert ran.status == 2
+    assert f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores." in ran.error
+
+
+def test_ray_is_an_extra(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overflowing(here / "model.onnx")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = cli(*WORDS, "ray=auto")
+    assert ran.status == 4
+    assert "--on ray=auto: that takes Ray, which is not installed here; install bisect-trt[ray]." in ran.error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (bisect-trt[ray])")
+def test_no_cluster_is_said(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overflowing(here / "model.onnx")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(here))  # where Ray looks for one of this machine
+    ran = cli(*WORDS, "ray=auto")
+    assert ran.status == 4
+    assert "--on ray=auto: there is no Ray cluster: " in ran.error
+    assert "ray start --head" in ran.error
