@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
@@ -55,6 +55,7 @@ class TensorRtTarget(Target):
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
+    packages = (Package("tensorrt"),)
     files = ("plugins", "load_timing_cache", "calibration_cache")
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
