@@ -162,9 +162,8 @@ def _option(entry: Entry, rng: random.Random) -> list[str]:
 def _value(entry: Entry, rng: random.Random) -> str:
     if rng.random() < 0.15:
         return rng.choice(_TEXTS)
-    words = (
-        _SCRIPTS if entry.name in ("data_loader_script", "compare_func_script") else _WORDS.get(entry.option.read, ())
-    )
+    scripts = entry.name in ("data_loader_script", "compare_func_script")
+    words = _SCRIPTS if scripts else () if entry.option.read is None else _WORDS.get(entry.option.read, ())
     if words:
         return rng.choice(words)
     if issubclass(entry.kind, Enum):
