@@ -56,6 +56,8 @@ _FILES = {
     "extracted": "the piece that was cut out",
     "annotated": "the original model with each node's verdict in its metadata",
     "mixed": "the model in mixed precision",
+    "patched": "the whole model, changed so that it passes",
+    "other_tools": "the layers that stay in fp32, in the words of other tools",
     "marks": "the tensors whose marks hide the failure",
 }
 """What a file is for, by its name in a reproducer's folder or its key among the artifacts."""

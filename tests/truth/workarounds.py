@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.probing.places.environments import Environment
 from truth.answers import bisect_trt
 from truth.networks import generated
 from truth.patterns import PLANTED, Pattern
@@ -32,3 +35,36 @@ def test_a_patched_model_passes_where_the_original_fails(
             status, _ = bisect_trt(python, tmp_path, "run", way["file"], *words, "--seed", "3")
             assert status == 0, way
     assert result["artifacts"]["patched"] is not None
+
+
+def asymmetric_pool() -> onnx.ModelProto:
+    """AveragePool-19 with pads at one end alone, which ONNX Runtime 1.21.1 to 1.24.4 counts wrongly (issue 26708)."""
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node(
+            "AveragePool", ["c"], ["p"], name="pool", kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1],
+            count_include_pad=1,
+        ),
+        helper.make_node("Tanh", ["p"], ["y"], name="tanh"),
+    ]  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 4, 4]),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=8)
+
+
+def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> None:
+    """The reference is a release of ONNX Runtime with a wrong kernel, and the target another runtime that is right."""
+    onnx.save(asymmetric_pool(), str(tmp_path / "model.onnx"))
+    python = interpreter(Environment.parse("onnxruntime==1.24.4 openvino"), tool=True)
+    status, result = bisect_trt(
+        python, tmp_path, "diagnose", "model.onnx", "--openvino", "-o", "out", "--json", "result.json"
+    )
+    assert status == 0, result["why"]
+    assert [node["name"] for node in result["culprits"]] == ["pool"]
+    assert result["fault"]["whose"] == "reference"
+    assert (tmp_path / "out" / "ISSUE.md").read_text().startswith("> **Not a bug report.** The reference is wrong")
+    assert result["workarounds"] == []

@@ -18,6 +18,8 @@ ENUMS = {
     "tiling_optimization_level": "TilingOptimizationLevel",
 }
 """Attributes of the builder configuration that are members of an enumeration."""
+_KEPT: list[Any] = []
+"""The last selectors: a configuration need not keep its own alive."""
 _METHODS = ("add_", "all_", "can_", "clear_", "create_", "get_", "is_", "num_", "reset", "set_", "_")
 
 
@@ -46,7 +48,8 @@ def turn(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
         for feature in getattr(trt, "PreviewFeature").__members__.values():  # noqa: B009 - named as in the API lists
             config.set_preview_feature(feature, feature in chosen)
     if settings["avoid_tactics"]:
-        config.algorithm_selector = selector(trt, settings["avoid_tactics"])
+        _KEPT[:] = [*_KEPT[-8:], selector(trt, settings["avoid_tactics"])]
+        config.algorithm_selector = _KEPT[-1]
 
 
 def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:

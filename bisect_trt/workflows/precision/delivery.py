@@ -18,6 +18,7 @@ from bisect_trt.workflows.engine_layers import fp32_layers
 from bisect_trt.workflows.precision.by_layer import engine_path
 from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.precision.safe import Safe, find_safe
+from bisect_trt.workflows.precision.said import say
 from bisect_trt.workflows.precision.search import find_suspects
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import Answer, checker_problem, fill_in, tell_details
@@ -176,6 +177,7 @@ def add_measures(task: Task, answer: Answer, written: Record | None) -> None:
     subject, settings, result, keep = task.subject, task.settings, task.result, answer.units
     uses = try_uses(task, keep, written)
     result.extra |= {"latency_ms": None, "ran_fp32": None, "ran_like": None, "uses": [vars(use) for use in uses]}
+    result.extra["said"] = [vars(each) for each in say(task, keep, tried=written is not None)]
     if settings.target is None or not settings.target.target.capabilities.timed:
         return  # nothing was measured, and to look it up each candidate is made again
     result.extra["latency_ms"] = latencies(task, keep, answer.minimum.units)

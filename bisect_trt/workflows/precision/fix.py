@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
@@ -18,6 +18,7 @@ from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import grow_answer, save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
+from bisect_trt.workflows.precision.said import FILE, tell_said, write_said
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe
@@ -105,11 +106,22 @@ def _tell(task: Task, minimum: Minimum, command: str) -> None:
     console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {use} does.")
     tell_safe(result, console)
     tell_uses(result.extra["uses"], console)
+    tell_said(result.extra["said"], console)
+    _leave_said(task)
     tell_nodes(nodes, console)
     tell_lowered(result, console)
     console.answer(f"  measured on {result.extra['measured_on']}")
     if not minimum.proven:
         console.answer(f"  {minimum.why}; fewer nodes may do: {command}")
+
+
+def _leave_said(task: Task) -> None:
+    path = task.settings.output.with_name(FILE)
+    try:
+        write_said(task.result.extra["said"], path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; make room and run again.") from error
+    task.result.artifacts["other_tools"] = str(path)
 
 
 def _precision(check: CheckSettings) -> Low | None:

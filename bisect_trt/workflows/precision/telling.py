@@ -17,6 +17,7 @@ from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.safe import Safe
+from bisect_trt.workflows.precision.said import tell_said
 from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
@@ -71,12 +72,14 @@ def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str
     grown = {} if answer.safe is None else answer.safe.reasons
     for unit, node in zip(sorted(units), nodes, strict=True):
         entry = found.get(unit)
-        if entry is not None:
+        if unit in grown and (entry is None or entry.score < LOSES):  # an oddity is not why it is kept
+            node["rule"], node["reason"] = grown[unit]
+        elif entry is not None:
             node["rule"], node["reason"] = entry.rule, entry.reason
         elif unit in answer.minimum.units:
             node["rule"], node["reason"] = "needed", f"needed: {needed}"
         else:
-            node["rule"], node["reason"] = grown.get(unit, ("safe", "kept with the others when the check passed"))
+            node["rule"], node["reason"] = "safe", "kept with the others when the check passed"
     return nodes
 
 
@@ -173,6 +176,7 @@ def tell_details(result: Result, console: Console) -> None:
     if result.extra.get("ran_like"):
         console.answer(f"  {result.extra['ran_like']}")
     tell_uses(result.extra.get("uses", []), console)
+    tell_said(result.extra.get("said", []), console)
 
 
 def tell_accuracy(result: Result, console: Console) -> None:

@@ -133,7 +133,8 @@ def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
     rest = [name for name in names if touching[name]]
     if not rest:
         return Way("rewrite", "an equivalent form of the culprit", None, why="none is known of these operators")
-    plans = [(name, some) for name in rest for some in _plans(touching[name], found[name])]
+    several = culprit.ranged and len(prover.investigation.result.extra.get("origins") or ()) > 1
+    plans = [(name, some) for name in rest for some in _plans(touching[name], found[name], several=several)]
     whole = [each for name in rest for each in found[name]]
     if len(rest) > 1:
         plans.append((" and ".join(rest), _apart(whole)))
@@ -146,8 +147,11 @@ def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
     return Way("rewrite", f"other forms: {', '.join(rest)}", False, why=f"tried without success: {'; '.join(tried)}")
 
 
-def _plans(near: list[Fragment], everywhere: list[Fragment]) -> list[list[Fragment]]:
-    return [near] if len(near) == len(everywhere) else [near, everywhere]
+def _plans(near: list[Fragment], everywhere: list[Fragment], *, several: bool) -> list[list[Fragment]]:
+    """Where to put another form: there, then everywhere; the latter alone where several places are known to be wrong."""
+    if several or len(near) == len(everywhere):
+        return [everywhere]
+    return [near, everywhere]
 
 
 def _apart(fragments: Sequence[Fragment]) -> list[Fragment]:

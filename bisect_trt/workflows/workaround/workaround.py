@@ -68,7 +68,10 @@ def work_around(investigation: Investigation, settings: WorkaroundSettings, case
         fault: Whose fault it is.
     """
     subject, console = investigation.subject, investigation.console
-    prover = Prover(investigation, settings.check, settings.fresh, timed=True)
+    # How long an emulation takes says little, and a diagnosis does not wait for it.
+    prover = Prover(
+        investigation, settings.check, settings.fresh, timed=settings.everywhere or not _emulated(settings.check.target)
+    )
     culprit = Culprit(
         frozenset(subject.network.order[unit] for unit in case.minimum.units), ranged=fault.whose == "precision"
     )
@@ -103,7 +106,13 @@ def _record(investigation: Investigation, prover: Prover, ways: list[Way]) -> No
     patched = next((way.file for way in ways if way.passes and way.file is not None), None)
     result.artifacts["patched"] = patched
     result.extra["workarounds"] = [way.to_json() for way in ways]
-    result.extra["workaround_baseline"] = _baseline(prover) if any(way.passes for way in ways) else None
+    wanted = prover.timed and any(way.passes for way in ways)
+    result.extra["workaround_baseline"] = _baseline(prover) if wanted else None
+
+
+def _emulated(target: TargetSettings | None) -> bool:
+    """Whether a low precision is emulated on a target, by more work than it would be."""
+    return target is not None and bool(target.low_precisions) and target.target.emulates_low(target)
 
 
 def _baseline(prover: Prover) -> Mapping[str, Any]:
@@ -117,7 +126,7 @@ def _baseline(prover: Prover) -> Mapping[str, Any]:
         "failing_ms": None if failing is None else failing.latency_ms,
         "fp32_ms": None if right is None else right.latency_ms,
         "target": target.describe(),
-        "emulated": target.target.emulates_low(target) and bool(target.low_precisions),
+        "emulated": _emulated(target),
     }
 
 
@@ -129,13 +138,16 @@ def add_precision(result: Result) -> None:
         return
     uses = result.extra.get("uses") or []
     latency = (result.extra.get("latency_ms") or {}).get("mixed")
+    seen = result.extra.get("validation") or {}
     way = Way(
         "precision",
         f"{len(nodes)} nodes in fp32",
         any(use["passed"] for use in uses),
         result.artifacts["mixed"],
+        worst_error=seen.get("worst_error"),
         latency_ms=latency,
-        why="on the inputs given",
+        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
+        why=f"held on {seen['passed']} of {seen['samples']} fresh inputs" if seen else "on the inputs given",
     )
     ways.append(way.to_json())
 
