@@ -278,6 +278,8 @@ class Target(ABC):
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
         sent: The modules that a place gets to run it there, the last one as :mod:`bisect_trt.probing.places.sent.server` says;
             empty if it runs here alone.
+        sent_files: More of its own settings that are files which a place has to be sent.
+        sent_back: Those that are files which it writes when a model is loaded, and that come back from a place.
         stays: Whether it is run here whatever places there are.
         rows: What ``doctor`` says of it: options beside ``--NAME``, to the looks (see :meth:`look`) that these need.
     """
@@ -297,6 +299,8 @@ class Target(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     sent: ClassVar[tuple[str, ...]] = ()
+    sent_files: ClassVar[tuple[str, ...]] = ()
+    sent_back: ClassVar[tuple[str, ...]] = ()
     stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 

@@ -68,6 +68,7 @@ class PlaceRuntime:
             raise UsageError(
                 f"{self._target.title} cannot be run in a place: it says of no module that it can be sent; drop --on."
             )
+        self._back: dict[str, str | None] = {}
         self._known = {"module": self._target.sent[-1], "settings": self._sent_settings()}
         self._make()
 
@@ -91,8 +92,11 @@ class PlaceRuntime:
                 return {"sent_file": digest, "name": Path(value).name}
             return value
 
-        for name in self._target.files:
+        for name in (*self._target.files, *self._target.sent_files):
             values[name] = sent(values[name])
+        for name in self._target.sent_back:
+            self._back[name] = values[name]
+            values[name] = None if values[name] is None else {"file_back": name}
         self._connection.has(files)
         del plain["own"]
         return {**plain, **values}
@@ -130,7 +134,11 @@ class PlaceRuntime:
 
     def _load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None, *, unfused: bool) -> Answered:
         header, payload = self._written(model, feed)
-        return self._ask("load", {**header, "unfused": unfused}, payload)
+        answered = self._ask("load", {**header, "unfused": unfused}, payload)
+        for name, path in self._back.items():
+            if path is not None:
+                _write(Path(path), self._ask("back", {"name": name}).payload)
+        return answered
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """What it does to a model there on the way to running it; see :class:`~bisect_trt.targets.base.Runtime`."""
@@ -146,11 +154,7 @@ class PlaceRuntime:
             UsageError: The file cannot be written.
         """
         header, payload = self._written(model, feed)
-        content = self._ask("build", header, payload).payload
-        try:
-            target.write_bytes(content)
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror}; name another file.") from error
+        _write(target, self._ask("build", header, payload).payload)
 
     def describe_engine(self) -> dict[str, Any]:
         """What the prebuilt engine is made of that it was set up with."""
@@ -189,6 +193,13 @@ class PlaceRuntime:
         hints = self._target.hints(self._settings, proto, self.facts)
         header = {**self._known, "model": pieces, "inline": inlined, "beside": beside, "hints": hints}
         return {**header, "arrays": entries, "arrays_from": inlined}, [*inline, *values]
+
+
+def _write(path: Path, content: bytearray) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 class PlaceSession:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
@@ -15,6 +15,8 @@ from bisect_trt.targets.trt.said import say
 from bisect_trt.targets.trt.settings import TrtSettings
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from bisect_trt.targets.switches import Looked, Snippet, Switch
 
 _REPEATED = {
@@ -56,6 +58,14 @@ class TensorRtTarget(Target):
     precisions = PRECISIONS
     needs = "tensorrt"
     files = ("plugins", "load_timing_cache", "calibration_cache")
+    sent = (
+        "bisect_trt.targets.standalone",
+        "bisect_trt.targets.trt.messages",
+        "bisect_trt.targets.trt.knobs",
+        "bisect_trt.targets.trt.standalone",
+        "bisect_trt.targets.trt.sent",
+    )
+    sent_files, sent_back = ("load_engine",), ("save_engine",)
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
@@ -69,6 +79,35 @@ class TensorRtTarget(Target):
         from bisect_trt.targets.trt.build import TensorRtRuntime  # noqa: PLC0415 - a target that may not be asked for
 
         return TensorRtRuntime(settings)
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
+        from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.network import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
+
+        if settings.of(TrtSettings).load_engine is not None:
+            return None
+        proto = load_proto(model)
+        free_dimensions(proto, settings)
+        name_nodes(proto)
+        if self._by_cast(settings, facts):
+            return lower_fp16(proto, settings.keep, low=LOW_TYPES["bf16" if settings.bf16 else "fp16"])
+        return proto
+
+    def _by_cast(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+        return (settings.fp16 or settings.bf16) and facts["lowers_by"] == "cast"
+
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Whether it is lowered, its outputs, all names for the signature of a refusal, and the nodes where some are held."""
+        from bisect_trt.targets.messages import names_of  # noqa: PLC0415 - as above
+
+        nodes = [[node.name, list(node.output)] for node in model.graph.node]
+        return {
+            "lowered": self._by_cast(settings, facts),
+            "outputs": [value.name for value in model.graph.output],
+            "names": sorted({*names_of(model.graph)}),
+            "nodes": nodes if settings.keep or settings.held else [],
+        }
 
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("tensorrt",)}
 

@@ -68,6 +68,7 @@ class Server:
             "describe": self._describe,
             "trace": self._trace,
             "command": self._command,
+            "back": self._sent_back,
         }
 
     def answer(self, header: dict[str, Any], payload: bytearray) -> Reply:
@@ -124,6 +125,8 @@ class Server:
     def _with_files(self, value: Any) -> Any:
         """Settings with the paths that files have here."""
         if isinstance(value, dict):
+            if "file_back" in value:
+                return str(self._own / f"back-{value['file_back']}")
             if "sent_file" in value:
                 return str(
                     self._place(self._own / "settings" / value["sent_file"][:16], value["name"], [value["sent_file"]])
@@ -209,6 +212,11 @@ class Server:
         content = made.read_bytes()
         made.unlink()
         return {}, (content,)
+
+    def _sent_back(self, header: dict[str, Any], _: bytearray) -> Reply:
+        """A file that the target has written."""
+        path = self._own / "back-{}".format(header["name"])
+        return {}, (path.read_bytes() if path.exists() else b"",)
 
     def _trace(self, header: dict[str, Any], payload: bytearray) -> Reply:
         runtime = self._runtime(header)
