@@ -66,15 +66,7 @@ def reduce(
     call = Call(
         "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
     )
-    settings = ReduceSettings(
-        call.folder / "reduced.onnx" if output is None else own.output,
-        own.min_good,
-        own.reduce_inputs,
-        own.reduce_outputs,
-        own.mode,
-        own.overwrite,
-        own.find_all,
-    )
+    settings = ReduceSettings.of(own, call.folder / "reduced.onnx" if output is None else own.output)
     if settings.find_all and not settings.both_ends:
         raise UsageError(
             "find_all takes what failed out of the model, so both its ends must be free to move; drop one."
@@ -235,20 +227,8 @@ def precision(
     )
     low, runtime = low_precision(call.target)
     own.refuse_ends(low)
-    settings = PrecisionSettings(
-        call.folder / "mixed.onnx" if output is None else own.output,
-        low,
-        runtime,
-        tuple(own.include),
-        tuple(own.exclude),
-        own.io_fp16,
-        own.keep_weights,
-        own.overwrite,
-        minimise=own.minimise,
-        fresh_samples=own.fresh_samples,
-        validation_data=tuple(own.validation_data),
-        minimal_output=own.minimal_output,
-    )
+    mixed = call.folder / "mixed.onnx" if output is None else own.output
+    settings = PrecisionSettings.of(own, mixed, low, runtime)
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.

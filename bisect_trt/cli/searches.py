@@ -68,9 +68,7 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
         raise UsageError(
             "--all takes what failed out of the model, so both its ends must be free to move; drop one option."
         )
-    settings = ReduceSettings(
-        own.output, own.min_good, own.reduce_inputs, own.reduce_outputs, own.mode, own.overwrite, own.find_all
-    )
+    settings = ReduceSettings.of(own, own.output)
     if invocation.resumed is None:
         check_outputs(settings)
     session, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
@@ -82,20 +80,7 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     own = given[Precision]
     low, runtime = low_precision(given[Target])
     own.refuse_ends(low)
-    settings = PrecisionSettings(
-        own.output,
-        low,
-        runtime,
-        tuple(own.include),
-        tuple(own.exclude),
-        own.io_fp16,
-        own.keep_weights,
-        own.overwrite,
-        minimise=own.minimise,
-        fresh_samples=own.fresh_samples,
-        validation_data=tuple(own.validation_data),
-        minimal_output=own.minimal_output,
-    )
+    settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
     session, checks = open_search(

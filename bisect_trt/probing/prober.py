@@ -67,7 +67,7 @@ class Prober:
         if outcome is None:
             self.ledger.start(candidate.identity)
             with self._prompting():
-                outcome = self.runner.measure(candidate, repeat or 1)
+                outcome = self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
             self.ledger.end(candidate.identity, outcome)
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.measured = repeat is not None

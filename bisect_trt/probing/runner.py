@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,8 +88,8 @@ class Runner:
         own = all_seconds - seconds
         return replace(outcome, reason=reason, seconds=seconds, own_seconds=own, runs=number, times=times)
 
-    def measure(self, candidate: Candidate, repeat: int) -> Outcome:
-        """Run the original ``repeat`` times.
+    def measure(self, candidate: Candidate, repeat: int, go_on: Callable[[], object] = bool) -> Outcome:
+        """Run the original ``repeat`` times; ``go_on`` is called before each time after the first, and may raise.
 
         Returns:
             Its first failure, or its last pass, with the number of runs and of failures.
@@ -97,7 +97,10 @@ class Runner:
         began = time.monotonic()
         with account(self._spent) as spent:
             files = self._write(candidate)
-            outcomes = [self._again(files) for _ in range(repeat)]
+            outcomes = [self._again(files)]
+            for _ in range(1, repeat):
+                go_on()
+                outcomes.append(self._again(files))
             all_seconds = time.monotonic() - began
             times = _of_probe(candidate, spent, all_seconds)
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]

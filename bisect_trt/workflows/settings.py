@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bisect_trt.options.choices import Mode
+from bisect_trt.options.searches import Reduce
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.workspace import FIXED_PATH
 from bisect_trt.targets.settings import TargetSettings
@@ -151,6 +152,12 @@ class ReduceSettings:
     mode: Mode = Mode.AUTO
     overwrite: bool = False
     find_all: bool = False
+
+    @classmethod
+    def of(cls, own: Reduce, output: Path) -> ReduceSettings:
+        """Those of a command, or of a Python function, from its options; ``output`` is where the reduced model goes."""
+        ends = own.reduce_inputs, own.reduce_outputs
+        return cls(output, own.min_good, *ends, own.mode, own.overwrite, own.find_all)
 
     @property
     def both_ends(self) -> bool:

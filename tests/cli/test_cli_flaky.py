@@ -68,3 +68,12 @@ def test_pairs_are_tried_where_few_are_left(cli: CommandLine, model: Path) -> No
     assert "out.onnx: 3 nodes still fail (1-minimal, pairs tried)." in ran.out
     result = read_json(Path("r.json"))
     assert (result["minimality"], result["pairs_tried"]) == ("1-minimal", True)
+
+
+def test_measuring_the_original_keeps_to_the_budget(cli: CommandLine, model: Path) -> None:
+    check = script(Path("check"), f"echo >> runs; {has('<3>')} && exit 1; exit 0")
+    words = ["--repeat", "99999999999999999999", "--max-time", "1", "--check", f"./{check}", "{model}"]
+    ran = cli("reduce", model, *OPTIONS, *words)
+    assert ran.status not in (0, 1)
+    assert "the budget is spent (--max-time 1)." in ran.error
+    assert Path("runs").read_text()

@@ -181,3 +181,33 @@ def _content(rng: random.Random) -> Any:  # noqa: ANN401 - of many types
     iterations = iterations if rng.random() < 0.9 else _junk(rng)
     runs: Any = [["r", iterations]] if rng.random() < 0.9 else _junk(rng)
     return {"lst": runs, "polygraphy_class": "RunResults"}
+
+
+_SCRIPT_LINES = (
+    "import numpy as np",
+    "import no_such_module",
+    "def load_data(): yield {'x': np.ones((2, 3), np.float32)}",
+    "def load_data(): return [{'x': np.ones((2, 3), np.float32)}, {'x': None}]",
+    "def load_data(): raise SystemExit(7)",
+    "def load_data(): return {'x': 'text'}",
+    "def load_data(): yield {3: [[1, 2], [3]]}",
+    "def load_data(): yield 5",
+    "load_data = [{'y': 1e400}]",
+    "def f(*given): return given",
+    "def compare_outputs(a, b): return {name: True for name in a}",
+    "def compare_outputs(a, b): return None",
+    "def compare_outputs(a): return {}",
+    "def compare_outputs(a, b): return {'nobody': 3}",
+    "def compare_outputs(a, b): raise KeyboardInterrupt if len(a) > 99 else ValueError('\\udcff')",
+    "raise ValueError('\\x1b[31m')",
+    "def f(:",
+    "\x00",
+    "ä = 1",
+)
+
+
+def broken_script(rng: random.Random) -> bytes:
+    """A script of the user's, as text; some do what they should."""
+    lines = rng.sample(_SCRIPT_LINES, rng.choice((1, 1, 2, 3)))
+    content = "\n".join(["import numpy as np", *lines] if rng.random() < 0.8 else lines).encode()
+    return content if rng.random() < 0.9 else content + rng.randbytes(5)

@@ -86,20 +86,35 @@ _OUTPUTS = (
     "\udcff.onnx",
 )
 _NEVER = {
-    "trt",
-    "check",
+    "check",  # below, since it takes the rest of the line
     "show_heatmaps",
     "show_error_metrics_plot",
-    "data_loader_script",
-    "compare_func_script",
+    "on",  # may install packages
     "workers",
 }
-"""Not here: what opens windows, runs code that the user names, or another runtime."""
+"""Not here: what opens windows, or reaches out of this machine."""
+_SCRIPTS = ("script.py", "script.py:f", "script.py:load_data", "model.onnx", "none.py", "script.py:", ".")
+_CHECKS = (
+    ("true",),
+    ("false",),
+    ("test", "-s", "{model}"),
+    ("sh", "-c", "exit 3"),
+    ("sh", "-c", "kill -9 $$", "{model}"),
+    ("sh", "-c", "rm -rf {dir}", "{inputs}", "{golden}"),
+    ("sh", "-c", "printf '\\377\\000\\033[31m'; exit 1"),
+    ("./no-such-program", "{model}"),
+    ("{modle}",),
+    ("",),
+    (".", "{model}"),
+    ("n" * 5000,),
+)
+"""Commands that say good or bad of a model, break, or are none."""
 
 
 def command_line(rng: random.Random) -> list[str]:
-    """The words after the program's name."""
-    name = rng.choices(list(COMMANDS), [_WEIGHTS.get(each, 1) for each in COMMANDS])[0]
+    """The words after the program's name; `releases` installs packages, and is left out."""
+    names = [name for name in COMMANDS if name != "releases"]
+    name = rng.choices(names, [_WEIGHTS.get(each, 1) for each in names])[0]
     own = COMMANDS[name][0]
     every = [entry for group in COMMANDS[name] for entry in entries(group) if entry.name not in _NEVER]
     words = [name]
@@ -108,7 +123,8 @@ def command_line(rng: random.Random) -> list[str]:
         word for entry in every if entry.required and not entry.option.positional for word in ("-o", _output(rng))
     ]
     if any(entry.name == "onnxrt" for entry in every) and rng.random() < 0.9:
-        words += ["--onnxrt", *(["--fp16"] if rng.random() < 0.6 or name == "precision" else [])]
+        target = "--trt" if rng.random() < 0.15 else "--onnxrt"
+        words += [target, *(["--fp16"] if rng.random() < 0.6 or name == "precision" else [])]
     if name in ("diagnose", "reduce", "precision", "layerwise"):
         words += ["--timeout", "20", *(["--max-time", "5", "--max-probes", "12"] if name != "layerwise" else [])]
     chosen = [entry for entry in every if not (entry.option.positional or entry.required)]
@@ -117,6 +133,8 @@ def command_line(rng: random.Random) -> list[str]:
             words += _option(entry, rng)
     if rng.random() < 0.5 and any(entry.name == "json" for entry in every):
         words += ["--json", "r.json"]
+    if name in ("reduce", "precision") and rng.random() < 0.25:
+        words += ["--check", *rng.choice(_CHECKS)]
     return words
 
 
@@ -144,8 +162,10 @@ def _option(entry: Entry, rng: random.Random) -> list[str]:
 def _value(entry: Entry, rng: random.Random) -> str:
     if rng.random() < 0.15:
         return rng.choice(_TEXTS)
-    if entry.option.read in _WORDS:
-        return rng.choice(_WORDS[entry.option.read])
+    scripts = entry.name in ("data_loader_script", "compare_func_script")
+    words = _SCRIPTS if scripts else () if entry.option.read is None else _WORDS.get(entry.option.read, ())
+    if words:
+        return rng.choice(words)
     if issubclass(entry.kind, Enum):
         return str(rng.choice(list(entry.kind)).value)
     if entry.kind is Path:

@@ -18,7 +18,7 @@ from types import FrameType
 import pytest
 from conftest import CommandLine
 from fuzz_models import broken_model
-from fuzz_values import broken_json, broken_npz
+from fuzz_values import broken_json, broken_npz, broken_script
 from fuzz_words import command_line
 
 RUNS = int(os.environ.get("BISECT_TRT_FUZZ_RUNS", "2000"))
@@ -53,6 +53,7 @@ def lay_out(rng: random.Random) -> None:
     Path("model.onnx").write_bytes(broken_model(rng))
     Path("values.npz").write_bytes(broken_npz(rng))
     Path("values.json").write_bytes(broken_json(rng))
+    Path("script.py").write_bytes(broken_script(rng))
     Path("w.bin").write_bytes(b"\0\0\x80?" * rng.choice([0, 2, 3, 3, 100]))
 
 

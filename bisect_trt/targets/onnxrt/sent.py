@@ -50,8 +50,10 @@ class There:
         except opening.Misnamed as error:
             raise UsageError(f"{error}.") from error
         except BuildError as error:
+            pairs = [*settings["provider_options"], *settings["session_options"]]
+            given = ", ".join(f"{name}:{value}" for name, value in pairs)
             raise UsageError(
-                f"ONNX Runtime {onnxruntime.__version__} does not take its options: {error.message}."
+                f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; mend or drop it."
             ) from error
         self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
 

@@ -9,7 +9,7 @@ from typing import Literal
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Minimise
-from bisect_trt.options.searches import FRESH_SAMPLES
+from bisect_trt.options.searches import FRESH_SAMPLES, Precision
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Investigation
@@ -53,6 +53,31 @@ class PrecisionSettings:
     validation_data: tuple[str, ...] = ()
     minimal_output: Path | None = None
     tolerance: ToleranceOptions | None = None
+
+    @classmethod
+    def of(cls, own: Precision, output: Path, low: Low, target: TargetSettings | None) -> PrecisionSettings:
+        """Those of a command, or of a Python function, from its options.
+
+        Args:
+            own: The options.
+            output: Where the mixed model goes.
+            low: What the rest is to run in.
+            target: The runtime under suspicion.
+        """
+        return cls(
+            output,
+            low,
+            target,
+            tuple(own.include),
+            tuple(own.exclude),
+            own.io_fp16,
+            own.keep_weights,
+            own.overwrite,
+            minimise=own.minimise,
+            fresh_samples=own.fresh_samples,
+            validation_data=tuple(own.validation_data),
+            minimal_output=own.minimal_output,
+        )
 
     @property
     def emulated(self) -> bool:

@@ -72,12 +72,14 @@ def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str
     grown = {} if answer.safe is None else answer.safe.reasons
     for unit, node in zip(sorted(units), nodes, strict=True):
         entry = found.get(unit)
-        if entry is not None:
+        if unit in grown and (entry is None or entry.score < LOSES):  # an oddity is not why it is kept
+            node["rule"], node["reason"] = grown[unit]
+        elif entry is not None:
             node["rule"], node["reason"] = entry.rule, entry.reason
         elif unit in answer.minimum.units:
             node["rule"], node["reason"] = "needed", f"needed: {needed}"
         else:
-            node["rule"], node["reason"] = grown.get(unit, ("safe", "kept with the others when the check passed"))
+            node["rule"], node["reason"] = "safe", "kept with the others when the check passed"
     return nodes
 
 
