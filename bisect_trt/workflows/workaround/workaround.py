@@ -78,7 +78,14 @@ def work_around(investigation: Investigation, settings: WorkaroundSettings, case
     ways: list[Way] = []
     try:
         if culprit.ranged:
-            ways.append(Way("barrier", "barriers", None, why="rounding alone makes the error, so none helps"))
+            ways.append(
+                Way(
+                    "barrier",
+                    "behind tensors of the culprit",
+                    None,
+                    why="rounding alone makes the error, so none helps",
+                )
+            )
         else:
             ways += turn(prover)
             ways.append(bar(prover, culprit, settings.output, settings.most, everywhere=settings.everywhere))
