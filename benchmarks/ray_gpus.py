@@ -92,10 +92,8 @@ def main() -> None:
     for name, words in COMMANDS.items():
         one = ["--workers", "1"] if words[0] == "precision" else []  # layerwise has a worker a GPU
         alone, first = run(arguments.model, words, [*target, *one])
-        print(
-            f"| `{name}` | {'one' if one else 'as many as here'}, no Ray | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |",
-            flush=True,
-        )
+        beside = f"{'one' if one else 'as many as here'}, no Ray"
+        print(f"| `{name}` | {beside} | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |", flush=True)
         for number in map(int, arguments.gpus.split(",")):
             with cluster(number, arguments.resource) as address:
                 seconds, result = run(arguments.model, words, [*target, "--on", f"ray={address}"])
