@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY
 from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
+from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import Workspace
@@ -127,7 +129,8 @@ class Models:
             UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
         settings = self.reference if target is None else target
-        reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
+        with spending("reference") if target is None else nullcontext():
+            reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":

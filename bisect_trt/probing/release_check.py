@@ -28,14 +28,16 @@ class ReleaseCheck:
     Attributes:
         check: What says good or bad. A command has ``{python}`` in it, which becomes the environment's interpreter.
         workers: Makes the workers of an environment; they are ended with the probe.
-        unknown: Whether a failure to read a model, by its signature, says that a release does not know what is in it.
+        unknown: Whether a message says that a release, the ``newest`` or not, does not know what is in a model.
         expected: The signature of the failure that is looked for, where it is known already.
+        newest: Whether it is about the newest release.
     """
 
     check: BuiltinCheck | CommandCheck
     workers: Callable[..., WorkerPool]
-    unknown: Callable[[str], bool]
+    unknown: Callable[..., bool]
     expected: str | None = None
+    newest: bool = False
 
     @property
     def parallel(self) -> bool:
@@ -66,8 +68,9 @@ class ReleaseCheck:
         """The same failure in the words of another release has the same signature."""
         if outcome.ending is not Ending.BROKEN:
             return outcome
-        if outcome.signature != self.expected and self.unknown(outcome.reason):
-            return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
         kind = error_class(outcome.signature)
-        known = self.expected is not None and error_class(self.expected) == kind
-        return replace(outcome, signature=self.expected if known and self.expected else kind)
+        if self.expected is not None and error_class(self.expected) == kind:
+            return replace(outcome, signature=self.expected)
+        if self.unknown(outcome.reason, newest=self.newest):
+            return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
+        return replace(outcome, signature=kind)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 PARTS = {
     "start": "until the model is read, from the beginning of the process",
-    "reference": "running the original on the reference",
+    "reference": "running models on the reference",
     "cutting": "making candidates",
     "writing": "writing them and their values to files",
     "building": "loading them into the target, which may build an engine",

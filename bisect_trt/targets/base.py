@@ -22,13 +22,17 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
 else:
     Arrays = dict
 
-_UNKNOWN = re.compile(
-    r"(?i)is under development and support for this is limited|Unsupported model IR version|max supported (?:IR|opset)"
-    r"|unsupported (?:ONNX )?opset|No Op registered for|is not a registered function/op|No opset import for"
-    r"|\bNOT_IMPLEMENTED\b|Could not find an implementation|No importer registered for|OpConversionFailure"
-    r"|unrecognized attribute|unsupported operator|not support(?:ed)? (?:operation|operator|op\b)"
+_TOO_NEW = re.compile(
+    r"(?i)is under development and support for this is limited|Unsupported model IR version|unsupported (?:ONNX )?opset"
+    r"|Unknown model file format version|max supported (?:IR|opset)|No Op registered for|is not a registered function/op"
+    r"|No opset import for|unrecognized attribute"
 )
-"""How runtimes say that an operator, its version, or the file's is newer than they are."""
+"""How runtimes say that a file, or what is in it, is of a time after them."""
+_NO_KERNEL = re.compile(
+    r"(?i)\bNOT_IMPLEMENTED\b|Could not find an implementation|No importer registered for|OpConversionFailure"
+    r"|unsupported operator|not support(?:ed)? (?:operation|operator|op\b)"
+)
+"""How they say that they lack an operator; what they made of a model themselves may be that too."""
 Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
 Lowering = Literal["cast", "layer"]
@@ -330,9 +334,14 @@ class Target(ABC):
         """The one that it comes as, set up so; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
 
-    def does_not_know(self, message: str) -> bool:
-        """Whether a message says that this release does not know what is in a model, rather than that something is wrong."""
-        return _UNKNOWN.search(message) is not None
+    def does_not_know(self, message: str, *, newest: bool = False) -> bool:
+        """Whether a message says that this release does not know what is in a model, rather than that something is wrong.
+
+        Args:
+            message: What it says.
+            newest: Whether no release is newer, so that an operator which it lacks is no matter of its age.
+        """
+        return _TOO_NEW.search(message) is not None or (not newest and _NO_KERNEL.search(message) is not None)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
         """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.

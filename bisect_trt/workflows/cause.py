@@ -34,6 +34,8 @@ _TOOLS = ("polygraphy", "trtexec")
 _MOST_SECONDS = 300.0
 """What the lines of an answer may take to open and run the model."""
 _FEW_NAMES = 2
+_NOT_ITS = {"precision": "rounding by itself makes this error", "reference": "the reference is wrong"}
+"""Whose fault a failure may be that no switch of the target mends."""
 _PLURALS = {"property": "properties"}
 _MOST, _MOST_COSTLY = 24, 8
 """What it may cost as a step of a diagnosis; the command that goes on is said."""
@@ -134,10 +136,16 @@ def find_cause(investigation: Investigation, check: CheckSettings, search: Searc
     return result
 
 
-def name_cause(investigation: Investigation, check: CheckSettings, case: Candidate) -> list[Told]:
+def name_cause(investigation: Investigation, check: CheckSettings, case: Candidate, whose: str) -> list[Told]:
     """A step of a diagnosis: the same about the minimal case, then confirmed on the whole model.
 
     What stands in its way is said, and is no reason to fail: the failure itself was found before.
+
+    Args:
+        investigation: Found the minimal case.
+        check: Its check.
+        case: The minimal case.
+        whose: Whose fault it is; see ``Fault``. Where it is not the target's, nothing of it is turned.
 
     Returns:
         What it comes to, for a bug report; none if there is nothing to say.
@@ -146,6 +154,9 @@ def name_cause(investigation: Investigation, check: CheckSettings, case: Candida
     assert target is not None, "a diagnosis has one"
     console.step("Which pass, option or tactic of the target does it?")
     investigation.result.extra |= {"cause": [], "cause_detail": None}
+    if whose in _NOT_ITS:
+        console.say(f"  not asked: {_NOT_ITS[whose]}")
+        return []
     try:
         held = replace(target, keep=case.keep or target.keep, held=case.held or target.held)
         operators = frozenset(node.op_type for node in _nodes(case.proto))

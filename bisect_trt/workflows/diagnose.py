@@ -86,7 +86,7 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
     cause: list[Cause] = []
     since: str | None = None
     try:
-        cause = name_cause(investigation, settings.check, answer)
+        cause = name_cause(investigation, settings.check, answer, fault.whose)
         look_for_others(investigation, case, another if settings.find_all else None)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
         after_diagnosis(investigation, settings.check, case, fault, settings.output)

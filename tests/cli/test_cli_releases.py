@@ -38,7 +38,20 @@ TOO_OLD = """
 def InferenceSession(*_, **__):
     raise capi.onnxruntime_pybind11_state.Fail("Unsupported model IR version: 8, max supported IR version: 3")
 """
-KINDS = {"P": "", "F": WRONG, "R": REFUSES, "O": TOO_OLD, "B": "raise ImportError('built for another world')"}
+LACKS = """
+def InferenceSession(*_, **__):
+    raise capi.onnxruntime_pybind11_state.NotImplemented(
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Fused(VERSION) node with name ''"
+    )
+"""
+KINDS = {
+    "N": LACKS,
+    "P": "",
+    "F": WRONG,
+    "R": REFUSES,
+    "O": TOO_OLD,
+    "B": "raise ImportError('built for another world')",
+}
 
 
 def releases(folder: Path, history: str) -> Index:
@@ -64,7 +77,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seen(letters: str) -> dict[str, str]:
-    words = {"P": "PASS", "F": "FAIL", "R": "FAIL", "O": "UNRESOLVED", "B": "UNRESOLVED"}
+    words = {"P": "PASS", "N": "FAIL", "F": "FAIL", "R": "FAIL", "O": "UNRESOLVED", "B": "UNRESOLVED"}
     return {f"1.{number}": words[letter] for number, letter in enumerate(letters)}
 
 
@@ -89,12 +102,20 @@ def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: 
     assert "still there in 1.3, the newest that was asked" in out
 
 
+def test_an_operator_that_the_newest_lacks_is_the_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same in another release is the same; where the newest passes, it is a matter of a release's age."""
+    releases(here, "PNN").tell(monkeypatch)
+    status, result, _ = ask(here, "model.onnx", "--onnxrt")
+    assert (status, result["releases"], result["first_failing"]) == (0, seen("PNN"), "1.1")
+
+
 def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases(here, "OP").tell(monkeypatch)
+    releases(here, "NP").tell(monkeypatch)
     status, result, out = ask(here, "model.onnx", "--onnxrt")
     assert (status, result["status"], result["first_failing"]) == (1, "not_reproduced", None)
     assert result["releases"] == {"1.0": "UNRESOLVED", "1.1": "PASS"}
     assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 say nothing (1.0 says nothing: " in out
+    releases(here / "other", "O").tell(monkeypatch)
     status, result, out = ask(here, "model.onnx", "--onnxrt", "--to", "1.0")
     assert (status, result["releases"]) == (4, {"1.0": "UNRESOLVED"})
     assert "no release of onnxruntime says anything of this failure; 1.0 says nothing: " in out

@@ -49,9 +49,14 @@ def releases(package: str, python: str | None = None) -> list[str]:
     Raises:
         UnavailableError: The index cannot be reached, or has no such package.
     """
-    # Without an interpreter's version pip would take sources of the package too, which may be older than all wheels.
+    # Sources of a package may be older than all its wheels, and build with nothing of today.
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
-    words = ["index", "versions", package, "--python-version", version, "--only-binary", ":all:"]
+    found = _listed(package, ["--python-version", version, "--only-binary", ":all:"])
+    return found if found or python is not None else _listed(package, [])  # but there are packages that have no wheels
+
+
+def _listed(package: str, options: Sequence[str]) -> list[str]:
+    words = ["index", "versions", package, *options]
     status, said = run_tool([*pip(), *words], for_pip())
     listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
     if status != 0 or listed is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Runtime, Script, Target, Value
+from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
@@ -57,6 +57,7 @@ class TensorRtTarget(Target):
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
+    packages = (Package("tensorrt"),)
     files = ("plugins", "load_timing_cache", "calibration_cache")
     sent = (
         "bisect_trt.targets.standalone",

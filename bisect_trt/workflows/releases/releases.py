@@ -93,11 +93,16 @@ def ask_releases(
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    releases, ledger = tuple(pythons), investigation.prober.ledger
+    releases, ledger, runner = tuple(pythons), investigation.prober.ledger, investigation.prober.runner
     candidates = [_candidate(model, settings, release, python) for release, python in pythons.items()]
     known = {candidate.key: place for place, candidate in enumerate(candidates)}
 
     hint = releases.index(failing) if failing in releases else None
+    if isinstance(runner.check, ReleaseCheck) and runner.check.expected is None:
+        # What the newest says is the failure, whatever it is; of others, an operator that they lack is a matter of their age.
+        check, runner.check = runner.check, replace(runner.check, newest=True)
+        fails = investigation.prober.probe(candidates[-1]).verdict is Verdict.FAIL
+        runner.check = replace(check, expected=ledger.original if fails else None)
 
     def story(oracle: Oracle) -> History:
         return find_edges(len(releases), lambda place: oracle(Units(frozenset({place}))), hint, every=settings.every)
@@ -141,5 +146,5 @@ def in_releases(
     workers = partial(
         WorkerPool, subject.workspace.folder, memory_limit=subject.settings.memory_limit, timeout=check.timeout
     )
-    unknown = (lambda _: False) if target is None else target.target.does_not_know
+    unknown = (lambda _, **__: False) if target is None else target.target.does_not_know
     return ReleaseCheck(check, workers, unknown, expected)

@@ -49,7 +49,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
         console.answer("The target is not wrong, so there is nothing to work around.")
     else:
         if fault.whose != "precision":
-            name_cause(investigation, settings.check, answer)
+            name_cause(investigation, settings.check, answer, fault.whose)
         work_around(investigation, settings, case, fault)
     find_fix(investigation, settings.check, search, answer, folder)
     add_precision(result)
