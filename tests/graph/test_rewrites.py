@@ -270,3 +270,15 @@ def test_look_alikes_are_left() -> None:
     model = made(nodes, {"by": scalar(1.7), "small": scalar(-1e4)}, 17)
     view = View(Network(model))
     assert not [name for name in RULES if matches(view, name)]
+
+
+def test_weights_of_old_files_are_inputs_too() -> None:
+    """Before IR version 4 every weight is listed among the inputs, new ones too, and none loses its value."""
+    nodes, weights = norm(9, "Mul")
+    model = made(nodes, weights, 9)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    new = rewritten(model, "scaled-square")
+    stored = {tensor.name for tensor in new.graph.initializer}
+    assert {value.name for value in new.graph.input} == stored | {"x"}

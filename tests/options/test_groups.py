@@ -41,6 +41,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.size: SIZES,
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
+    values.assignment: st.tuples(TEXTS, TEXTS),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
@@ -85,6 +86,8 @@ def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many type
     if entry.kind is bool and entry.form == "one":
         on, _, off = entry.flags[-1].partition("/")
         return [on] if value else [off] * bool(off)
+    if entry.option.read is values.assignment:
+        return [entry.flags[-1], *map("=".join, value)]
     if entry.form == "named":
         return [entry.flags[-1], *(f"{name}:{word(each)}" if name else word(each) for name, each in value.items())]
     return [entry.flags[-1], *map(word, value if entry.form == "list" else [value])]

@@ -510,3 +510,26 @@ def test_a_place_is_for_something(failing: Path) -> None:
 
     with pytest.raises(UsageError, match="--on is where a target or a check command runs"):
         bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")
+
+
+def test_folders_of_workers_that_were_killed_are_taken_away(connection: Connection, tmp_path: Path) -> None:
+    """Those in use stay, and so do those that are just being made."""
+    import tempfile
+
+    prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-{tmp_path.name}"
+    left, without_lock, fresh = (Path(f"{prefix}-{name}") for name in ("left", "without", "fresh"))
+    for folder in (left, without_lock, fresh):
+        (folder / "worker-x").mkdir(parents=True)
+    (left / "lock").touch()
+    os.utime(without_lock, (0, 0))
+    other = Connection(place(), session=f"used{os.getpid()}")
+    other.ask("facts", {"packages": []})
+    used = Path(f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-used{os.getpid()}")
+    try:
+        connection.ask("facts", {"packages": []})
+        assert [each.exists() for each in (left, without_lock, fresh, used)] == [False, False, True, True]
+    finally:
+        other.close()
+        (fresh / "worker-x").rmdir()
+        fresh.rmdir()
+    assert not used.exists()

@@ -32,6 +32,8 @@ class Rewrite:
     ranges: bool = False
 
 
+_SINCE = 7
+"""Before opset 7 shapes are not broadcast as they are in what the rules write."""
 RULES: dict[str, Rewrite] = {
     "redundant": Rewrite("left out, for it does nothing", redundant),
     "layer-norm": Rewrite("as LayerNormalization", layer_norm, ranges=True),
@@ -55,6 +57,8 @@ RULES: dict[str, Rewrite] = {
 
 def matches(view: View, name: str) -> list[Fragment]:
     """Where a rule's pattern is found, in topological order; no two that overlap in what they redefine."""
+    if view.opset < _SINCE:
+        return []
     found = []
     for index in view.network.order:
         if view.node(index).domain in ("", "ai.onnx") and not view.network.constant[index]:

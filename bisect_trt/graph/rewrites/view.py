@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from bisect_trt.graph.lower import LOW_TYPES
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import rename_reads
+from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS, rename_reads
 from bisect_trt.graph.values import to_info
 from bisect_trt.tensors.info import TensorInfo
 
@@ -274,9 +274,16 @@ def _model(network: Network, nodes: Sequence[onnx.NodeProto], weights: Iterable[
     del graph.node[:]
     graph.node.extend(nodes)
     read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+    # What is listed as an input too would have to be fed if its value were gone.
+    read |= {value.name for value in graph.input}
     stored = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in network.consumers]
+    added = list(weights)
     del graph.initializer[:]
-    graph.initializer.extend([*stored, *weights])
+    graph.initializer.extend([*stored, *added])
+    if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
+        graph.input.extend(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in added
+        )
     made = {name for node in nodes for name in node.output}
     known = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]

@@ -15,15 +15,49 @@ def findings_section(result: Json) -> Markup | None:
     """The tables that this result has something for."""
     tensors = result.get("tensors") or []
     parts = [
+        _ways(result.get("workarounds") or [], result.get("workaround_baseline") or {}, result.get("fault") or {}),
+        _cause(result.get("cause_detail")),
         _outputs(result.get("comparisons") or []),
         _origins(result.get("origins") or [], {tensor["name"]: tensor.get("own") for tensor in tensors}),
         _alone(tensors),
-        _cause(result.get("cause_detail")),
         _hiding(result.get("hiding"), {tensor["name"]: tensor["op"] for tensor in tensors}),
         _kept(result.get("keep_fp32") or [], _held(result)),
     ]
     found = [part for part in parts if part is not None]
     return tag("section", *found, id="findings") if found else None
+
+
+_PASSES = {True: ("passes", "match"), False: ("does not pass", "wrong"), None: ("not tried", "quiet")}
+
+
+def _ways(ways: Sequence[Json], baseline: Json, fault: Json) -> Markup | None:
+    """Whose fault it is, and the ways around it."""
+    if not ways and not fault:
+        return None
+    said = tag("p", fault["sentence"]) if fault else None
+    if not ways:
+        return tag("div", tag("h2", "Whose fault it is"), said)
+    rows = []
+    for way in ways:
+        words, style = _PASSES[way["passes"]]
+        what = [
+            f"{way['kind']}: {shorten(way['what'], 300)}",
+            *([tag("pre", tag("code", way["line"]))] if way["line"] else []),
+        ]
+        file = tag("td", tag("code", breakable(shorten(way["file"], _NAME_LENGTH))) if way["file"] else "")
+        numbers = [_numeric(way["worst_error"]), _numeric(way["latency_ms"])]
+        rows.append([tag("td", *what), tag("td", tag("b", words, class_=style)), *numbers, file, tag("td", way["why"])])
+    for key, words in (("failing_ms", "as it fails"), ("fp32_ms", "all in fp32")):
+        if baseline.get(key) is not None:
+            empty = [tag("td", ""), tag("td", "")]
+            rows.append([tag("td", words), tag("td", ""), tag("td", ""), _numeric(baseline[key]), *empty])
+    heads = ["What", "Whole model", "Worst error, in tolerances", "Latency, ms", "File", ""]
+    return tag(
+        "div",
+        tag("h2", "Whose fault it is, and ways around it"),
+        said,
+        table(heads, rows, "Ways around it", (heads[2], heads[3])),
+    )
 
 
 def _name(name: str) -> Markup:

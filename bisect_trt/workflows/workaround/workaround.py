@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.errors import BisectError
 from bisect_trt.graph.save import check_output
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.reporting.result import Result
@@ -78,7 +79,14 @@ def work_around(investigation: Investigation, settings: WorkaroundSettings, case
     ways: list[Way] = []
     try:
         if culprit.ranged:
-            ways.append(Way("barrier", "barriers", None, why="rounding alone makes the error, so none helps"))
+            ways.append(
+                Way(
+                    "barrier",
+                    "behind tensors of the culprit",
+                    None,
+                    why="rounding alone makes the error, so none helps",
+                )
+            )
         else:
             ways += turn(prover)
             ways.append(bar(prover, culprit, settings.output, settings.most, everywhere=settings.everywhere))
@@ -210,7 +218,11 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
         console.say(f"  not looked for, since each probe is a build; this does: {command(investigation, check)}")
         return
     settings = WorkaroundSettings(check, folder / PATCHED, _FRESH_IN_A_DIAGNOSIS, _IN_A_DIAGNOSIS, everywhere=False)
-    ways = work_around(investigation, settings, case, fault)
+    try:
+        ways = work_around(investigation, settings, case, fault)
+    except BisectError as error:  # the failure itself was found before
+        console.say(f"  no way around was found: {error}")
+        ways = []
     add_precision(result)
     tell(result, investigation)
     if not any(way.passes for way in ways):

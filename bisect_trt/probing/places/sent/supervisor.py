@@ -27,6 +27,7 @@ _LOG_TAIL = 1 << 16
 _PDEATHSIG, _SUBREAPER = 1, 36
 _MEMORY_LOOK_SECONDS = 0.1
 _STRAY_ROUNDS = 100
+_STALE_SECONDS = 60.0
 
 
 class Supervisor:
@@ -168,8 +169,11 @@ def shared_folder(session: str) -> tuple[str, int]:
     for other in glob.glob(f"{prefix}*"):
         if other != folder:
             with contextlib.suppress(OSError):
-                lock = os.open(os.path.join(other, "lock"), os.O_RDWR)
-                leave_folder(other, lock)
+                try:
+                    leave_folder(other, os.open(os.path.join(other, "lock"), os.O_RDWR))
+                except FileNotFoundError:  # one that was killed while it took its folder away, or is just making it
+                    if time.time() - os.stat(other).st_mtime > _STALE_SECONDS:
+                        shutil.rmtree(other, ignore_errors=True)
     while True:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if os.stat(folder).st_uid != os.getuid():
