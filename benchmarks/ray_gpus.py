@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-RAY = (sys.executable, "-m", "ray.scripts.scripts")
 COMMANDS = {"precision": ("precision", "-o", "mixed.onnx"), "layerwise --isolate": ("layerwise", "--isolate")}
 
 
@@ -33,15 +32,23 @@ def cluster(number: int, resource: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     sizes = [f"--num-gpus={number}", "--num-cpus=8"] if resource == "gpus" else [f"--num-cpus={number}"]
-    command = [*RAY, "start", "--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", *sizes]
+    more = ["--include-dashboard=false", "--disable-usage-stats", *sizes]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", *more]
     environment = dict(os.environ)
     if resource == "gpus":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(number)))
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    started = subprocess.Popen(
+        [*command, "--block"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = f"127.0.0.1:{port}"
+    look = [sys.executable, "-m", "bisect_trt.probing.places.cluster", address, "CPU"]
     try:
-        yield f"127.0.0.1:{port}" + (",cpus" if resource == "cpus" else "")
+        while subprocess.run(look, capture_output=True, check=False).returncode != 0 and started.poll() is None:
+            time.sleep(1)
+        yield address + (",cpus" if resource == "cpus" else "")
     finally:
-        subprocess.run([*RAY, "stop", "--force"], check=False, stdout=subprocess.DEVNULL)
+        started.terminate()
+        started.wait()
 
 
 def run(model: Path, words: Sequence[str], more: Sequence[str]) -> tuple[float, dict[str, Any]]:
@@ -78,15 +85,18 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--gpus", default="1,2,4", help="how many, one cluster after the other")
     parser.add_argument("--resource", choices=("gpus", "cpus"), default="gpus")
-    parser.add_argument("target", nargs="*", default=["--trt", "--fp16"], help="after --: options of the target")
-    arguments = parser.parse_args()
+    before, _, after = "\0".join(sys.argv[1:]).partition("\0--\0")
+    arguments = parser.parse_args(before.split("\0"))
+    target = after.split("\0") if after else ["--trt", "--fp16"]
     print("| command | workers | wall, s | probes | same answer |\n| --- | --- | --- | --- | --- |")
     for name, words in COMMANDS.items():
-        alone, first = run(arguments.model, words, [*arguments.target, "--workers", "1"])
-        print(f"| `{name}` | one, no Ray | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |", flush=True)
+        one = ["--workers", "1"] if words[0] == "precision" else []  # layerwise has a worker a GPU
+        alone, first = run(arguments.model, words, [*target, *one])
+        beside = f"{'one' if one else 'as many as here'}, no Ray"
+        print(f"| `{name}` | {beside} | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |", flush=True)
         for number in map(int, arguments.gpus.split(",")):
             with cluster(number, arguments.resource) as address:
-                seconds, result = run(arguments.model, words, [*arguments.target, "--on", f"ray={address}"])
+                seconds, result = run(arguments.model, words, [*target, "--on", f"ray={address}"])
             same = "yes" if answer(result) == answer(first) else "no"
             print(
                 f"| `{name}` | {number} | {seconds:.1f} | {result.get('probes', {}).get('run', '')} | {same} |",

@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     else:
         pytest.fail(log.read_text())
     yield address
-    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], check=False)
+    started.terminate()
     started.wait()
 
 
