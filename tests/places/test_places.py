@@ -186,6 +186,18 @@ def test_a_crash_is_reported_and_the_next_question_is_answered(connection: Conne
         assert connection.ask("facts", {"packages": ["numpy"]}).header["facts"]["packages"]["numpy"] == np.__version__
 
 
+def test_a_place_that_idles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As while other places, or the reference, have the answers that a search waits for.
+    for name, value in (("ALIVE_SECONDS", 0.2), ("SILENCE_SECONDS", 1.0)):
+        monkeypatch.setattr(f"bisect_trt.probing.places.connection.{name}", value)
+    connected = Connection(place(), session=f"idle{os.getpid()}")
+    before = connected.ask("facts", {"packages": []}).header
+    time.sleep(3)
+    after = connected.ask("facts", {"packages": []}).header
+    assert after["number"] == before["number"] + 1
+    connected.close()
+
+
 def test_a_memory_limit_holds_there() -> None:
     connection = Connection(place(), session=f"limit{os.getpid()}", memory_limit=200 << 20)
     connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})

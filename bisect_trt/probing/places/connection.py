@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,9 +93,11 @@ class Connection:
         }
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
+        self._writing = threading.Lock()
+        self._over = threading.Event()
         self._errors: IO[bytes] | None = None
         self._in = self._out = -1
-        self._heard = self._told = 0.0
+        self._heard = 0.0
         self._data = bytearray()
         self._number = 0
         self._wake = self._waker = -1
@@ -194,7 +197,9 @@ class Connection:
             wire.write_all(self._in, self.program)
         except wire.Closed as error:
             raise PlaceLost(self._lost(str(error))) from error
-        self._heard = self._told = time.monotonic()
+        self._heard = time.monotonic()
+        self._over = threading.Event()
+        threading.Thread(target=self._say_alive, args=(self._over,), daemon=True).start()
 
     def _first_words(self) -> tuple[int, ...]:
         """The version of the Python there; whatever a host prints before that is left out."""
@@ -218,20 +223,29 @@ class Connection:
         view = memoryview(content).cast("B") if not isinstance(content, bytes) else memoryview(content)
         for start_at in range(0, len(view), wire.MOST):
             piece = view[start_at : start_at + wire.MOST]
-            wire.write_all(self._in, wire.CHUNK.pack(wire.DATA, len(piece)))
-            wire.write_all(self._in, piece)
+            with self._writing:
+                wire.write_all(self._in, wire.CHUNK.pack(wire.DATA, len(piece)))
+                wire.write_all(self._in, piece)
+
+    def _say_alive(self, over: threading.Event) -> None:
+        """Give signs of life until the connection ends: between questions too, and while an answer is worked on here."""
+        while not over.wait(ALIVE_SECONDS):
+            with self._writing:
+                if over.is_set():
+                    return
+                # A place that does not read is not waited for: it is given up by whoever asks.
+                if select.select([], [self._in], [], 0)[1]:
+                    with contextlib.suppress(wire.Closed):  # the next question finds out
+                        wire.write_all(self._in, wire.CHUNK.pack(wire.ALIVE, 0))
 
     def _take(self, size: int) -> bytearray:
-        """The next bytes of data; signs of life are taken in, and given, meanwhile."""
+        """The next bytes of data; signs of life are taken in meanwhile."""
         while len(self._data) < size:
-            now = time.monotonic()
-            if now - self._told >= ALIVE_SECONDS:
-                self._told = now
-                wire.write_all(self._in, wire.CHUNK.pack(wire.ALIVE, 0))
             ready, _, _ = select.select([self._out, self._wake], [], [], ALIVE_SECONDS / 2)
             if self._wake in ready:
                 os.read(self._wake, 1 << 10)
-                wire.write_all(self._in, wire.CHUNK.pack(wire.END, 0))
+                with self._writing:
+                    wire.write_all(self._in, wire.CHUNK.pack(wire.END, 0))
             if self._out not in ready:
                 if time.monotonic() - self._heard > SILENCE_SECONDS:
                     raise wire.Closed(f"nothing was heard for {SILENCE_SECONDS:.0f} s")
@@ -275,6 +289,8 @@ class Connection:
         process, self._process = self._process, None
         if process is None:
             return
+        with self._writing:  # nothing is written to a descriptor that may be another file's by then
+            self._over.set()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
