@@ -37,7 +37,7 @@ from bisect_trt.workflows.from_options import check_files, check_settings, compa
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.sessions import Session
+from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
@@ -156,11 +156,11 @@ class Call:
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
         return replace(check_settings(self._check, target, self.compare, self._places), function=self._function)
 
-    def finish(self, work: Callable[[Session], Result], fixed_path: Path | None = None) -> Result:
+    def finish(self, work: Callable[[Job], Result], fixed_path: Path | None = None) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
 
         Args:
-            work: Given the session.
+            work: Given the job.
             fixed_path: Where every candidate goes, if the check reads a fixed path.
 
         Raises:
@@ -172,11 +172,11 @@ class Call:
         workspace = Workspace(self.folder, fixed_path)
         where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        session = Session(self._model, workspace, console, result, fresh, self._annotation, where)
+        job = Job(self._model, workspace, console, result, fresh, self._annotation, where)
         began = time.monotonic()
         try:
             with account() as spent:
-                work(session)
+                work(job)
         except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)

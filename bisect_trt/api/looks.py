@@ -72,7 +72,7 @@ def diagnose(
     settings = DiagnoseSettings(
         checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all, own.releases
     )
-    return call.finish(lambda session: session.diagnose(settings))
+    return call.finish(lambda job: job.diagnose(settings))
 
 
 def workaround(
@@ -126,7 +126,7 @@ def workaround(
     settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
-    return call.finish(lambda session: session.workaround(settings, search_settings(call.search)))
+    return call.finish(lambda job: job.workaround(settings, search_settings(call.search)))
 
 
 def layerwise(
@@ -170,7 +170,7 @@ def layerwise(
     call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own.annotate)
     runtime = call.target.required()
     settings = LayerwiseSettings(runtime, tolerance_options(call.compare, runtime), own.timeout, own.isolate)
-    return call.finish(lambda session: session.layerwise(settings))
+    return call.finish(lambda job: job.layerwise(settings))
 
 
 def compare(
@@ -211,7 +211,7 @@ def compare(
     own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
     call = Call("run", model, given, inputs=inputs, verbose=verbose, shape_inference=own.shape_inference)
     settings = compare_settings(own, call.target, more, call.compare, plots)
-    return call.finish(lambda session: session.compare(settings))
+    return call.finish(lambda job: job.compare(settings))
 
 
 _SHOWN = 5

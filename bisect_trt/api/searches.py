@@ -76,7 +76,7 @@ def reduce(
     if not call.resumed:
         check_outputs(settings)
     checks, search = call.checks(call.target.settings()), search_settings(call.search)
-    return call.finish(lambda session: session.reduce(settings, checks, search), checks.fixed_path)
+    return call.finish(lambda job: job.reduce(settings, checks, search), checks.fixed_path)
 
 
 def cause(
@@ -119,7 +119,7 @@ def cause(
     own = given.group(Cause, model=PLACE)
     call = Call("cause", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
     checks, search = call.checks(call.target.required(), used=True), search_settings(call.search)
-    return call.finish(lambda session: session.cause(checks, search), checks.fixed_path)
+    return call.finish(lambda job: job.cause(checks, search), checks.fixed_path)
 
 
 def releases(
@@ -173,7 +173,7 @@ def releases(
     runtime, search = call.target.settings(), search_settings(call.search)
     settings = releases_settings(own, runtime, call.search, has_check=check is not None)
     checks = call.checks(runtime, used=True)
-    return call.finish(lambda session: session.releases(settings, checks, search), checks.fixed_path)
+    return call.finish(lambda job: job.releases(settings, checks, search), checks.fixed_path)
 
 
 def precision(
@@ -234,4 +234,4 @@ def precision(
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
     search = search_settings(call.search)
-    return call.finish(lambda session: session.precision(settings, checks, search), checks.fixed_path)
+    return call.finish(lambda job: job.precision(settings, checks, search), checks.fixed_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.cli.sessions import open_session
+from bisect_trt.cli.jobs import open_job
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
@@ -38,8 +38,8 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         raise UsageError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
-    session = open_session(own.model, given, console, result)
-    return session.build(EngineSettings(runtime, own.output, own.timeout, own.calibration_cache))
+    job = open_job(own.model, given, console, result)
+    return job.build(EngineSettings(runtime, own.output, own.timeout, own.calibration_cache))
 
 
 def _lowering(own: Convert, target: Target) -> LowerSettings:
@@ -66,7 +66,7 @@ def extract(given: Given, console: Console, result: Result) -> Result:
     check_output(settings.output, overwrite=own.overwrite)
     if with_inputs:
         check_output(settings.values, overwrite=own.overwrite)
-    return open_session(own.model, given, console, result).extract(settings)
+    return open_job(own.model, given, console, result).extract(settings)
 
 
 def sanitize(given: Given, console: Console, result: Result) -> Result:
@@ -83,5 +83,5 @@ def sanitize(given: Given, console: Console, result: Result) -> Result:
         own.timeout,
     )
     check_output(own.output, overwrite=own.overwrite)
-    session = open_session(own.model, given, console, result, input_shapes=own.override_input_shapes)
-    return session.sanitize(settings)
+    job = open_job(own.model, given, console, result, input_shapes=own.override_input_shapes)
+    return job.sanitize(settings)

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.cli.sessions import open_target_session
+from bisect_trt.cli.jobs import open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.compare import Compare
@@ -45,7 +45,7 @@ def run(given: Given, console: Console, result: Result) -> Result:
         result.status, result.minimality = "found", "1-minimal"
         return result
     files, shaped = settings.load_outputs, options.shape_inference
-    return open_target_session(own.model, given, console, result, files, shape_inference=shaped).compare(settings)
+    return open_target_job(own.model, given, console, result, files, shape_inference=shaped).compare(settings)
 
 
 def _compare_saved(given: Given, console: Console, result: Result) -> Result:

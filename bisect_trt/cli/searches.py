@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.cli.sessions import open_search, open_target_session
+from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
@@ -44,7 +44,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
         checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
     )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
-    return open_target_session(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+    return open_target_job(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -56,7 +56,7 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
     settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
     if invocation.resumed is None:
         settings.check_output(overwrite=own.overwrite)
-    return open_target_session(own.model, given, console, result).workaround(settings, search_settings(given[Search]))
+    return open_target_job(own.model, given, console, result).workaround(settings, search_settings(given[Search]))
 
 
 def reduce(given: Given, console: Console, result: Result) -> Result:
@@ -71,8 +71,8 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
     settings = ReduceSettings.of(own, own.output)
     if invocation.resumed is None:
         check_outputs(settings)
-    session, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
-    return session.reduce(settings, checks, search_settings(given[Search]))
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
+    return job.reduce(settings, checks, search_settings(given[Search]))
 
 
 def precision(given: Given, console: Console, result: Result) -> Result:
@@ -83,17 +83,17 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    session, checks = open_search(
+    job, checks = open_search(
         own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
     )
-    return session.precision(settings, checks, search_settings(given[Search]))
+    return job.precision(settings, checks, search_settings(given[Search]))
 
 
 def cause(given: Given, console: Console, result: Result) -> Result:
     """Find which switches of the target make it pass."""
     own, runtime = given[Cause], given[Target].required()
-    session, checks = open_search(own.model, given, runtime, console, result, own.annotate)
-    return session.cause(checks, search_settings(given[Search]))
+    job, checks = open_search(own.model, given, runtime, console, result, own.annotate)
+    return job.cause(checks, search_settings(given[Search]))
 
 
 def releases(given: Given, console: Console, result: Result) -> Result:
@@ -104,8 +104,8 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     given = given.but(on=(), mixed_places=False)  # each release is a place of its own
     if not (given[Data].load_inputs or given[Data].data_loader_script):
         given = given.but(load_inputs=inputs)
-    session, checks = open_search(model, given, runtime, console, result, None)
-    return session.releases(settings, checks, search_settings(given[Search]))
+    job, checks = open_search(model, given, runtime, console, result, None)
+    return job.releases(settings, checks, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:
@@ -115,7 +115,7 @@ def layerwise(given: Given, console: Console, result: Result) -> Result:
         check_picture(own.save_error_plot, "--save-error-plot")
     runtime = given[Target].required()
     settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
-    open_target_session(own.model, given, console, result, annotation=own.annotate).layerwise(settings)
+    open_target_job(own.model, given, console, result, annotation=own.annotate).layerwise(settings)
     if own.save_error_plot is not None:
         draw_error_curve(own.save_error_plot, runtime.describe(), result)
     return result

@@ -20,7 +20,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
 from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.sessions import Session
+from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.settings import CheckSettings
 
 
@@ -55,7 +55,7 @@ def open_run(
     return workspace
 
 
-def open_session(
+def open_job(
     model: Path,
     given: Given,
     console: Console,
@@ -64,8 +64,8 @@ def open_session(
     fixed_path: Path | None = None,
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Session:
-    """The session of a command, in a folder of its own; see :func:`~bisect_trt.cli.sessions.open_run`.
+) -> Job:
+    """The job of a command, in a folder of its own; see :func:`~bisect_trt.cli.jobs.open_run`.
 
     Args:
         model: The model.
@@ -83,10 +83,10 @@ def open_session(
     data.input_shapes |= input_shapes or {}
     settings = model_settings(model, data)
     workspace = open_run(result.command, model, [*data_files(data), *files], fixed_path, weights=data.external_data_dir)
-    return Session(settings, workspace, console, result)
+    return Job(settings, workspace, console, result)
 
 
-def open_target_session(
+def open_target_job(
     model: Path,
     given: Given,
     console: Console,
@@ -96,8 +96,8 @@ def open_target_session(
     *,
     annotation: Path | None = None,
     shape_inference: bool = False,
-) -> Session:
-    """The session of a command about a target; see :func:`open_session`.
+) -> Job:
+    """The job of a command about a target; see :func:`open_job`.
 
     Args:
         model: The model.
@@ -110,15 +110,15 @@ def open_target_session(
         shape_inference: Whether shapes that inference finds are declared in the model.
 
     Raises:
-        UsageError: As :func:`open_session`, or the annotated model cannot be written.
+        UsageError: As :func:`open_job`, or the annotated model cannot be written.
     """
     if annotation is not None:
         check_annotated(annotation, model)
     where = open_places(given[Places], console)
-    session = open_session(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
+    job = open_job(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
-        session,
-        model=replace(session.model, shape_inference=shape_inference),
+        job,
+        model=replace(job.model, shape_inference=shape_inference),
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
         where=where,
@@ -133,17 +133,17 @@ def open_search(
     result: Result,
     annotation: Path | None,
     files: Iterable[Path] = (),
-) -> tuple[Session, CheckSettings]:
-    """The session of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
+) -> tuple[Job, CheckSettings]:
+    """The job of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
 
     Beside the check, the run depends on ``files``.
 
     Raises:
-        UsageError: As :func:`open_target_session`, or an option of the check is wrong.
+        UsageError: As :func:`open_target_job`, or an option of the check is wrong.
     """
     check = given[Check]
     checks = check_settings(check, runtime, given[Compare], given[Places])
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
     own, fixed = [*check_files(check), *files], checks.fixed_path
-    return open_target_session(model, given, console, result, own, fixed, annotation=annotation), checks
+    return open_target_job(model, given, console, result, own, fixed, annotation=annotation), checks
