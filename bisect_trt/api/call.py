@@ -34,10 +34,10 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1

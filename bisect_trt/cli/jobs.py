@@ -19,8 +19,8 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
-from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.job import Job
+from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.settings import CheckSettings
 
 
