@@ -245,8 +245,8 @@ class Reproducer:
                 f"bug report{'' if self.is_bug else ', which is not to be sent: see its first line'}. {ran}{files}"
             ),
             (
-                "`mixed.onnx`, if it is here, is the whole network with a fix, and no part of the report: leave it out of what "
-                "you send."
+                "`mixed.onnx` and `patched.onnx`, if they are here, are the whole network with a fix, and `other-tools.md` names "
+                "its layers. They are no part of the report: leave them out of what you send."
             ),
             "## The model",
             describe_nodes(self.model, guilty_first(self.model, self.blamed)),

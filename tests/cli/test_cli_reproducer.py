@@ -45,7 +45,9 @@ def spoken(path: Path) -> Path:
 
 
 def attachments(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != "mixed.onnx"]
+    whole = ("mixed.onnx", "other-tools.md")  # of the whole network, and the folder's README says to leave them out
+    assert all(f"`{name}`" in (folder / "README.md").read_text() for name in whole)
+    return [path for path in folder.rglob("*") if path.is_file() and path.name not in whole]
 
 
 def commands_of(page: Path) -> list[list[str]]:

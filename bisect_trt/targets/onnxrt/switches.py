@@ -112,10 +112,13 @@ _OPTIONS = (
     ("execution_mode", "ORT_PARALLEL"),
     ("session.disable_prepacking", "1"),
     ("session.disable_aot_function_inlining", "1"),
-    ("session.set_denormal_as_zero", "1"),
     ("session.x64quantprecision", "1"),
 )
-"""Options of a session, and what each is turned to; one that this release does not know changes nothing."""
+"""Options of a session, and what each is turned to; one that this release does not know changes nothing.
+
+Not ``session.set_denormal_as_zero``: only the first session of a process decides about it, and then for the thread that made
+it, NumPy's arithmetic there with it. Turned in a worker, it would say something of what else that worker has run.
+"""
 
 
 def ort_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
