@@ -229,7 +229,9 @@ def test_a_name_that_the_runtime_made_of_a_tensors_leads_to_the_answer(cli: Comm
     assert ran.status == 0, ran.err
     result = read_json(Path("r.json"))
     assert [node["name"] for node in result["culprits"]] == ["resh", "deq"]
-    answered = ran.out[: ran.out.index("Which pass, option or tactic")]  # what does it, and the rest, are asked after that
+    answered = ran.out[
+        : ran.out.index("Which pass, option or tactic")
+    ]  # what does it, and the rest, are asked after that
     assert answered.count("\n  probe ") <= 5 + GUARD
     assert "2 nodes fail together: Reshape 'resh', DequantizeLinear 'deq'" in ran.out
     issue = Path("out/ISSUE.md").read_text()
