@@ -233,6 +233,8 @@ def _permuted(base: Array, rng: np.random.Generator) -> Array:
     order = (
         rng.permutation(length) if rng.random() < 1 / 2 else np.roll(np.arange(length), int(rng.integers(1, length)))
     )
+    if (order == np.arange(length)).all():  # which would be the sample that was given
+        order = np.roll(order, 1)
     return np.take(base, order, axis=axis)
 
 

@@ -30,7 +30,9 @@ def test_a_number_is_a_sample(number: int) -> None:
     for name, value in one.items():
         assert np.array_equal(value, again[name])
         assert (value.dtype, value.shape) == (IMAGE.dtype, IMAGE.shape) if name == "image" else (IDS.dtype, IDS.shape)
-    assert not np.array_equal(one["image"], other["image"])
+    if number % len(law.ways) != law.ways.index("permuted"):  # else both are, and three channels have few orders
+        assert not np.array_equal(one["image"], other["image"])
+    assert not np.array_equal(one["image"], IMAGE)
 
 
 KINDS = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint64", "bool")

@@ -48,7 +48,7 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
 def test_a_target_that_is_worse_than_rounding_has_a_bug(cli: CommandLine) -> None:
     fault = fault_of(cli, "diagnose", unstable_norm(Path("model.onnx")))
     assert fault["whose"] == "target"
-    assert fault["target_error"] > fault["reference_error"]
+    assert not float(fault["target_error"]) <= float(fault["reference_error"])  # "nan", in some releases
     issue = Path("out/ISSUE.md").read_text()
     assert issue.startswith("# ")
     assert "Arbitration: It is a bug of ONNX Runtime" in issue
