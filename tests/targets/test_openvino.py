@@ -324,3 +324,4 @@ def test_what_can_be_turned_is_taken(tmp_path: Path) -> None:
         turned = switch.turn(given)
         assert turned != given
         np.testing.assert_array_equal(load(path, turned).run({"x": X})["y"], np.maximum(X, 0))
+        assert np.float32(1e-40) * np.float32(1) > 0, f"{switch.name} changed the arithmetic of this thread"

@@ -5,8 +5,9 @@ So it needs nothing of bisect-trt but what goes along, and has Python 3.8's synt
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.signatures import clean_message
 
@@ -57,7 +58,17 @@ def compile_model(core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
     """
     properties = {HINT: settings["precision"]}
     properties.update((name, value) for name, value in settings["properties"])
-    return core.compile_model(model, settings["device"], properties)
+    return aside(core.compile_model, model, settings["device"], properties)
+
+
+def aside(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives, in a thread that ends with it.
+
+    OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
+    leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call, *arguments).result()
 
 
 def output_names(read: Any) -> list[str]:
@@ -88,7 +99,7 @@ def input_names(compiled: Any, declared: Any) -> list[str]:
 def run_compiled(compiled: Any, inputs: list[str], outputs: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs by name; those of types that NumPy has no arrays of are left out."""
     request = compiled.create_infer_request()
-    request.infer({place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
+    aside(request.infer, {place: to_tensor(compiled.inputs[place], values[name]) for place, name in enumerate(inputs)})
     found = {}
     for place, name in enumerate(outputs):
         array = to_array(request.get_output_tensor(place))
