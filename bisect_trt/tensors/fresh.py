@@ -81,7 +81,8 @@ class FreshSamples:
             seed: Of the random numbers.
         """
         names = given[0]
-        return cls({name: _learn([sample[name] for sample in given], sizes.get(name)) for name in names}, seed)
+        with np.errstate(over="ignore", invalid="ignore"):  # the square of a number past 1e154 is Inf
+            return cls({name: _learn([sample[name] for sample in given], sizes.get(name)) for name in names}, seed)
 
     def draw(self, number: int) -> Sample:
         """One sample.
@@ -91,7 +92,7 @@ class FreshSamples:
         """
         rng = np.random.default_rng([self.seed, number])
         way = self.ways[number % len(self.ways)]
-        with np.errstate(over="ignore"):  # what becomes Inf is none that the reference is finite on
+        with np.errstate(over="ignore", invalid="ignore"):  # what becomes Inf is none that the reference is finite on
             return {name: _draw(each, way, rng) for name, each in self.inputs.items()}
 
     @property
@@ -259,6 +260,7 @@ def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
         rows = rng.integers(count, size=shape)
         made = stacked[rows, np.arange(length)].astype(np.float64)
         spread = stacked.std(axis=0, dtype=np.float64)
+    spread = np.where(np.isfinite(spread), spread, 0.0)
     noise = rng.standard_normal(made.shape) * (_SMOOTH * spread * float(count) ** (-1 / 5))
     shrunk = 1 / np.sqrt(1 + (_SMOOTH * float(count) ** (-1 / 5)) ** 2)  # so that the deviation stays what it is
     middle = made.mean() if axis is None else made.mean(axis=tuple(range(made.ndim - 1)))

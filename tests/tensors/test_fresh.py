@@ -133,3 +133,8 @@ def test_several_samples_are_drawn_from_together() -> None:
     alike = np.concatenate([sample["x"].reshape(-1) for sample in drawn([{"x": low}, {"x": high}], count=4)])
     assert alike.min() < 2
     assert alike.max() > 4
+
+
+def test_numbers_whose_squares_overflow() -> None:
+    huge = np.array([1.0, 1.60893695e154, *[0.0] * 30])
+    assert all(np.isfinite(sample["x"]).all() for sample in drawn([{"x": huge}]))
