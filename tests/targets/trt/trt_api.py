@@ -22,6 +22,11 @@ OURS = "TensorRt"
 BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ILayer.precision": (OLD, WEAK),
     "ILayer.set_output_type": (OLD, WEAK),
+    "ILayer.precision_is_set": (OLD, WEAK),
+    "ILayer.reset_precision": (OLD, WEAK),
+    "ILayer.output_type_is_set": (OLD, WEAK),
+    "ILayer.get_output_type": (OLD, WEAK),
+    "ILayer.reset_output_type": (OLD, WEAK),
     "NetworkDefinitionCreationFlag.EXPLICIT_BATCH": (OLD, WEAK),
     "NetworkDefinitionCreationFlag.STRONGLY_TYPED": (WEAK, STRONG),
     "BuilderFlag.FP16": (OLD, WEAK),
