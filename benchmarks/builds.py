@@ -113,7 +113,7 @@ def _builds(model: str, precision: str) -> dict[str, Any]:
     trt, made = _tensorrt()
     found: dict[str, Any] = {"start": round(made, 2), "first": _build(Path(model), precision, trt)}
     found["again"] = _build(Path(model), precision, trt)
-    trt.timing_cache = None
+    trt.timing_caches.clear()
     found["without_timings"] = _build(Path(model), precision, trt)
     return found
 
@@ -129,7 +129,7 @@ def cache(model: Path, precision: str) -> Iterator[dict[str, Any]]:
 def _cache(model: str, precision: str, file: str) -> dict[str, Any]:
     trt, _ = _tensorrt()
     first = _build(Path(model), precision, trt)
-    content = bytes(memoryview(trt.timing_cache.serialize()))
+    content = bytes(memoryview(trt.timing_caches[None].serialize()))
     Path(file).write_bytes(content)
     return {"bytes": len(content), "first": first, "again": _with_cache(model, precision, trt, content)}
 
@@ -142,7 +142,7 @@ def _cached(model: str, precision: str, file: str) -> dict[str, Any]:
 def _with_cache(model: str, precision: str, trt: Any, content: bytes) -> dict[str, Any]:  # noqa: ANN401 - as above
     trt.log.warnings.clear()
     trt.log.errors.clear()
-    trt.timing_cache = trt.builder.create_builder_config().create_timing_cache(content)
+    trt.timing_caches[None] = trt.builder.create_builder_config().create_timing_cache(content)
     said = [*trt.log.warnings, *trt.log.errors]
     return {**_build(Path(model), precision, trt), "said_of_cache": said}
 

@@ -99,7 +99,7 @@ class TensorRt:
         runtime: What deserialises engines.
         cuda: The CUDA runtime.
         stream: The stream that all is run on.
-        timing_cache: What its builds have measured so far; ``None`` before the first.
+        timing_caches: What its builds have measured so far, by the file that they were told to begin with.
         memory: What it keeps of its builds, see :class:`~bisect_trt.targets.trt.builder.Memory`; ``None`` before the first.
     """
 
@@ -110,7 +110,7 @@ class TensorRt:
     runtime: Any
     cuda: Cuda
     stream: int
-    timing_cache: Any = None
+    timing_caches: dict[str | None, Any] = field(default_factory=dict)
     memory: Any = None
     _logger: Any = None
 

@@ -13,13 +13,15 @@ from onnx import ModelProto
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt import knobs
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
-from bisect_trt.targets.trt.builder import build_engine, read, write
+from bisect_trt.targets.trt.builder import build_engine, read, timings, write
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
-from bisect_trt.targets.trt.inspect import Origins, parse_layers
+from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory
@@ -121,7 +123,7 @@ class TensorRtRuntime:
             BuildError: TensorRT refuses the model.
         """
         trt = self._tensorrt
-        config = make_config(self._settings.with_own(avoid_tactics=()), trt)
+        config = make_config(self._settings.with_own(avoid_tactics=(), pin_tactics=()), trt)
         bits = config.get_tactic_sources()
         sources = trt.trt.TacticSource.__members__
         previews = trt.trt.PreviewFeature.__members__
@@ -132,7 +134,7 @@ class TensorRtRuntime:
             "tactics": [],
         }
         if trt.has("IAlgorithmSelector", "select_algorithms"):
-            recorder = selector(trt.trt, self._own.avoid_tactics)
+            recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
             found["tactics"] = recorder.took
         return found
@@ -169,7 +171,30 @@ class TensorRtRuntime:
         name_nodes(proto)  # before it is lowered, so that nodes are found again by their names
         if lowers_by_cast(settings, trt.version):
             proto = self._lower(proto)
-        return build_engine(proto, path, settings, feed, trt, show_unfused=show_unfused, recorder=recorder)
+        parsed, content = build_engine(proto, path, settings, feed, trt, show_unfused=show_unfused, recorder=recorder)
+        if self._own.record is not None:
+            self._record(Path(self._own.record), content, _origins(parsed, proto))
+        return parsed, content
+
+    def _record(self, folder: Path, plan: bytes, origins: Origins) -> None:
+        """Leave what this build chose, and what it measured.
+
+        Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
+        engine inspector names.
+        """
+        layers = describe_layers(_deserialise(plan, self._tensorrt), origins, self._tensorrt)
+        chosen = choices_of_layers(layers)
+        if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
+            took = [
+                Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
+            ]
+            named = {each.layer for each in took}
+            chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
+        try:
+            write_choices(folder / RECORD, list(dict.fromkeys(chosen)))
+        except OSError as error:
+            raise UsageError(f"{folder / RECORD} cannot be written: {error.strerror}; make room.") from error
+        write(folder / TIMINGS, timings(self._settings, self._tensorrt))
 
 
 def _origins(parsed: Parsed, original: ModelProto) -> Origins:

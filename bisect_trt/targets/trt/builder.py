@@ -23,6 +23,7 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
+from bisect_trt.targets.trt.knobs import PIN_MISSED, missed
 from bisect_trt.targets.trt.layers import constrain, layers_of
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import Feed, Parsed, parse
@@ -148,17 +149,22 @@ def build_engine(
         constrain(parsed.network, parsed.model, settings, trt)
     calibrate(config, settings, trt)
     told = hashlib.sha256(key + _orders(parsed.network, settings, trt)).digest()
-    content = None if recorder is not None else memory.plan(told, settings.keep)
+    own = settings.of(TrtSettings)
+    looked_at = recorder is not None or own.record is not None  # what another build chose is not to be seen any more
+    content = None if looked_at else memory.plan(told, settings.keep)
     if content is not None:
         print("TensorRT: these nodes come to the orders of an engine that was built before, which is taken", flush=True)
     else:
         with watch.on("build"):
             content = _serialised(config, parsed, settings, trt)
+        if recorder is None and (refused := missed(vars(own))) is not None:
+            raise BuildError(refused, signature=PIN_MISSED)
         memory.keep(told, Plan(content, {settings.keep}))
     watch.say()
-    save = settings.of(TrtSettings).save_engine
-    if save is not None:
-        write(Path(save), content)
+    if own.save_timing_cache is not None:
+        write(Path(own.save_timing_cache), timings(settings, trt))
+    if own.save_engine is not None:
+        write(Path(own.save_engine), content)
     return parsed, content
 
 
@@ -192,7 +198,9 @@ def forget_orders(network: Any) -> None:
 
 def _orders(network: Any, settings: TargetSettings, trt: TensorRt) -> bytes:
     """All that a build is told beside its network: the settings, and in what types layers are to run."""
-    told = [repr(replace(settings, keep=bool(settings.keep) * ("some",)).with_own(save_engine=None))]
+    told = [
+        repr(replace(settings, keep=bool(settings.keep) * ("some",)).with_own(save_engine=None, save_timing_cache=None))
+    ]
     if not is_strongly_typed(settings, trt.version):
         for index, layer in enumerate(layers_of(network)):
             if layer.precision_is_set:
@@ -214,18 +222,24 @@ def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: Tens
             message = f"out of memory: {message}"
         masked = signature(message, names_of(parsed.model.graph))
         raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
-    path = settings.of(TrtSettings).save_timing_cache
-    if path is not None:
-        write(Path(path), bytes(memoryview(config.get_timing_cache().serialize())))
     return bytes(memoryview(plan))
 
 
 def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> None:
-    """Let this build use what earlier builds of this process measured."""
-    if trt.timing_cache is None:
-        path = settings.of(TrtSettings).load_timing_cache
-        trt.timing_cache = config.create_timing_cache(b"" if path is None else read(Path(path)))
-    config.set_timing_cache(trt.timing_cache, ignore_mismatch=False)
+    """Let this build use what earlier builds of this process measured, those that began with the same file."""
+    path = settings.of(TrtSettings).load_timing_cache
+    if path not in trt.timing_caches:
+        trt.timing_caches[path] = config.create_timing_cache(b"" if path is None else read(Path(path)))
+    config.set_timing_cache(trt.timing_caches[path], ignore_mismatch=False)
+
+
+def timings(settings: TargetSettings, trt: TensorRt) -> bytes:
+    """What the builds of this process have measured, as a file's content."""
+    return _content(trt.timing_caches[settings.of(TrtSettings).load_timing_cache])
+
+
+def _content(timing_cache: Any) -> bytes:
+    return bytes(memoryview(timing_cache.serialize()))
 
 
 def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: TensorRt) -> None:

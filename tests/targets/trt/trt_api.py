@@ -126,6 +126,7 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
     "precision": {},
     "names": {},
     "avoided": {},
+    "pinned": {},
     "where": {},
     "recorder": {},
     "choice": {},
@@ -135,7 +136,7 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
 """Other parameters of type ``Any``: what they are, in the files where they are TensorRT's."""
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
-    OURS: {"trt": MODULE, "builder": "Builder", "runtime": "Runtime", "timing_cache": "ITimingCache"},
+    OURS: {"trt": MODULE, "builder": "Builder", "runtime": "Runtime"},
 }
 RETURNS: Mapping[str, str] = {
     f"{OURS}.parser": "OnnxParser",
