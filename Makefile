@@ -73,10 +73,9 @@ docs: $(STAMP)  ## The pages that are generated: the options, from their declara
 	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
 	$(BIN)/python docs/modules.py > docs/modules.md
 
-bench: $(STAMP)  ## The figures of docs/benchmarks.md; takes many minutes.
+bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minutes. `python -m benchmarks NAME` for one.
 	$(BIN)/python -m pip install --quiet --group bench
-	$(BIN)/python -m benchmarks.reduce -- --no-shrink
-	$(BIN)/python -m benchmarks.flaky
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo .bisect-trt build dist

@@ -14,13 +14,15 @@ from onnx import ModelProto
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt import knobs
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.config import calibrate, check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
-from bisect_trt.targets.trt.inspect import Origins, parse_layers
-from bisect_trt.targets.trt.knobs import selector
+from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
+from bisect_trt.targets.trt.knobs import PIN_MISSED, missed, selector
 from bisect_trt.targets.trt.layers import constrain, named_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import (
@@ -122,7 +124,7 @@ class TensorRtRuntime:
             BuildError: TensorRT refuses the model.
         """
         trt = self._tensorrt
-        config = make_config(self._settings.with_own(avoid_tactics=()), trt)
+        config = make_config(self._settings.with_own(avoid_tactics=(), pin_tactics=()), trt)
         bits = config.get_tactic_sources()
         sources = trt.trt.TacticSource.__members__
         previews = trt.trt.PreviewFeature.__members__
@@ -133,7 +135,7 @@ class TensorRtRuntime:
             "tactics": [],
         }
         if trt.has("IAlgorithmSelector", "select_algorithms"):
-            recorder = selector(trt.trt, self._own.avoid_tactics)
+            recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
             found["tactics"] = recorder.took
         return found
@@ -189,11 +191,35 @@ class TensorRtRuntime:
                 message = f"out of memory: {message}"
             masked = signature(message, names_of(parsed.model.graph))
             raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
+        if recorder is None and (refused := missed(vars(self._own))) is not None:
+            raise BuildError(refused, signature=PIN_MISSED)
         self._keep_timing_cache(config)
         content = bytes(memoryview(plan))
+        if self._own.record is not None:
+            self._record(Path(self._own.record), content, config, _origins(parsed, proto))
         if self._own.save_engine is not None:
             _write(Path(self._own.save_engine), content)
         return parsed, content
+
+    def _record(self, folder: Path, plan: bytes, config: Any, origins: Origins) -> None:
+        """Leave what this build chose, and what it measured.
+
+        Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
+        engine inspector names.
+        """
+        layers = describe_layers(_deserialise(plan, self._tensorrt), origins, self._tensorrt)
+        chosen = choices_of_layers(layers)
+        if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
+            took = [
+                Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
+            ]
+            named = {each.layer for each in took}
+            chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
+        try:
+            write_choices(folder / RECORD, list(dict.fromkeys(chosen)))
+        except OSError as error:
+            raise UsageError(f"{folder / RECORD} cannot be written: {error.strerror}; make room.") from error
+        _write(folder / TIMINGS, bytes(memoryview(config.get_timing_cache().serialize())))
 
     def _use_timing_cache(self, config: Any) -> None:
         """Let this build use what earlier builds of this process measured."""

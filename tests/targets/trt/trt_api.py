@@ -121,6 +121,7 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
     "precision": {},
     "names": {},
     "avoided": {},
+    "pinned": {},
     "where": {},
     "recorder": {},
     "choice": {},
