@@ -74,10 +74,9 @@ docs: $(STAMP)  ## What is generated: the options' page, from their declarations
 	$(BIN)/python docs/modules.py > docs/modules.md
 	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
 
-bench: $(STAMP)  ## The figures of docs/benchmarks.md; takes many minutes.
+bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minutes. `python -m benchmarks NAME` for one.
 	$(BIN)/python -m pip install --quiet --group bench
-	$(BIN)/python -m benchmarks.reduce -- --no-shrink
-	$(BIN)/python -m benchmarks.flaky
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo .bisect-trt build dist

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.targets.switches import Looked, Snippet, Switch
@@ -48,12 +49,16 @@ class EngineLayer:
         kind: Its type.
         nodes: Places of the ONNX nodes it runs, as far as its name tells.
         precisions: The types of what it makes, as ``float32`` or ``float16``.
+        tactic: The kernel that runs it, as the target calls it; ``None`` where it does not say.
+        formats: How what it reads and makes lies in memory, in the target's words.
     """
 
     name: str
     kind: str
     nodes: tuple[int, ...]
     precisions: tuple[str, ...]
+    tactic: str | None = None
+    formats: tuple[str, ...] = ()
 
 
 class Session(Protocol):
@@ -71,7 +76,7 @@ class Session(Protocol):
         """What the model has become, in the order it runs; empty where the runtime does not say.
 
         Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
-        ``tensors`` of the model that the nodes make which it runs.
+        ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
         """
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -174,6 +179,8 @@ class Capabilities:
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
         compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
+        remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
+        pins: Whether a build can be held to what another one chose, and kept from it; see ``Target.pinned``.
     """
 
     costly: bool = False
@@ -183,6 +190,8 @@ class Capabilities:
     runs_more: bool = False
     sliced: bool = False
     compiles_shapes: bool = False
+    remembers_builds: bool = False
+    pins: bool = False
 
 
 @dataclass(frozen=True)
@@ -409,6 +418,32 @@ class Target(ABC):
         from bisect_trt.targets.switches import precision_switches  # noqa: PLC0415 - a command line is read without
 
         return precision_switches(settings)
+
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:  # noqa: ARG002 - of those that do
+        """The same, but each build leaves in a folder, which is there, what it chose and what else is worth keeping of it.
+
+        What it chose goes to ``chosen.RECORD`` there. A target that does not say more than ``Session.layers`` leaves it at that.
+        """
+        return settings
+
+    def pinned(
+        self,
+        settings: TargetSettings,
+        pins: Sequence[Choice],  # noqa: ARG002 - of those that do
+        bans: Sequence[Choice] = (),  # noqa: ARG002 - as above
+        known: Sequence[Choice] = (),  # noqa: ARG002 - as above
+    ) -> TargetSettings:
+        """The same, but a build is held to some choices and kept from others; for a target that ``pins``.
+
+        A build that cannot be held to one of them is refused, with the signature ``build: pin``.
+
+        Args:
+            settings: How it is set up.
+            pins: What it has to choose, for layers that are there.
+            bans: What it shall not choose.
+            known: What it may choose instead, as far as that was seen.
+        """
+        return settings
 
     def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
         """The settings as Python to paste; ``None`` if it has no such words."""

@@ -17,12 +17,14 @@ from bisect_trt.targets.trt.settings import TrtSettings
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.switches import Looked, Snippet, Switch
 
 _REPEATED = {
     "builder_flags": "--builder-flag",
     "builder_settings": "--builder-set",
     "avoid_tactics": "--avoid-tactic",
+    "pin_tactics": "--pin-tactic",
 }
 """Settings of which each value is said after an option of its own."""
 
@@ -50,7 +52,14 @@ class TensorRtTarget(Target):
 
     name, title, own = "trt", "TensorRT", TrtSettings
     capabilities = Capabilities(
-        costly=True, timed=True, chooses_precision=True, lowers_layers=True, runs_more=True, compiles_shapes=True
+        costly=True,
+        timed=True,
+        chooses_precision=True,
+        lowers_layers=True,
+        runs_more=True,
+        compiles_shapes=True,
+        remembers_builds=True,
+        pins=True,
     )
     engines = TensorRtEngines()
     options = TrtOptions
@@ -71,6 +80,7 @@ class TensorRtTarget(Target):
         "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
         "save_engine": NotReproducible("says where a file goes, and changes no engine"),
+        "record": NotReproducible("says where files go, and changes no engine"),
         "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
         "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
     }
@@ -120,7 +130,7 @@ class TensorRtTarget(Target):
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
-        own = [name.replace("_", " ") for name, _ in self.changed(settings)]
+        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name != "record"]
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
@@ -147,6 +157,22 @@ class TensorRtTarget(Target):
         from bisect_trt.targets.trt.switches import trt_switches  # noqa: PLC0415 - a command line is read without
 
         return trt_switches(settings, looked)
+
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
+        """Leave tactics, layers and timings."""
+        return settings.with_own(record=str(folder.absolute()))
+
+    def pinned(
+        self,
+        settings: TargetSettings,
+        pins: Sequence[Choice],
+        bans: Sequence[Choice] = (),
+        known: Sequence[Choice] = (),  # noqa: ARG002 - a selector knows what it is offered
+    ) -> TargetSettings:
+        """By the algorithm selector."""
+        own = settings.of(TrtSettings)
+        wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
+        return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
 
     def snippet(self, settings: TargetSettings) -> Snippet:
         """The builder configuration."""
