@@ -27,6 +27,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.places import look_around
+from bisect_trt.workflows.scale import metric_check
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -199,6 +200,10 @@ class Listeners:
             listener.probed(record)
 
 
+def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
+    return check if settings.metric is None else metric_check(subject, check, settings.metric)
+
+
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
@@ -229,7 +234,7 @@ def make_prober(
         if not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = replace(check, confirm=search.repeat == 1)
+        check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:
