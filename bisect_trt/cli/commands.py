@@ -7,7 +7,7 @@ from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
 from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Metric, Data, General),
+    "sweep": (Sweep, Target, Places, Compare, Data, Search, General),
     "releases": (Releases, Check, Target, Compare, Data, Search, General),
     "extract": (Extract, Data, General),
     "sanitize": (Sanitize, Data, General),
@@ -32,7 +33,9 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
 
 HOMES: dict[str, str] = {
-    **dict.fromkeys(("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "workaround"), "searches"),
+    **dict.fromkeys(
+        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "sweep", "workaround"), "searches"
+    ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
     **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),

@@ -9,7 +9,7 @@ from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -29,6 +29,7 @@ from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+from bisect_trt.workflows.sweep.dimensions import SweepSettings
 from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
@@ -108,6 +109,16 @@ def releases(given: Given, console: Console, result: Result) -> Result:
         given = given.but(load_inputs=inputs)
     job, checks = open_search(model, given, runtime, console, result, None)
     return job.releases(settings, checks, search_settings(given[Search]))
+
+
+def sweep(given: Given, console: Console, result: Result) -> Result:
+    """Find the sizes at which the target goes wrong."""
+    own, compare = given[Sweep], given[Compare]
+    runtime = given[Target].required()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
+    settings.check_shapes(given[Data])
+    return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

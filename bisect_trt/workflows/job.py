@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.sweep.dimensions import SweepSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
@@ -146,6 +147,17 @@ class Job:
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return find_cause(investigation, check, search)
 
+    def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
+        """Find the sizes at which the target goes wrong; see :func:`bisect_trt.workflows.sweep.sweep.sweep`."""
+        from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
+
+        shapes = first_shapes(settings, self.model)
+        job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
+        opened = job.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, job._investigated(subject, settings.check, search, fed=False) as investigation:
+            return sweep(investigation, settings)
+
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
@@ -214,6 +226,8 @@ class Job:
         search: SearchSettings,
         target: TargetSettings | None = None,
         elsewhere: Callable[[Check], Check] | None = None,
+        *,
+        fed: bool = True,
     ) -> Iterator[Investigation]:
         """The model with its prober; what is found is in the result however it ends.
 
@@ -223,8 +237,9 @@ class Job:
             search: How the search is run.
             target: The runtime under suspicion, if not the check's.
             elsewhere: See :func:`make_prober`.
+            fed: The same.
         """
-        prober = make_prober(check, search, subject, self.console, elsewhere)
+        prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
         investigation = Investigation(subject, self.console, self.result, prober)
         try:
             with recorded(investigation, target or check.target, self.annotation):

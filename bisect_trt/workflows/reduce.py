@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.options.choices import Mode
@@ -208,7 +209,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         result.extra["held"] = True
         console.answer(f"  {HELD}")
     for culprit in result.culprits[:_SHOWN]:
-        console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'")
+        console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'{in_module(culprit)}")
     if count > _SHOWN:
         console.answer(f"  ... and {count - _SHOWN} more")
     if result.why:

@@ -271,9 +271,8 @@ class Subject:
         return self.describe_nodes(index for index in order if not self.network.constant[index])
 
     def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
-        """Nodes for the result: name, operator, outputs."""
-        protos = (self.network.nodes[index] for index in nodes)
-        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in protos]
+        """Nodes for the result: name, operator, outputs, and the module that each comes from, where its file says so."""
+        return [self.network.plain(index) for index in nodes]
 
     def record(self, result: Result, prober: Prober | None = None) -> None:
         """Put what is known of the model and of the probes into a result."""

@@ -120,6 +120,22 @@ def test_a_layer_does_not_take_what_is_avoided_unless_it_has_nothing_else() -> N
     assert chooser.took == [["conv", "conv=1:3", 2], ["pool", "pool=5:6", 1]]
 
 
+def test_a_layer_takes_what_is_pinned_or_the_build_is_refused() -> None:
+    chooser = selector(make_module(OLD), (), ("conv=1:2", "pool=5:6"))
+    conv, pool = SimpleNamespace(name="conv"), SimpleNamespace(name="pool")
+    assert chooser.select_algorithms(conv, [choice(1, 1), choice(1, 2)]) == [1]
+    assert chooser.select_algorithms(pool, [choice(5, 7), choice(5, 8)]) == [0, 1]
+    chooser.report_algorithms([conv], [choice(1, 2)])
+    assert chooser.missed == []
+    chooser.report_algorithms([conv, pool], [choice(1, 2), choice(5, 8)])
+    assert chooser.missed == ["pool=5:8"]
+
+
+def test_pins_are_refused_where_there_is_no_selector() -> None:
+    with pytest.raises(UsageError, match=r"--pin-tactic: this is TensorRT 11.* has no algorithm selector"):
+        configure(STRONG, pin_tactics=("conv=1:2",))
+
+
 TRACE = {
     "sources": ["CUBLAS", "CUDNN"],
     "flags": ["REFIT", "SPARSE_WEIGHTS"],
