@@ -26,7 +26,8 @@ from bisect_trt.targets.options import Target
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bisect_trt"
-PAGES = [page for pattern in ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md") for page in sorted(ROOT.glob(pattern))]
+PATTERNS = ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md")
+PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
 PAGES.remove(ROOT / "CHANGELOG.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
