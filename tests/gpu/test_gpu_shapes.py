@@ -20,20 +20,15 @@ def write(path: Path, *, middle: int = 3) -> Path:
     nodes, last = [], "x"
     weights = [numpy_helper.from_array(np.array(0, np.int64).reshape(1), "axis")]
     for layer in range(middle):
-        weights.append(
-            numpy_helper.from_array(
-                (np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))).astype(np.float32), f"w{layer}"
-            )
-        )
+        weight = np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
         nodes += [
             helper.make_node("MatMul", [last, f"w{layer}"], [f"h{layer}"], name=f"project{layer}"),
             helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"], name=f"relu{layer}"),
         ]
         last = f"r{layer}"
-    weights += [
-        numpy_helper.from_array(np.array(value, np.float32), name)
-        for name, value in (("one", 0.0), ("big", 15000.0), ("small", 1e-5))
-    ]
+    numbers = {"one": 0.0, "big": 15000.0, "small": 1e-5}
+    weights += [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
     nodes += [
         helper.make_node("Mul", [last, "one"], ["nothing"], name="nothing"),
         helper.make_node("Add", ["nothing", "big"], ["large"], name="large"),
