@@ -15,6 +15,7 @@ from bisect_trt.probing.engine_check import EngineCheck
 from bisect_trt.probing.function import FunctionCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
+from bisect_trt.probing.pin import Pin, require_pins
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.protocol import Failed
@@ -72,6 +73,24 @@ def require_reference(subject: Subject) -> None:
 def tell_unused(target: TargetSettings, console: Console) -> None:
     """Say that a check command decides, and not the target that was named beside it."""
     console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
+
+
+def make_pin(run: Path, search: SearchSettings, check: Check, others: bool) -> Pin | None:
+    """What builds are held to, if that is asked for.
+
+    Args:
+        run: The run's folder.
+        search: How the search is run.
+        check: What says good or bad.
+        others: Whether other releases build too.
+
+    Raises:
+        UsageError: They cannot be held to anything.
+    """
+    if not search.pin:
+        return None
+    require_pins(check.target if isinstance(check, BuiltinCheck) else None, others=others)
+    return Pin(run)
 
 
 _FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
@@ -219,6 +238,7 @@ def make_prober(
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
+    pin = make_pin(subject.workspace.folder, search, check, elsewhere is not None)
     if settings.show_output:
         listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
     if elsewhere is not None:
@@ -229,7 +249,7 @@ def make_prober(
         if not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = replace(check, confirm=search.repeat == 1)
+        check = replace(check, confirm=search.repeat == 1, pin=pin)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:
