@@ -38,7 +38,7 @@ class Pin:
     """
 
     run: Path
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -127,22 +127,26 @@ class Pin:
         return {"build": str(self.folder), "choices": plain}
 
 
-def require_pins(target: TargetSettings | None, *, others: bool = False) -> None:
-    """Make sure that builds can be held to what another one chose.
+def make_pin(run: Path, target: TargetSettings | None, wanted: bool, others: bool) -> Pin | None:
+    """What builds are held to, if that is asked for.
 
     Args:
-        target: Whose builds; ``None`` if they are a command's.
+        run: The run's folder.
+        target: Whose builds; ``None`` if a command makes them, or a metric of the user's says good or bad.
+        wanted: Whether it is asked for.
         others: Whether other releases build too.
 
     Raises:
-        UsageError: They cannot.
+        UsageError: They cannot be held to anything.
     """
+    if not wanted:
+        return None
     if target is None:
-        why = "a --check command makes its own"
+        why = "a --check command makes its own, and a --metric is about other values"
     elif others:
         why = "those of other releases are other builds"
     elif not target.target.capabilities.pins:
         why = f"{target.target.title} has none that could be held"
     else:
-        return
+        return Pin(run)
     raise UsageError(f"--pin holds the builds of a target to what one of them chose, and {why}; leave it out.")

@@ -11,7 +11,7 @@ import pytest
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.pin import Pin, require_pins
+from bisect_trt.probing.pin import Pin, make_pin
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.chosen import RECORD, Choice, write_choices
@@ -133,15 +133,16 @@ def test_what_is_said_of_layers_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "others", "why"),
     [
-        (None, False, "a --check command makes its own"),
+        (None, False, "a --check command makes its own, and a --metric is about other values"),
         (TargetSettings("trt"), True, "those of other releases are other builds"),
         (TargetSettings("onnxrt"), False, "ONNX Runtime has none that could be held"),
     ],
 )
 def test_where_it_cannot_be(target: TargetSettings | None, others: bool, why: str) -> None:
     with pytest.raises(UsageError, match=f"^--pin holds the builds of a target to what one of them chose, and {why}"):
-        require_pins(target, others=others)
+        make_pin(Path(), target, True, others)
 
 
 def test_where_it_can() -> None:
-    require_pins(TargetSettings("trt"))
+    assert make_pin(Path("run"), TargetSettings("trt"), True, False) == Pin(Path("run"))
+    assert make_pin(Path("run"), None, False, False) is None
