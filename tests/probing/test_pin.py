@@ -62,7 +62,7 @@ class World:
     def probe(self, name: str = "original", settings: Settings = Settings()) -> Outcome:
         folder = self._run / "candidates" / name
         folder.mkdir(parents=True, exist_ok=True)
-        files = CandidateFiles(folder, *(folder / each for each in ("m", "i", "g", "l")))
+        files = CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "l")
         return self.pin.probe(cast("TargetSettings", settings), files, self._ask)
 
 
