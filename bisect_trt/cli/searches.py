@@ -45,7 +45,9 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
         checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
     )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
-    return open_target_job(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+    sure = settings.search.confidence
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
+    return job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -72,7 +74,7 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
     settings = ReduceSettings.of(own, own.output)
     if invocation.resumed is None:
         check_outputs(settings)
-    job, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate, scored=True)
     return job.reduce(settings, checks, search_settings(given[Search]))
 
 
@@ -85,7 +87,7 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     if invocation.resumed is None:
         settings.check_output()
     job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
+        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
     )
     return job.precision(settings, checks, search_settings(given[Search]))
 
@@ -126,7 +128,8 @@ def layerwise(given: Given, console: Console, result: Result) -> Result:
         check_picture(own.save_error_plot, "--save-error-plot")
     runtime = given[Target].required()
     settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
-    open_target_job(own.model, given, console, result, annotation=own.annotate).layerwise(settings)
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=1.0)
+    job.layerwise(settings)
     if own.save_error_plot is not None:
         draw_error_curve(own.save_error_plot, runtime.describe(), result)
     return result
