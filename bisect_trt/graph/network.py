@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.exported import describe_module, module_of
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -274,6 +276,17 @@ class Network:
         """A node in words, for messages: its operator, and its name or what it makes."""
         node = self.nodes[index]
         return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """A node as plain values: name, operator, outputs, and the module that it comes from, if the file says so."""
+        node, module = self.nodes[index], module_of(self.nodes[index])
+        known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
+        return known if module is None else {**known, "module": module.to_json()}
+
+    def written(self, index: int, *, short: bool = False) -> str | None:
+        """Where a node was written, in words; see :func:`~bisect_trt.graph.exported.describe_module`."""
+        module = module_of(self.nodes[index])
+        return None if module is None else describe_module(module.to_json(), short=short)
 
 
 def _random_functions(proto: onnx.ModelProto) -> set[tuple[str, str]]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
@@ -39,6 +41,9 @@ from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
+
+_SHOWN = 6
+"""Nodes that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +193,14 @@ def deliver(
     sentence = describe_answer(subject.network, blamed)
     target = settings.check.target
     assert target is not None
-    fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    fault = arbitrate(investigation, investigation.held(target), settings.check.tolerance, answer)
     found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
+    tell_modules(subject.network, blamed, console)
     console.answer(fault.sentence)
     if answer.held:
         result.extra["held"] = True
@@ -230,6 +236,7 @@ def deliver_another(
     left.finish(describe_search(investigation, left.minimum), None)
     failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
     investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
+    tell_modules(subject.network, blamed, investigation.console)
     investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
     return failure
 
@@ -245,9 +252,16 @@ def describe_search(investigation: Investigation, minimum: Minimum) -> str:
     )
 
 
+def tell_modules(network: Network, nodes: Sequence[int], console: Console) -> None:
+    """Say which modules of the program these nodes come from, each once, where the model's file says more than their names."""
+    said = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
+    for words in list(said)[:_SHOWN]:
+        console.answer(f" {words}")
+
+
 def describe_answer(network: Network, nodes: Sequence[int]) -> str:
     """The answer in a sentence, the guilty first."""
     if len(nodes) == 1:
         return f"{network.describe(nodes[0])} fails alone"
-    names = ", ".join(network.describe(index) for index in nodes[:6])
-    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > 6 else ''}"
+    names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
+    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"

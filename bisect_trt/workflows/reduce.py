@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.options.choices import Mode
@@ -71,7 +72,7 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
-    if search.repeat is not None or looks:
+    if search.repeat is not None or search.pin or looks:
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
     if case is None and not settings.both_ends:
@@ -210,14 +211,16 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         result.extra["held"] = True
         console.answer(f"  {HELD}")
     for culprit in result.culprits[:_SHOWN]:
-        console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'")
+        console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'{in_module(culprit)}")
     if count > _SHOWN:
         console.answer(f"  ... and {count - _SHOWN} more")
     if result.why:
         console.answer(f"  {result.why}")
     check = investigation.prober.runner.check
     if isinstance(check, BuiltinCheck):
-        console.answer(f"  {arbitrate(investigation, check.target, check.tolerance, answer).sentence}")
+        console.answer(
+            f"  {arbitrate(investigation, investigation.held(check.target), check.tolerance, answer).sentence}"
+        )
     return result
 
 

@@ -150,7 +150,7 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
     keep = candidate.keep or check.target.keep
-    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    target = investigation.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
     ran = subject.models.lowered(folder / MODEL, target)
     by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
     carried, files = carry(target, folder / FILES)
@@ -174,6 +174,7 @@ def leave_reproducer(
         fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault is None or answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
+        written={} if disguised else where_written(subject.network, answer.blamed),
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)
@@ -182,6 +183,12 @@ def leave_reproducer(
     elif trials[SCRIPT].shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
     return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
+
+
+def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
+    """The modules that nodes come from, in words, by the first thing that each makes; of files no more than the name."""
+    said = {first_output(network.nodes[index]): network.written(index, short=True) for index in nodes}
+    return {name: words for name, words in said.items() if words is not None}
 
 
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:

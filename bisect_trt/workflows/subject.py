@@ -24,6 +24,7 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
@@ -271,9 +272,8 @@ class Subject:
         return self.describe_nodes(index for index in order if not self.network.constant[index])
 
     def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
-        """Nodes for the result: name, operator, outputs."""
-        protos = (self.network.nodes[index] for index in nodes)
-        return [{"name": n.name, "op": n.op_type, "outputs": [name for name in n.output if name]} for n in protos]
+        """Nodes for the result: name, operator, outputs, and the module that each comes from, where its file says so."""
+        return [self.network.plain(index) for index in nodes]
 
     def record(self, result: Result, prober: Prober | None = None) -> None:
         """Put what is known of the model and of the probes into a result."""
@@ -287,4 +287,7 @@ class Subject:
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
+            pin = getattr(prober.runner.check, "pin", None)
+            if isinstance(pin, Pin):
+                result.extra["pinned"] = pin.to_json()
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
