@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -105,7 +105,7 @@ def _decoder(files: _Files, layers: int, width: int) -> onnx.ModelProto:
 
 
 def _norm(at: str, read: str, made: str) -> list[onnx.NodeProto]:
-    steps = [
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Cast", [read], "wide", {"to": TensorProto.FLOAT}),
         ("Pow", [f"{at}wide", "two"], "square", {}),
         ("ReduceMean", [f"{at}square"], "mean", {"axes": [-1]}),
@@ -129,7 +129,7 @@ def _layer(
     bias[7] = OUTLIER if outlier else 0
     yield numpy_helper.from_array(bias, f"{at}bias")
 
-    def node(op: str, reads: list[str], name: str, **more: object) -> onnx.NodeProto:
+    def node(op: str, reads: list[str], name: str, **more: Any) -> onnx.NodeProto:  # noqa: ANN401 - attributes
         names = [each if each in {"heads", "flat", "scale"} else at + each for each in reads]
         return helper.make_node(op, names, [at + name], name=at + name, **more)
 
