@@ -69,9 +69,10 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## The pages that are generated: the options, from their declarations, and the modules, from their docstrings.
+docs: $(STAMP)  ## What is generated: the options' page, from their declarations; the modules', from docstrings; the README's picture.
 	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
 	$(BIN)/python docs/modules.py > docs/modules.md
+	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
 
 bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minutes. `python -m benchmarks NAME` for one.
 	$(BIN)/python -m pip install --quiet --group bench

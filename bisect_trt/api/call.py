@@ -19,6 +19,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
@@ -33,7 +34,15 @@ from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
-from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.from_options import (
+    check_files,
+    check_settings,
+    compare_files,
+    data_files,
+    metric_files,
+    metric_settings,
+    model_settings,
+)
 from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
@@ -45,6 +54,8 @@ _PROTO_LIMIT_BYTES = (1 << 31) - 1
 CHECKED = ("reduce", "precision", "cause", "releases")
 """Commands to which a check can be given."""
 SEARCHES = (*CHECKED, "diagnose")
+SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
+"""Commands in which a metric can say good or bad."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -95,6 +106,7 @@ class Call:
         self.search = given.group(Search) if command in SEARCHES else Search()
         self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
         self._data = given.group(Data)
+        self._metric = given.group(Metric) if command in SCORED else Metric()
         self._places = Places() if command == "releases" else given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
@@ -186,11 +198,18 @@ class Call:
         """
         result, console = self._result, self._console
         self._bind()
+        metric = metric_settings(
+            self._metric,
+            self._model.data,
+            self.compare,
+            confidence=self.search.confidence if result.command in SEARCHES else 1.0,
+            bounded=result.command != "run",
+        )
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
         where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        job = Job(self._model, workspace, console, result, fresh, self._annotation, where)
+        job = Job(self._model, workspace, console, result, fresh, self._annotation, where, metric)
         began = time.monotonic()
         try:
             with account() as spent:
@@ -217,6 +236,7 @@ class Call:
             *data_files(self._data),
             *settings.data.load_inputs,
             *compare_files(self.compare),
+            *metric_files(self._metric),
             *check_files(self._check),
         ]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)

@@ -10,8 +10,9 @@ from bisect_trt.cli.arguments import invocation
 from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
-from bisect_trt.options.shared import Check, Data
+from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -19,7 +20,15 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import Binding
-from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.from_options import (
+    check_files,
+    check_settings,
+    compare_files,
+    data_files,
+    metric_files,
+    metric_settings,
+    model_settings,
+)
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
@@ -119,6 +128,8 @@ def open_target_job(
     *,
     annotation: Path | None = None,
     shape_inference: bool = False,
+    confidence: float | None = None,
+    bounded: bool = True,
 ) -> Job:
     """The job of a command about a target; see :func:`open_job`.
 
@@ -131,13 +142,19 @@ def open_target_job(
         fixed_path: Where every candidate goes, if the check reads a fixed path.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
         shape_inference: Whether shapes that inference finds are declared in the model.
+        confidence: How sure all verdicts by a metric together shall be; ``None`` where none can say good or bad.
+        bounded: Whether a metric needs a bound.
 
     Raises:
-        UsageError: As :func:`open_job`, or the annotated model cannot be written.
+        UsageError: As :func:`open_job`, or the annotated model cannot be written, or an option of the metric is wrong.
     """
     if annotation is not None:
         check_annotated(annotation, model)
-    where = open_places(given[Places], console)
+    where, metric = open_places(given[Places], console), None
+    if confidence is not None:
+        fed = model_settings(model, given[Data]).data
+        metric = metric_settings(given[Metric], fed, given[Compare], confidence=confidence, bounded=bounded)
+        files = [*files, *metric_files(given[Metric])]
     job = open_job(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
         job,
@@ -145,6 +162,7 @@ def open_target_job(
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
         where=where,
+        metric=metric,
     )
 
 
@@ -156,10 +174,12 @@ def open_search(
     result: Result,
     annotation: Path | None,
     files: Iterable[Path] = (),
+    *,
+    scored: bool = False,
 ) -> tuple[Job, CheckSettings]:
     """The job of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
 
-    Beside the check, the run depends on ``files``.
+    Beside the check, the run depends on ``files``. ``scored`` says whether a metric may be the check.
 
     Raises:
         UsageError: As :func:`open_target_job`, or an option of the check is wrong.
@@ -169,4 +189,6 @@ def open_search(
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
     own, fixed = [*check_files(check), *files], checks.fixed_path
-    return open_target_job(model, given, console, result, own, fixed, annotation=annotation), checks
+    sure = given[Search].confidence if scored else None
+    job = open_target_job(model, given, console, result, own, fixed, annotation=annotation, confidence=sure)
+    return job, checks

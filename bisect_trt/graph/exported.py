@@ -21,7 +21,9 @@ PACKAGE = "pkg.torch.onnx."
 """Before the keys of what PyTorch's exporter says."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
 _SCRIPT_FRAME = re.compile(r"^(?P<file>[^\n()]+)\((?P<line>\d+)\): (?P<name>.+)$", re.MULTILINE)
-_INSIDE = re.compile(r"[\\/](?:torch|onnxscript)[\\/]")
+_INSIDE = re.compile(
+    r"(?:site|dist)-packages[\\/](?:torch|onnxscript)[\\/]|[\\/]torch[\\/](?:nn|onnx|jit|export|_\w+)[\\/]"
+)
 """Frames of PyTorch's own layers: whoever looks for a bug wants the line of the model that called them."""
 _TEXT_LIMIT = 1 << 16
 """More than this no exporter writes, and a stranger's text is not read to no end."""

@@ -56,7 +56,7 @@ class BuiltinCheck:
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
         strict = given or files.target is not None  # with something else turned, less of the failure is no pass
         request = Compare(
-            self._built(files),
+            self.built(files),
             files.model,
             tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
             self.tolerance,
@@ -91,7 +91,7 @@ class BuiltinCheck:
         target = self.target if files.target is None else files.target
         return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
 
-    def _built(self, files: CandidateFiles) -> TargetSettings:
+    def built(self, files: CandidateFiles) -> TargetSettings:
         """The same, with its engine left in the candidate's folder."""
         target = self.target_of(files)
         if self.shelf is None or files.engine is not None:

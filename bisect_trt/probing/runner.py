@@ -74,7 +74,7 @@ class Runner:
         going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         with account(self._spent) as spent:
-            files = self._write(candidate)
+            files = self.write(candidate)
             outcome = self.check.run(files, cancel)
             seconds, number = outcome.seconds, 1
             while outcome.ending in going and number < most:
@@ -96,7 +96,7 @@ class Runner:
         """
         began = time.monotonic()
         with account(self._spent) as spent:
-            files = self._write(candidate)
+            files = self.write(candidate)
             outcomes = [self._again(files)]
             for _ in range(1, repeat):
                 go_on()
@@ -135,7 +135,8 @@ class Runner:
         """
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
 
-    def _write(self, candidate: Candidate) -> CandidateFiles:
+    def write(self, candidate: Candidate) -> CandidateFiles:
+        """The files of a candidate, written where they are not there."""
         with spending("writing"):
             return self._written(candidate)
 

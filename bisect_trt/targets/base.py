@@ -36,6 +36,8 @@ _NO_KERNEL = re.compile(
 """How they say that they lack an operator; what they made of a model themselves may be that too."""
 Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
+ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The smallest, the most usual and the largest shape of an input."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
@@ -465,6 +467,14 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:  # noqa: ARG002 - of those that have one
+        """The ranges of shapes that it was told to compile for, by input."""
+        return {}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:  # noqa: ARG002
+        """Compile for these ranges of shapes instead, by input; as it is, where it takes any shape without being told."""
+        return settings
 
     def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.builtin import BuiltinCheck
@@ -27,6 +30,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.places import look_around
+from bisect_trt.workflows.scale import metric_check
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -138,6 +142,16 @@ def _compile(text: str) -> re.Pattern[str]:
         raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
 
 
+class _Nothing:
+    """No activations."""
+
+    more = ()
+
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - there is none
+        """None."""
+        return {}
+
+
 class CheckOutput:
     """Shows all that the check printed, below the line of its probe."""
 
@@ -199,12 +213,18 @@ class Listeners:
             listener.probed(record)
 
 
+def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
+    return check if settings.metric is None else metric_check(subject, check, settings.metric)
+
+
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
     subject: Subject,
     console: Console,
     elsewhere: Callable[[Check], Check] | None = None,
+    *,
+    fed: bool = True,
 ) -> Prober:
     """A prober with the check that was asked for.
 
@@ -214,6 +234,7 @@ def make_prober(
         subject: The model.
         console: Who is told.
         elsewhere: Makes of the check one that is run where the target need not be the one that is here.
+        fed: Whether candidates are fed the reference's activations; else each brings values of its own.
     """
     listeners: list[Listener] = [console]
     if settings.artifacts:
@@ -226,15 +247,15 @@ def make_prober(
         check = elsewhere(check)
     elif isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
-        if not check.target.target.capabilities.runs_more:
+        if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = replace(check, confirm=search.repeat == 1)
+        check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:
         raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
-    reference = subject.reference
+    reference = subject.reference if fed else _Nothing()
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")

@@ -14,6 +14,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import LOST, Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck, Undo
@@ -176,7 +177,9 @@ class Investigation(Examination):
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
         if flakiness.passes_needed == 1:
-            return "1-minimal", minimum.why
+            check = self.prober.runner.check
+            sure = check.describe_certainty(len(self.prober.ledger.records)) if isinstance(check, MetricCheck) else None
+            return "1-minimal", minimum.why or sure
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         self.result.extra["flaky"]["reached"] = round(confidence, 6)

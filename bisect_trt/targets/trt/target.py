@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
+from bisect_trt.targets.base import (
+    Capabilities,
+    Minimal,
+    NotReproducible,
+    Package,
+    Runtime,
+    Script,
+    ShapeRange,
+    Target,
+    Value,
+)
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
@@ -195,6 +205,17 @@ class TensorRtTarget(Target):
             return super().flag(name, value if value != () else "none")
         pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
         return [option.replace("_", "-"), *pairs]
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
+        """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""
+        own = settings.of(TrtSettings)
+        usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
+        return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
+        """With this optimisation profile."""
+        low, usual, high = (tuple((name, each[place]) for name, each in ranges.items()) for place in range(3))
+        return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make sure that the inputs' shapes are within the profile.
