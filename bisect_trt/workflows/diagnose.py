@@ -193,7 +193,7 @@ def deliver(
     sentence = describe_answer(subject.network, blamed)
     target = settings.check.target
     assert target is not None
-    fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    fault = arbitrate(investigation, investigation.held(target), settings.check.tolerance, answer)
     found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)

@@ -72,7 +72,7 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
-    if search.repeat is not None or looks:
+    if search.repeat is not None or search.pin or looks:
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
     if case is None and not settings.both_ends:
@@ -216,7 +216,9 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         console.answer(f"  {result.why}")
     check = investigation.prober.runner.check
     if isinstance(check, BuiltinCheck):
-        console.answer(f"  {arbitrate(investigation, check.target, check.tolerance, answer).sentence}")
+        console.answer(
+            f"  {arbitrate(investigation, investigation.held(check.target), check.tolerance, answer).sentence}"
+        )
     return result
 
 

@@ -150,7 +150,7 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
     keep = candidate.keep or check.target.keep
-    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    target = investigation.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
     ran = subject.models.lowered(folder / MODEL, target)
     by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
     carried, files = carry(target, folder / FILES)

@@ -24,6 +24,7 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
@@ -286,4 +287,7 @@ class Subject:
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
+            pin = getattr(prober.runner.check, "pin", None)
+            if isinstance(pin, Pin):
+                result.extra["pinned"] = pin.to_json()
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
