@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.times import Spent, account, current, spending
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
@@ -100,16 +101,24 @@ class Runner:
             outcomes = [self._again(files)]
             for _ in range(1, repeat):
                 go_on()
+                held = self._is_held()
                 outcomes.append(self._again(files))
+                if self._is_held() and not held:  # from here on it is another thing: builds as this one
+                    outcomes = outcomes[-1:]
             all_seconds = time.monotonic() - began
             times = _of_probe(candidate, spent, all_seconds)
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = (failures or outcomes[-1:])[0]
         seconds = sum(each.seconds for each in outcomes)
-        reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {repeat} runs fail)"
+        number = len(outcomes)
+        reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {number} runs fail)"
         own = all_seconds - seconds
-        known: dict[str, Any] = {"seconds": seconds, "own_seconds": own, "runs": repeat, "times": times}
+        known: dict[str, Any] = {"seconds": seconds, "own_seconds": own, "runs": len(outcomes), "times": times}
         return replace(outcome, reason=reason, failures=len(failures), **known)
+
+    def _is_held(self) -> bool:
+        pin = getattr(self.check, "pin", None)
+        return isinstance(pin, Pin) and pin.is_held()
 
     def _again(self, files: CandidateFiles) -> Outcome:
         """One run of the original, which has to say something.

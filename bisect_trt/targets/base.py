@@ -447,6 +447,22 @@ class Target(ABC):
         """
         return settings
 
+    def held_to(
+        self,
+        settings: TargetSettings,
+        choices: Sequence[Choice],
+        folder: Path,  # noqa: ARG002 - of those that leave more there
+    ) -> TargetSettings | None:
+        """The same, but builds are held to all that another one chose; ``None`` if it chose nothing that one can be held to.
+
+        Args:
+            settings: How it is set up.
+            choices: What it chose.
+            folder: Where it left that, and what else it was told to by :meth:`recording`.
+        """
+        pins = [choice for choice in choices if choice.pins]
+        return self.pinned(settings, pins) if pins else None
+
     def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
         """The settings as Python to paste; ``None`` if it has no such words."""
         return None

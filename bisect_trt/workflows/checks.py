@@ -18,6 +18,7 @@ from bisect_trt.probing.engine_check import EngineCheck
 from bisect_trt.probing.function import FunctionCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
+from bisect_trt.probing.pin import make_pin
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.protocol import Failed
@@ -240,6 +241,8 @@ def make_prober(
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
+    built_in = isinstance(check, BuiltinCheck) and settings.metric is None
+    pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
     if settings.show_output:
         listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
     if elsewhere is not None:
@@ -250,7 +253,7 @@ def make_prober(
         if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = _scaled(replace(check, confirm=search.repeat == 1), settings, subject)
+        check = _scaled(replace(check, confirm=search.repeat == 1, pin=pin), settings, subject)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:

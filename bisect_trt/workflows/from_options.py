@@ -208,7 +208,7 @@ def check_settings(
 def search_settings(search: Search) -> SearchSettings:
     """How a search is run."""
     budget = Budget(search.max_probes, search.max_time)
-    return SearchSettings(search.workers, search.repeat, search.confidence, search.shrink, budget)
+    return SearchSettings(search.workers, search.repeat, search.confidence, search.shrink, budget, search.pin)
 
 
 def pictures(plots: Plots) -> Pictures:

@@ -146,6 +146,7 @@ class SearchSettings:
         confidence: How sure the answer shall be if it fails only sometimes.
         shrink: Whether to make the tensors of the minimal case smaller too.
         budget: How much may be spent.
+        pin: Whether builds are held to what the first that fails chose.
     """
 
     workers: int | None = None
@@ -153,6 +154,7 @@ class SearchSettings:
     confidence: float = 0.99
     shrink: bool = True
     budget: Budget = field(default_factory=Budget)
+    pin: bool = False
 
 
 @dataclass(frozen=True)

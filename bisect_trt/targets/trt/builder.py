@@ -8,6 +8,7 @@ engine, which is built once.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,13 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
-from bisect_trt.targets.trt.knobs import PIN_MISSED, missed
+from bisect_trt.targets.trt.knobs import PIN_MISSED, lift, missed
 from bisect_trt.targets.trt.layers import constrain, layers_of
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import Feed, Parsed, parse
 from bisect_trt.targets.trt.settings import TrtSettings
 
+_CACHE_MISS = re.compile(r"(?i)timing cache|cache miss|in the cache")
 _MOST_PLANS = 8
 _MOST_BYTES = 1 << 30
 """Of all engines that are kept for another set of nodes that comes to the same."""
@@ -146,7 +148,7 @@ def build_engine(
     _add_profile(config, parsed.network, settings, trt)
     if not is_strongly_typed(settings, trt.version):
         forget_orders(parsed.network)
-        constrain(parsed.network, parsed.model, settings, trt)
+        lift(constrain(parsed.network, parsed.model, settings, trt))
     calibrate(config, settings, trt)
     told = hashlib.sha256(key + _orders(parsed.network, settings, trt)).digest()
     own = settings.of(TrtSettings)
@@ -220,13 +222,24 @@ def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: Tens
         message = reason(errors, "the builder gives no engine and does not say why")
         if is_out_of_memory(errors):
             message = f"out of memory: {message}"
+        if settings.of(TrtSettings).pin_timings is not None and any(map(_CACHE_MISS.search, errors)):
+            message = f"a layer cannot be held to the timings that are pinned: {message}"
+            raise BuildError(message, signature=PIN_MISSED)
         masked = signature(message, names_of(parsed.model.graph))
         raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
     return bytes(memoryview(plan))
 
 
 def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> None:
-    """Let this build use what earlier builds of this process measured, those that began with the same file."""
+    """Let this build use what earlier builds of this process measured, those that began with the same file.
+
+    One that is held to the timings of another build uses those alone.
+    """
+    pinned = settings.of(TrtSettings).pin_timings
+    if pinned is not None:
+        config.set_flag(trt.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+        config.set_timing_cache(config.create_timing_cache(read(Path(pinned))), ignore_mismatch=False)
+        return
     path = settings.of(TrtSettings).load_timing_cache
     if path not in trt.timing_caches:
         trt.timing_caches[path] = config.create_timing_cache(b"" if path is None else read(Path(path)))

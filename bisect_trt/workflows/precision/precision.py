@@ -91,7 +91,7 @@ def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
     suspects = find_suspects(task)
     tell_suspects(task.subject, suspects, console)
     console.step(f"Probe all {count} in fp32, then all in {low}, then search for the fewest to keep in fp32")
-    if search.repeat is not None:
+    if search.repeat is not None or search.pin:
         measure_lowered(task, search)
     if task.settings.target is not None and task.settings.target.target.capabilities.costly:
         early += filter(None, [find_early(task, suspects)])
