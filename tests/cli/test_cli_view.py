@@ -140,10 +140,10 @@ def test_once_writes_a_page_that_asks_nobody(cli: CommandLine, runs: Path) -> No
 def test_what_is_not_there(cli: CommandLine, address: str) -> None:
     done = cli("view", "gone")
     assert done.status == 4
-    assert "gone is no folder" in done.output
+    assert "gone is no folder" in done.err
     Path("empty").mkdir()
     done = cli("view", "empty")
     assert done.status == 4
-    assert "no run lies in empty" in done.output
+    assert "no run lies in empty" in done.err
     done = cli("view", "--port", address.rpartition(":")[2], str(Path.cwd()))
     assert done.status == 4  # no run there either, which is found first

@@ -36,7 +36,8 @@ def compare_sections(runs: Sequence[RunView]) -> list[Markup]:
     ]
     if differing:
         rows = [
-            [tag("th", name, scope="row"), *(str(place.get(name, "\u2013")) for place in places)] for name in differing
+            [tag("th", name, scope="row"), *(tag("td", str(place.get(name, "\u2013"))) for place in places)]
+            for name in differing
         ]
         sections.append(
             tag("section", tag("h2", "What differs around them"), table(head, rows, "Environments"), id="environment")
