@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_RUNS = ((0.1, 1.0), (0.3, 0.7), (0.5, 1.0))
+_RUNS = ((0.1, 0.6), (0.5, 0.5), (0.3, 1.0))
 """Where units are in topological order, needed ones come side by side (the Pow and the ReduceMean of one norm, what a runtime
 fuses) often enough to look out for it. For a unit after one needed unit, after two in a row, after more: as if so many had
 been seen to be needed, and so many not."""
 
-_SURE = 0.6
+_SURE = 0.5
 """So likely a unit is taken as needed without a question of its own: that of the proof asks the same."""
 
 _EXACT = (0.6, 0.2, 0.02)
