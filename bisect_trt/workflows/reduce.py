@@ -14,6 +14,7 @@ from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
@@ -27,6 +28,7 @@ from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
 from bisect_trt.workflows.others import check_finds_all, look_for_others
 from bisect_trt.workflows.rebuilt import LOST
+from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
@@ -107,7 +109,10 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
 
 def smallest(investigation: Investigation, settings: ReduceSettings, search: SearchSettings, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk if they are to be."""
-    answer = needed_dimensions(investigation, investigation.settle(case))
+    settled = investigation.settle(case)
+    if isinstance(investigation.prober.runner.check, MetricCheck):
+        return settled  # of other tensors the rest of the model makes nothing
+    answer = needed_dimensions(investigation, settled)
     if not (search.shrink and settings.both_ends):
         return answer
     investigation.console.step("Shrink the tensors of what is left")
@@ -220,6 +225,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         "min_good": save_min_good(investigation, settings.min_good, answer),
     }
     count = len(result.culprits)
+    measure_whole(investigation, answer)
     console.answer(
         f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
     )
