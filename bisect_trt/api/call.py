@@ -203,7 +203,7 @@ class Call:
             self._metric,
             self._model.data,
             self.compare,
-            confidence=self.search.confidence if result.command in SEARCHES else 1.0,
+            confidence=1.0 if result.command == "run" else self.search.confidence,
             bounded=result.command != "run",
         )
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm

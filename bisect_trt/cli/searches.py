@@ -128,7 +128,7 @@ def layerwise(given: Given, console: Console, result: Result) -> Result:
         check_picture(own.save_error_plot, "--save-error-plot")
     runtime = given[Target].required()
     settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
-    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=1.0)
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=Search().confidence)
     job.layerwise(settings)
     if own.save_error_plot is not None:
         draw_error_curve(own.save_error_plot, runtime.describe(), result)

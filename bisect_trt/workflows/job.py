@@ -84,6 +84,10 @@ class Job:
         settings = replace(settings, check=self._scaled(settings.check))
         opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
+            if self.metric is not None:
+                from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
+
+                return diagnose_metric(investigation, settings)
             return diagnose(investigation, settings)
 
     def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
@@ -162,6 +166,13 @@ class Job:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
+        if self.metric is not None:
+            from bisect_trt.workflows.layerwise.scored import layerwise_scored  # noqa: PLC0415 - see above
+
+            check = self._scaled(CheckSettings(target=settings.target, timeout=settings.timeout))
+            opened = self.subject(settings.timeout, settings.target)
+            with opened as subject, self._investigated(subject, check, SearchSettings()) as investigation:
+                return layerwise_scored(investigation)
         with self._examined(settings.timeout, settings.target) as examination:
             return layerwise(examination, settings)
 
