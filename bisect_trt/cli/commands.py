@@ -7,7 +7,17 @@ from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
+from bisect_trt.options.searches import (
+    Cause,
+    Diagnose,
+    Layerwise,
+    Precision,
+    Reduce,
+    Releases,
+    Samples,
+    Sweep,
+    Workaround,
+)
 from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
@@ -18,6 +28,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Metric, Data, General),
+    "samples": (Samples, Check, Target, Places, Compare, Data, Search, General),
     "sweep": (Sweep, Target, Places, Compare, Data, Search, General),
     "releases": (Releases, Check, Target, Compare, Data, Search, General),
     "extract": (Extract, Data, General),
@@ -34,7 +45,8 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(
-        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "sweep", "workaround"), "searches"
+        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "samples", "sweep", "workaround"),
+        "searches",
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
