@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo check test truth fuzz chaos lint format docs site bench test-lowest clean
+.PHONY: demo check test truth fuzz chaos lint format docs site release bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -82,6 +82,10 @@ site: $(STAMP)  ## The pages of docs/ as a site in build/site, which opens from 
 bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minutes. `python -m benchmarks NAME` for one.
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks
+
+release: $(STAMP)  ## What is released, as somebody gets it: built, installed into clean environments, run and typed against.
+	$(BIN)/python -m pip install --quiet --group release
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q tests/release/product.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo .bisect-trt build dist

@@ -1,0 +1,138 @@
+"""What is released, as somebody gets it: built, installed into clean environments, run, and typed against.
+
+Run by ``make release``, not by ``make test``: it installs packages from an index, into environments of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import bisect_trt
+
+ROOT = Path(__file__).parents[2]
+VERSION = bisect_trt.__version__
+STRANGER = '''"""What somebody types who knows the documentation alone."""
+
+import bisect_trt
+
+result = bisect_trt.reduce("model.onnx", lambda path: path.exists())
+print(result.status, result.culprits, result.artifacts["reduced"])
+reveal_type(result.status)
+bisect_trt.assert_matches("model.onnx", target="onnxrt", fp16=True)
+'''
+CHAIN = '''"""Writes model.onnx: a square that overflows fp16."""
+
+import onnx
+from onnx import TensorProto, helper
+
+nodes = [helper.make_node(op, inputs, [out], name=out) for op, inputs, out in
+         (("Relu", ["x"], "a"), ("Mul", ["a", "big"], "b"), ("Mul", ["b", "b"], "c"), ("Sqrt", ["c"], "y"))]
+tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+big = helper.make_tensor("big", TensorProto.FLOAT, [], [1000.0])
+graph = helper.make_graph(nodes, "chain", tensors[:1], tensors[1:], [big])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
+'''
+
+
+def run(*words: str | Path, cwd: Path, status: int = 0) -> str:
+    """Run a command; what it prints."""
+    done = subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheel and source distribution, of what git has: the wheel is built from the unpacked source, where there is no git."""
+    source = tmp_path_factory.mktemp("source")
+    run("git", "checkout-index", "--all", f"--prefix={source}/", cwd=ROOT)
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
+    return out
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of a clean environment in which the wheel was installed, with what it needs and no more."""
+    folder = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    run(folder / "venv/bin/python", "-m", "pip", "install", "--quiet", wheel, cwd=folder)
+    return folder / "venv" / "bin"
+
+
+def test_the_wheel_holds_the_package_its_templates_and_its_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    own = [name for name in names if ".dist-info/" not in name]
+    assert all(name.startswith("bisect_trt/") for name in own)
+    assert "bisect_trt/py.typed" in own
+    there = {path.name for path in (ROOT / "bisect_trt/reporting/templates").iterdir()}
+    assert there <= {Path(name).name for name in own}
+    assert not any(re.search(r"__pycache__|\.onnx$|\.npz$", name) for name in names)
+
+
+def test_the_source_holds_what_is_needed_to_build_and_to_test(dist: Path) -> None:
+    (source,) = dist.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "tests/conftest.py"} <= names
+
+
+def test_what_an_index_shows_of_it_is_valid(dist: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), cwd=dist)
+
+
+def test_the_program_in_a_clean_environment(clean: Path, tmp_path: Path) -> None:
+    assert VERSION in run(clean / "bisect-trt", "--version", cwd=tmp_path)
+    (tmp_path / "make.py").write_text(CHAIN)
+    run(clean / "python", "make.py", cwd=tmp_path)
+    options = ["--onnxrt", "--fp16", "--val-range", "[1,2]", "--zip"]
+    said = run(clean / "bisect-trt", "diagnose", "model.onnx", *options, cwd=tmp_path)
+    assert "Mul 'c' fails alone (1-minimal)" in said
+    assert (tmp_path / "model-reproducer.zip").exists()
+    run(clean / "python", "model-reproducer/reproduce.py", cwd=tmp_path, status=1)
+
+
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_without_an_environment(tool: str, wheel: Path, tmp_path: Path) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"there is no {tool} here (pip install {'uv' if tool == 'uvx' else tool})")
+    words = ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
+    assert VERSION in run(*words, "bisect-trt", "--version", cwd=tmp_path)
+
+
+def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    said = run(
+        sys.executable, "-m", "mypy", "--strict", "--python-executable", clean / "python", "stranger.py", cwd=tmp_path
+    )
+    assert 'Revealed type is "str"' in said or "builtins.str" in said
+    (tmp_path / "wrong.py").write_text('import bisect_trt\n\nbisect_trt.reduce(3, "check")\n')
+    wrong = ["-m", "mypy", "--strict", "--python-executable", clean / "python", "wrong.py"]
+    assert "incompatible type" in run(sys.executable, *wrong, cwd=tmp_path, status=1)
+
+
+def test_a_tag_says_the_version_that_it_tags() -> None:
+    tags = run("git", "tag", "--points-at", "HEAD", "--list", "v*", cwd=ROOT).split()
+    assert tags in ([], [f"v{VERSION}"])
+
+
+def test_the_changelog_and_the_citation_know_the_version() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(VERSION)}\]", changes, flags=re.MULTILINE)
+    assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f'version: "{VERSION}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
