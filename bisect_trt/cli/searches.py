@@ -58,7 +58,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     sure = settings.search.confidence
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
-    return job.diagnose(settings)
+    return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
