@@ -27,7 +27,8 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, TensorProto
 
-from benchmarks.reduce import OUT, machine, markdown
+from benchmarks.figures import machine
+from benchmarks.reduce import OUT, markdown
 from bisect_trt.graph.lower import emulate, tensor_dtypes
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 

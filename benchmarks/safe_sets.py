@@ -25,9 +25,10 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, TensorProto
 
+from benchmarks.figures import machine
 from benchmarks.outliers import KINDS, Arrays, Planted
 from benchmarks.precision import float_nodes
-from benchmarks.reduce import OUT, machine, markdown
+from benchmarks.reduce import OUT, markdown
 from bisect_trt.graph.lower import emulate, lower_fp16
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.exported import describe_module, module_of
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -263,15 +265,28 @@ class Network:
             del proto.graph.node[:]  # inference wants them sorted
             proto.graph.node.extend(self.nodes[index] for index in self.order)
         try:
-            inferred = onnx.shape_inference.infer_shapes(proto)
+            inferred = onnx.shape_inference.infer_shapes(proto).graph
         except Exception:  # it gives up as a whole on what it does not understand, in several ways
             return {}
-        return {value.name: value for values in (inferred.graph.value_info, inferred.graph.output) for value in values}
+        # Copies: each message of a model keeps all of it in memory, nodes and weights too.
+        kept = onnx.GraphProto(value_info=inferred.value_info, output=inferred.output)
+        return {value.name: value for values in (kept.value_info, kept.output) for value in values}
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""
         node = self.nodes[index]
         return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
+
+    def plain(self, index: int) -> dict[str, Any]:
+        """A node as plain values: name, operator, outputs, and the module that it comes from, if the file says so."""
+        node, module = self.nodes[index], module_of(self.nodes[index])
+        known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
+        return known if module is None else {**known, "module": module.to_json()}
+
+    def written(self, index: int, *, short: bool = False) -> str | None:
+        """Where a node was written, in words; see :func:`~bisect_trt.graph.exported.describe_module`."""
+        module = module_of(self.nodes[index])
+        return None if module is None else describe_module(module.to_json(), short=short)
 
 
 def _random_functions(proto: onnx.ModelProto) -> set[tuple[str, str]]:

@@ -35,10 +35,18 @@ def kinds(nodes: Sequence[onnx.NodeProto]) -> str:
     )
 
 
-def describe_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> str:
-    """A list of a model's nodes in Markdown."""
+def describe_nodes(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], written: Mapping[str, str] | None = None
+) -> str:
+    """A list of a model's nodes in Markdown.
+
+    Args:
+        model: The model.
+        nodes: Those of its nodes that are listed.
+        written: Where nodes were written, in words, by the first thing that each makes.
+    """
     tensors = dict(_tensors(model))
-    rows = [_describe(node, tensors) for node in nodes[:_SHOWN]]
+    rows = [_describe(node, tensors) + _written(node, written or {}) for node in nodes[:_SHOWN]]
     rows += [f"- and {len(nodes) - _SHOWN} more"] if len(nodes) > _SHOWN else []
     opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
     return "\n".join([*rows, "", f"Opsets: {prose(opsets)}."])
@@ -50,6 +58,11 @@ def _describe(node: onnx.NodeProto, tensors: Mapping[str, str]) -> str:
     row = f"- {prose(_operator(node))} {code(name)}: {ends[0] or 'no inputs'} → {ends[1]}"
     attributes = [f"{attribute.name}={_value(attribute)}" for attribute in node.attribute]
     return row + (f"; {', '.join(map(code, attributes))}" if attributes else "")
+
+
+def _written(node: onnx.NodeProto, written: Mapping[str, str]) -> str:
+    words = next((written[name] for name in node.output if name in written), None)
+    return "" if words is None else f"; in module {code(words)}"
 
 
 def _operator(node: onnx.NodeProto) -> str:

@@ -90,6 +90,7 @@ class Issue:
         is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
         cause: What of the target does it: each in a sentence, with the lines of code that turn it.
         since: Since which release it fails, in a sentence, where that was asked.
+        written: Where nodes were written, in words, by the first thing that each makes.
     """
 
     model: onnx.ModelProto
@@ -108,6 +109,7 @@ class Issue:
     is_bug: bool = True
     cause: Sequence[Cause] = ()
     since: str | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -161,7 +163,7 @@ class Issue:
             f"Everything is in the attached folder. {script}",
             *self._commands(inputs, trials),
             "## The model",
-            describe_nodes(self.model, guilty_first(self.model, self.blamed)),
+            describe_nodes(self.model, guilty_first(self.model, self.blamed), self.written),
             "## Expected",
             self._expected(),
             "## Seen",

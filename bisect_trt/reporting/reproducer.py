@@ -61,6 +61,7 @@ class Reproducer:
         is_bug: Whether it may be a bug of the target.
         places: Where the target ran, if not here: what there is, by name.
         since: Since which release it fails, in a sentence, where that was asked.
+        written: Where nodes were written, in words, by the first thing that each makes.
     """
 
     model: onnx.ModelProto
@@ -85,6 +86,7 @@ class Reproducer:
     cause: Sequence[Cause] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: str | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> list[Path]:
         """Write all but the model itself and the files that the target reads, which lie there already.
@@ -177,6 +179,7 @@ class Reproducer:
             self.is_bug,
             self.cause,
             self.since,
+            self.written,
         )
 
     def source(self) -> str:
@@ -249,7 +252,7 @@ class Reproducer:
                 "its layers. They are no part of the report: leave them out of what you send."
             ),
             "## The model",
-            describe_nodes(self.model, guilty_first(self.model, self.blamed)),
+            describe_nodes(self.model, guilty_first(self.model, self.blamed), self.written),
             "## How it was found",
             self.found,
             "## Versions",

@@ -19,7 +19,7 @@ _ARTIFACTS = ("reduced", "min_good", "report", "run")
 
 @dataclass
 class Result:
-    """What a command found; the keys are a promise to scripts (README, "JSON").
+    """What a command found; the keys are a promise to scripts (docs/json.md).
 
     Attributes:
         command: Which command.
@@ -90,6 +90,12 @@ class Result:
         plain = dict(vars(self))
         extra = plain.pop("extra")
         return {"schema": SCHEMA, **plain, **extra}
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the answer, the graph and the curve."""
+        from bisect_trt.reporting.html.embedded import embed  # noqa: PLC0415 - of use in a notebook alone
+
+        return embed(self.to_json())
 
     def write(self, path: Path) -> None:
         """Write it as JSON.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.targets.switches import Looked, Snippet, Switch
@@ -35,6 +36,8 @@ _NO_KERNEL = re.compile(
 """How they say that they lack an operator; what they made of a model themselves may be that too."""
 Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
+ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The smallest, the most usual and the largest shape of an input."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
@@ -48,12 +51,16 @@ class EngineLayer:
         kind: Its type.
         nodes: Places of the ONNX nodes it runs, as far as its name tells.
         precisions: The types of what it makes, as ``float32`` or ``float16``.
+        tactic: The kernel that runs it, as the target calls it; ``None`` where it does not say.
+        formats: How what it reads and makes lies in memory, in the target's words.
     """
 
     name: str
     kind: str
     nodes: tuple[int, ...]
     precisions: tuple[str, ...]
+    tactic: str | None = None
+    formats: tuple[str, ...] = ()
 
 
 class Session(Protocol):
@@ -71,7 +78,7 @@ class Session(Protocol):
         """What the model has become, in the order it runs; empty where the runtime does not say.
 
         Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
-        ``tensors`` of the model that the nodes make which it runs.
+        ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
         """
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -174,6 +181,8 @@ class Capabilities:
         runs_more: Whether it may run operators that the reference cannot, such as plugins.
         sliced: Whether a model that is too large for memory may be run on it slice by slice.
         compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
+        remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
+        pins: Whether a build can be held to what another one chose, and kept from it; see ``Target.pinned``.
     """
 
     costly: bool = False
@@ -183,6 +192,8 @@ class Capabilities:
     runs_more: bool = False
     sliced: bool = False
     compiles_shapes: bool = False
+    remembers_builds: bool = False
+    pins: bool = False
 
 
 @dataclass(frozen=True)
@@ -410,6 +421,48 @@ class Target(ABC):
 
         return precision_switches(settings)
 
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:  # noqa: ARG002 - of those that do
+        """The same, but each build leaves in a folder, which is there, what it chose and what else is worth keeping of it.
+
+        What it chose goes to ``chosen.RECORD`` there. A target that does not say more than ``Session.layers`` leaves it at that.
+        """
+        return settings
+
+    def pinned(
+        self,
+        settings: TargetSettings,
+        pins: Sequence[Choice],  # noqa: ARG002 - of those that do
+        bans: Sequence[Choice] = (),  # noqa: ARG002 - as above
+        known: Sequence[Choice] = (),  # noqa: ARG002 - as above
+    ) -> TargetSettings:
+        """The same, but a build is held to some choices and kept from others; for a target that ``pins``.
+
+        A build that cannot be held to one of them is refused, with the signature ``build: pin``.
+
+        Args:
+            settings: How it is set up.
+            pins: What it has to choose, for layers that are there.
+            bans: What it shall not choose.
+            known: What it may choose instead, as far as that was seen.
+        """
+        return settings
+
+    def held_to(
+        self,
+        settings: TargetSettings,
+        choices: Sequence[Choice],
+        folder: Path,  # noqa: ARG002 - of those that leave more there
+    ) -> TargetSettings | None:
+        """The same, but builds are held to all that another one chose; ``None`` if it chose nothing that one can be held to.
+
+        Args:
+            settings: How it is set up.
+            choices: What it chose.
+            folder: Where it left that, and what else it was told to by :meth:`recording`.
+        """
+        pins = [choice for choice in choices if choice.pins]
+        return self.pinned(settings, pins) if pins else None
+
     def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
         """The settings as Python to paste; ``None`` if it has no such words."""
         return None
@@ -430,6 +483,14 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:  # noqa: ARG002 - of those that have one
+        """The ranges of shapes that it was told to compile for, by input."""
+        return {}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:  # noqa: ARG002
+        """Compile for these ranges of shapes instead, by input; as it is, where it takes any shape without being told."""
+        return settings
 
     def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
@@ -19,6 +21,7 @@ from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.fault.judge import Fault
+from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -39,6 +42,9 @@ from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
+
+_SHOWN = 6
+"""Nodes that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,12 @@ class DiagnoseSettings:
     find_all: bool = False
     releases: bool = False
 
+    def for_answer(self, answer: Candidate) -> DiagnoseSettings:
+        """The same with the target set up as the answer needs it, with another profile say."""
+        if answer.target is None:
+            return self
+        return replace(self, check=replace(self.check, target=answer.target))
+
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
     """Find why the target differs from the reference, and leave the proof.
@@ -77,7 +89,7 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case)
-        answer = investigation.settle(case)
+        answer = needed_dimensions(investigation, investigation.settle(case))
         left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
 
     def another(other: Case, number: int) -> dict[str, Any]:
@@ -104,7 +116,12 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
     console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
     try:
         record = investigation.probe_original(settings.search)
+        free_where_needed(investigation, passes=False)
     except DoesNotReproduce as error:
+        if free_where_needed(investigation, passes=True):
+            record = investigation.probe_original(settings.search)
+            console.say(f"  yes: {record.reason}")
+            return
         steps = ", ".join(next_steps(subject, settings.check))
         raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
     console.say(f"  yes: {record.reason}")
@@ -185,20 +202,23 @@ def deliver(
     console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
     if settings.search.shrink:
         answer = shrink(investigation, answer)
+    settings = settings.for_answer(answer)
     sentence = describe_answer(subject.network, blamed)
     target = settings.check.target
     assert target is not None
-    fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    fault = arbitrate(investigation, investigation.held(target), settings.check.tolerance, answer)
     found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
+    tell_modules(subject.network, blamed, console)
     console.answer(fault.sentence)
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
+    say_dynamic(investigation)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
     return left, fault
 
@@ -214,7 +234,7 @@ def deliver_another(
     investigation: Investigation, settings: DiagnoseSettings, case: Case, number: int
 ) -> dict[str, Any]:
     """Leave a folder for another failure beside that of the first, and say what the result does of it."""
-    answer, whole = investigation.settle(case), settings.output.resolve()
+    answer, whole = needed_dimensions(investigation, investigation.settle(case)), settings.output.resolve()
     if settings.search.shrink:
         answer = shrink(investigation, answer)
     subject, blamed = investigation.subject, by_blame(investigation, answer)
@@ -222,7 +242,7 @@ def deliver_another(
     folder = settings.output.parent / f"{whole.name}-{number}"
     left = leave_reproducer(
         investigation,
-        settings.check,
+        settings.for_answer(answer).check,
         Answer(answer, case.minimum, sentence, found),
         folder,
         anonymous=settings.anonymous,
@@ -230,6 +250,7 @@ def deliver_another(
     left.finish(describe_search(investigation, left.minimum), None)
     failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
     investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
+    tell_modules(subject.network, blamed, investigation.console)
     investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
     return failure
 
@@ -245,9 +266,16 @@ def describe_search(investigation: Investigation, minimum: Minimum) -> str:
     )
 
 
+def tell_modules(network: Network, nodes: Sequence[int], console: Console) -> None:
+    """Say which modules of the program these nodes come from, each once, where the model's file says more than their names."""
+    said = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
+    for words in list(said)[:_SHOWN]:
+        console.answer(f" {words}")
+
+
 def describe_answer(network: Network, nodes: Sequence[int]) -> str:
     """The answer in a sentence, the guilty first."""
     if len(nodes) == 1:
         return f"{network.describe(nodes[0])} fails alone"
-    names = ", ".join(network.describe(index) for index in nodes[:6])
-    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > 6 else ''}"
+    names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
+    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"

@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
+from bisect_trt.graph.exported import in_module, module_of
 from bisect_trt.graph.externals import tensor_bytes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network, bodies
@@ -82,6 +83,8 @@ def _layer(node: onnx.NodeProto, infos: Mapping[str, TensorInfo | None], *, attr
         "inputs": [_tensor(name, infos) for name in node.input],
         "outputs": [_tensor(name, infos) for name in node.output],
     }
+    if (module := module_of(node)) is not None:
+        plain["module"] = module.to_json()
     if attributes:
         plain["attributes"] = {each.name: _attribute(each) for each in node.attribute}
     if inner := [[_layer(each, {}, attributes=attributes) for each in body.node] for body in bodies(node)]:
@@ -168,7 +171,7 @@ def _tensor_line(tensor: Mapping[str, Any]) -> str:
 
 
 def _layer_branch(layer: Mapping[str, Any]) -> Branch:
-    branch = Branch(f"{layer['op']} {layer['name']}".rstrip())
+    branch = Branch(f"{layer['op']} {layer['name']}".rstrip() + in_module(layer))
     branch.branches += [Branch(f"reads {_tensor_line(tensor)}") for tensor in layer["inputs"] if tensor["name"]]
     branch.branches += [Branch(f"makes {_tensor_line(tensor)}") for tensor in layer["outputs"] if tensor["name"]]
     branch.branches += [Branch(f"{name} = {value}") for name, value in layer.get("attributes", {}).items()]

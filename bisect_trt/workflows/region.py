@@ -156,6 +156,7 @@ def _node(
         "inputs": [[name, _source(network, name)] for name in network.reads[node][:_SHOWN_INPUTS]],
         "more_inputs": max(len(network.reads[node]) - _SHOWN_INPUTS, 0),
         "outputs": network.made(node),
+        "written": network.written(node),
         "verdict": node_verdict(network, node, result, comparisons),
         "hides": not set(hiding_marks(result)).isdisjoint(network.made(node)),
         "precision": precision,

@@ -13,7 +13,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.anonymise import anonymise, strip
-from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import first_output
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
@@ -150,7 +150,7 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
     keep = candidate.keep or check.target.keep
-    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    target = investigation.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
     ran = subject.models.lowered(folder / MODEL, target)
     by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
     carried, files = carry(target, folder / FILES)
@@ -174,6 +174,7 @@ def leave_reproducer(
         fault=None if answer.fault is None else without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault is None or answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
+        written={} if disguised else where_written(subject.network, answer.blamed),
     )
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)
@@ -184,15 +185,18 @@ def leave_reproducer(
     return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
 
 
+def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
+    """The modules that nodes come from, in words, by the first thing that each makes; of files no more than the name."""
+    said = {first_output(network.nodes[index]): network.written(index, short=True) for index in nodes}
+    return {name: words for name, words in said.items() if words is not None}
+
+
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
     """Write a model into the folder, and probe what lies there then."""
     workspace = investigation.subject.workspace
     save_model(candidate.proto, workspace.candidates, folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
-    for location in external_files(
-        proto
-    ):  # past 1 GiB the weights lie beside the model: the probe has to find them too
-        copy_file(folder / location, workspace.candidates / location)
+    workspace.take_in(proto, folder)
     candidate = replace(candidate, proto=proto)
     return candidate, investigation.prober.probe(candidate, again=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_trt.graph.exported import in_module
 from bisect_trt.reporting.html.markup import Json, Markup, breakable, number, plural, shorten, table, tag
 from bisect_trt.reporting.html.quantized_groups import groups_section
 
@@ -206,6 +207,12 @@ def _cause(detail: Json | None) -> Markup | None:
     )
 
 
+def _written(entry: Json) -> str:
+    """The module that a node comes from, where that is known."""
+    words = in_module(entry).strip()
+    return f"; {words}" if words else ""
+
+
 def _held(result: Json) -> str | None:
     """How what stays in fp32 did on fresh samples, and how much of it is needed on those that were given."""
     validation, minimal = result.get("validation"), result.get("minimal") or []
@@ -223,7 +230,7 @@ def _kept(kept: Sequence[Any], held: str | None) -> Markup | None:
         [
             tag("td", entry.get("op") or ""),
             _name(entry.get("name") or next(iter(entry.get("outputs", ())), "?")),
-            entry.get("reason") or "",
+            f"{entry.get('reason') or ''}{_written(entry)}",
         ]
         for entry in known[:MOST_ROWS]
     ]

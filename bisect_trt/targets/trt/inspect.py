@@ -88,6 +88,8 @@ def describe_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[d
             "kind": layer.kind,
             "precisions": list(layer.precisions),
             "tensors": [name for place in layer.nodes for name in origins.tensors(place)],
+            "tactic": layer.tactic,
+            "formats": list(layer.formats),
         }
         for layer in engine_layers(engine, origins, tensorrt)
     ]
@@ -111,8 +113,21 @@ def parse_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) ->
         nodes = own | (set().union(*spans) - claimed)
         made = [str(output.get("Format/Datatype", "")) for output in entry.get("Outputs", [])]
         precisions = tuple(dict.fromkeys(_precision(text) for text in made))
-        found.append(EngineLayer(str(entry["Name"]), str(entry.get("LayerType", "")), tuple(sorted(nodes)), precisions))
+        name, kind = str(entry["Name"]), str(entry.get("LayerType", ""))
+        formats = tuple(_format(each) for side in ("Inputs", "Outputs") for each in entry.get(side, []))
+        found.append(EngineLayer(name, kind, tuple(sorted(nodes)), precisions, _tactic(entry), formats))
     return found
+
+
+def _tactic(entry: Mapping[str, Any]) -> str | None:
+    """The kernel's number, as far as a version says it, and its name."""
+    said = [str(entry[key]) for key in ("TacticValue", "TacticName") if entry.get(key) not in (None, "")]
+    return " ".join(said) or None
+
+
+def _format(tensor: Mapping[str, Any]) -> str:
+    """How a tensor of a layer lies in memory: ``Row major linear FP32``."""
+    return str(tensor.get("Format/Datatype", tensor.get("Format", "")))
 
 
 def _named(entry: Mapping[str, Any], origins: Origins) -> set[int]:

@@ -6,6 +6,7 @@ whatever a version has can be said, and what it has not is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ ENUMS = {
 """Attributes of the builder configuration that are members of an enumeration."""
 _KEPT: list[Any] = []
 """The last selectors: a configuration need not keep its own alive."""
+_PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
+"""What stands between the names of layers that became one."""
 _METHODS = ("add_", "all_", "can_", "clear_", "create_", "get_", "is_", "num_", "reset", "set_", "_")
 
 
@@ -47,8 +50,9 @@ def turn(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
         chosen = {member(trt, "PreviewFeature", name, "--preview-features") for name in wanted}
         for feature in getattr(trt, "PreviewFeature").__members__.values():  # noqa: B009 - named as in the API lists
             config.set_preview_feature(feature, feature in chosen)
-    if settings["avoid_tactics"]:
-        _KEPT[:] = [*_KEPT[-8:], selector(trt, settings["avoid_tactics"])]
+    recorded = settings.get("record") is not None and hasattr(trt, "IAlgorithmSelector")
+    if settings["avoid_tactics"] or settings["pin_tactics"] or recorded:
+        _KEPT[:] = [*_KEPT[-8:], selector(trt, settings["avoid_tactics"], settings["pin_tactics"])]
         config.algorithm_selector = _KEPT[-1]
 
 
@@ -111,8 +115,12 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     return known[name.lower()]
 
 
-def selector(trt: Any, avoided: Any) -> Any:
+def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
     """An algorithm selector that keeps layers from tactics where they have others, and records what they took.
+
+    A layer for which tactics are ``pinned`` takes one of those. TensorRT may ask about a layer more than once, for each format
+    that it may have, so only in the end is it known whether one was offered. Where a layer that is pinned is not there, one that
+    holds a part of it is it in other company, and has no pin that could hold it.
 
     Raises:
         NoSuch: This version has none: TensorRT 11.
@@ -120,29 +128,82 @@ def selector(trt: Any, avoided: Any) -> Any:
     base = getattr(trt, "IAlgorithmSelector", None)
     if base is None:
         raise NoSuch(
-            f"--avoid-tactic: this is TensorRT {trt.__version__}, which has no algorithm selector; 8.6 to 10 have"
+            f"--{'avoid' if avoided or not pinned else 'pin'}-tactic: this is TensorRT {trt.__version__}, which has no "
+            "algorithm selector; 8.6 to 10 have"
         )
-    unwanted = set(avoided)
+    unwanted, wanted = set(avoided), set(pinned)
+    held = {each.rpartition("=")[0] for each in wanted}
 
     class Selector(base):  # type: ignore[misc, valid-type]
-        """Attributes: ``took``, of each layer its name, tactic, and how many it could choose of."""
+        """What layers took.
+
+        Attributes: ``took``, of each its name, tactic, and how many it could choose of; ``missed``, pins not taken; ``lifted``,
+        layers that no pin is for any more.
+        """
 
         def __init__(self) -> None:
             base.__init__(self)  # type: ignore[misc]
             self.took: list[list[Any]] = []
+            self.missed: list[str] = []
+            self.lifted: set[str] = set()
             self._offered: dict[str, int] = {}
 
         def select_algorithms(self, where: Any, choices: Any) -> list[int]:
             self._offered[where.name] = len(choices)
-            kept = [place for place, choice in enumerate(choices) if tactic(where.name, choice) not in unwanted]
+            offered = [tactic(where.name, choice) for choice in choices]
+            if self._holds(where.name) and wanted.intersection(offered):
+                return [place for place, each in enumerate(offered) if each in wanted]
+            kept = [place for place, each in enumerate(offered) if each not in unwanted]
             return kept or list(range(len(choices)))
 
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
             for where, choice in zip(contexts, choices):
                 count = self._offered.get(where.name, 1)
                 self.took.append([where.name, tactic(where.name, choice), count])
+            taken = {name: (each, count) for name, each, count in self.took}
+            gone = {part for name in held - taken.keys() for part in pieces(name)}
+            self.missed = [
+                each
+                for name, (each, count) in taken.items()
+                if (self._holds(name) and each not in wanted)
+                or (
+                    name not in held
+                    and count > 1
+                    and not self.lifted.intersection(pieces(name))
+                    and gone.intersection(pieces(name))
+                )
+            ]
+
+        def _holds(self, name: str) -> bool:
+            return name in held and not self.lifted.intersection(pieces(name))
 
     return Selector()
+
+
+def pieces(layer: str) -> list[str]:
+    """The layers of the network that became one of an engine, by its name."""
+    return [layer, *(part.strip() for part in _PIECES.split(layer) if part.strip())]
+
+
+def lift(names: Any) -> None:
+    """No pin is for these layers in the build of the last configuration: they are told to run in another type."""
+    if _KEPT:
+        _KEPT[-1].lifted.update(names)
+
+
+def took() -> list[list[Any]]:
+    """What each layer took in the build of the last configuration that got a selector; see :func:`selector`."""
+    return _KEPT[-1].took if _KEPT else []
+
+
+def missed(settings: Mapping[str, Any]) -> str | None:
+    """Which layers were held to a tactic and took another one in the last build, in words; ``None`` if none did."""
+    taken = _KEPT[-1].missed if settings["pin_tactics"] and _KEPT else []
+    return f"a layer cannot be held to the tactic that is pinned: it takes {', '.join(taken)}" if taken else None
+
+
+PIN_MISSED = "pin"
+"""The signature of a build that does not choose what it is held to."""
 
 
 def tactic(layer: str, choice: Any) -> str:

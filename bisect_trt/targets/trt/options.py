@@ -142,6 +142,13 @@ class TrtOptions(OwnOptions):
         list[str],
         option(metavar="LAYER=IMPLEMENTATION:TACTIC", help="A tactic that a layer shall not take, up to 10 (T)."),
     ] = field(default_factory=list)
+    pin_tactic: Annotated[
+        list[str],
+        option(
+            metavar="LAYER=IMPLEMENTATION:TACTIC",
+            help="A tactic that a layer has to take if it is there, up to 10 (T).",
+        ),
+    ] = field(default_factory=list)
     load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
     save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Where timings go (T).")] = None
     load_engine: Annotated[
@@ -180,6 +187,7 @@ class TrtOptions(OwnOptions):
             preview_features=_only(self.preview_features),
             onnx_flags=tuple(name.upper() for name in self.onnx_flags),
             avoid_tactics=tuple(self.avoid_tactic),
+            pin_tactics=tuple(self.pin_tactic),
             load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
             save_timing_cache=_text(self.save_timing_cache),
             load_engine=_text(_existing("--load-engine", self.load_engine)),

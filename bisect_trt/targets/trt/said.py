@@ -111,7 +111,7 @@ def unsaid(tool: str, own: Mapping[str, Value]) -> str | None:
     missing = [name for name in own.get("builder_flags", ()) if name not in flags]
     missing += [name for name, _ in own.get("builder_settings", ()) if name not in settings]
     missing += list(own.get("onnx_flags", ())) if tool == TRTEXEC else []
-    missing += list(own.get("avoid_tactics", ()))
+    missing += [*own.get("avoid_tactics", ()), *own.get("pin_tactics", ())]
     return ", ".join(missing) or None
 
 
@@ -152,6 +152,7 @@ SAID: Mapping[str, Said] = {
     ),
     "onnx_flags": Said(lambda value: ["--onnx-flags", *(name.lower() for name in value)], lambda value: []),  # noqa: ARG005
     "avoid_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - neither has words for it
+    "pin_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - as above
     "load_timing_cache": Said(_option("--load-timing-cache"), _equals("--timingCacheFile")),
     "calibration_cache": Said(_option("--calibration-cache"), _equals("--calib")),
 }

@@ -33,6 +33,9 @@ class TrtSettings(OwnSettings):
         preview_features: Names of preview features that are on, all others being off; ``None`` for TensorRT's defaults.
         onnx_flags: Names of flags of the ONNX parser that are set.
         avoid_tactics: Tactics that layers do not take where they have another, as ``LAYER=IMPLEMENTATION:TACTIC``.
+        pin_tactics: Tactics that layers have to take, in the same words; a build that cannot is refused.
+        pin_timings: A timing cache of the build that others are held to; one that needs another timing is refused.
+        record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         load_timing_cache: A timing cache to start from.
         save_timing_cache: Where the timing cache goes.
         load_engine: A prebuilt engine to run instead of the model.
@@ -58,6 +61,9 @@ class TrtSettings(OwnSettings):
     preview_features: tuple[str, ...] | None = None
     onnx_flags: tuple[str, ...] = ()
     avoid_tactics: tuple[str, ...] = ()
+    pin_tactics: tuple[str, ...] = ()
+    pin_timings: str | None = None
+    record: str | None = None
     load_timing_cache: str | None = None
     save_timing_cache: str | None = None
     load_engine: str | None = None

@@ -155,6 +155,7 @@ def trt_snippet(settings: TargetSettings) -> Snippet:
     for name in own.preview_features or ():
         lines.append(f"config.set_preview_feature(trt.PreviewFeature.{name.upper()}, True)")
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
+    lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
     return Snippet(tuple(lines))
 
 

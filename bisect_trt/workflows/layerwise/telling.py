@@ -8,6 +8,8 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.graph.exported import in_module, module_of
+from bisect_trt.graph.network import Network
 from bisect_trt.reporting.console import Console
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json
@@ -31,6 +33,8 @@ def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str
         if name in layers.tensors and not layers.tensors[name].passed
     ]
     lines.append(f"made by {network.describe(index)}")
+    words = in_module(network.plain(index))
+    lines += [f" {words}"] if words else []
     lines += [f"  reads '{name}' {_describe_input(subject, name, layers)}" for name in network.reads[index]]
     attributes = [_attribute(attribute) for attribute in node.attribute[:_SHOWN_ATTRIBUTES]]
     if attributes:
@@ -74,7 +78,7 @@ def to_json(subject: Subject, layers: Layerwise) -> dict[str, Any]:
         bad = [name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed]
         return {
             "tensor": bad[0],
-            "node": {"name": node.name, "op": node.op_type, "outputs": network.made(index)},
+            "node": network.plain(index),
             "inputs": list(network.reads[index]),
             "attributes": {attribute.name: _attribute(attribute) for attribute in node.attribute},
             "comparison": layers.tensors[bad[0]].to_json(),
@@ -87,6 +91,7 @@ def to_json(subject: Subject, layers: Layerwise) -> dict[str, Any]:
         {
             **comparison.to_json(),
             "op": network.nodes[network.producer[name]].op_type,
+            **_module(network, network.producer[name]),
             **({"own": own.get(name)} if own else {}),
         }
         for name, comparison in layers.tensors.items()
@@ -100,6 +105,11 @@ def to_json(subject: Subject, layers: Layerwise) -> dict[str, Any]:
         "builds": layers.builds,
         **({"own_unseen": layers.own_unseen} if own else {}),
     }
+
+
+def _module(network: Network, index: int) -> dict[str, Any]:
+    module = module_of(network.nodes[index])
+    return {} if module is None else {"module": module.to_json()}
 
 
 def tell(subject: Subject, layers: Layerwise, console: Console) -> None:

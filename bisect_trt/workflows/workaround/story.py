@@ -12,6 +12,7 @@ from bisect_trt.workflows.diagnose import (
     describe_answer,
     look_at_layers,
     reduce_all,
+    tell_modules,
     who_is_named,
 )
 from bisect_trt.workflows.fault.arbitrate import arbitrate
@@ -43,6 +44,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     result.culprits = investigation.subject.describe_nodes(blamed)
     fault = arbitrate(investigation, target, settings.check.tolerance, answer)
     console.answer(f"{describe_answer(investigation.subject.network, blamed)}.")
+    tell_modules(investigation.subject.network, blamed, console)
     console.answer(fault.sentence)
     console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
     if fault.whose == "reference":

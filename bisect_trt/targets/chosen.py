@@ -1,0 +1,86 @@
+"""What a build chose: of each layer its tactic, its precision, its formats, and what it is fused of.
+
+A target that builds leaves it in a file beside the engine (:meth:`~bisect_trt.targets.base.Target.recording`), and may be held
+to it, or kept from it, in another build (:meth:`~bisect_trt.targets.base.Target.pinned`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RECORD = "choices.json"
+"""Where a build leaves what it chose, in the folder that it is told."""
+TIMINGS = "timing.cache"
+"""What a build measured, beside that, where the target has such."""
+TACTIC, PRECISION, FORMAT, FUSION = "tactic", "precision", "format", "fusion"
+"""The kinds of choices."""
+_MARK = "bisect_trt_build"
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    """Something that a build chose for a layer, where another build may choose something else.
+
+    Attributes:
+        layer: The layer, as the target calls it.
+        kind: ``tactic`` (the kernel that runs it), ``precision`` (the types of what it makes), ``format`` (how that lies in
+            memory) or ``fusion`` (what is run in one with it).
+        value: What was chosen, in the target's words.
+        pins: Whether a build can be held to it, or kept from it.
+    """
+
+    layer: str
+    kind: str
+    value: str
+    pins: bool = field(default=False, compare=False)
+
+    @property
+    def said(self) -> str:
+        """What was chosen, with its kind: ``tactic 2147483657:-384``."""
+        return f"{self.kind} {self.value}"
+
+
+def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
+    """What is said of the layers of an engine: see ``Session.layers``.
+
+    Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a build can be held to its tactic.
+    """
+    found = []
+    for layer in layers:
+        name = str(layer["name"])
+        if layer.get("tactic") is not None:
+            found.append(Choice(name, TACTIC, str(layer["tactic"]), bool(layer.get("pins"))))
+        for kind, values in ((PRECISION, layer.get("precisions")), (FORMAT, layer.get("formats"))):
+            if values:
+                found.append(Choice(name, kind, ", ".join(map(str, values))))
+        fused = layer.get("tensors") or ()
+        if len(fused) > 1:
+            found.append(Choice(name, FUSION, ", ".join(map(str, fused))))
+    return list(dict.fromkeys(found))
+
+
+def write_choices(path: Path, choices: Sequence[Choice]) -> None:
+    """Write what a build chose.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    plain = [vars(choice) for choice in choices]
+    path.write_text(json.dumps({_MARK: 1, "choices": plain}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_choices(plain: object) -> list[Choice] | None:
+    """What :func:`write_choices` wrote, as JSON has it; ``None`` if that is something else."""
+    if not isinstance(plain, dict) or plain.get(_MARK) != 1 or not isinstance(plain.get("choices"), list):
+        return None
+    try:
+        return [
+            Choice(str(each["layer"]), str(each["kind"]), str(each["value"]), bool(each.get("pins", False)))
+            for each in plain["choices"]
+        ]
+    except (KeyError, TypeError):
+        return None
