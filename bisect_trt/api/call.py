@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from bisect_trt.workflows.from_options import (
     metric_settings,
     model_settings,
 )
+from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
@@ -113,7 +114,8 @@ class Call:
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
         proto = as_proto(model)
-        path = PLACE if proto is not None else as_path(model)
+        written = proto is not None or is_torch(model)
+        path = PLACE if written else as_path(model)
         self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
@@ -126,8 +128,19 @@ class Call:
         self._result = Result(command)
         if proto is not None:
             path = _written(proto, self.folder / path)
+        elif written:
+            path, inputs = self._exported(export_module(model, inputs, self.folder / path), None)
+        elif path.suffix == SUFFIX:
+            path, inputs = self._exported(export_file(path, self.folder), inputs)
         settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
         self._model = self._with_inputs(settings, inputs)
+
+    def _exported(self, exported: Exported, inputs: Inputs | None) -> tuple[Path, Inputs | None]:
+        """Say how a program of PyTorch was exported; its ONNX model, and what that is fed where nothing else was given."""
+        self._console.say(exported.describe())
+        self._result.extra["export"] = exported.to_json()
+        own = inputs is None and not self._data.load_inputs and self._data.data_loader_script is None
+        return exported.path, list(exported.samples) or None if own else inputs
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -136,7 +149,12 @@ class Call:
             files = [Path(inputs)]
         else:
             files = []
-            for number, sample in enumerate([inputs] if isinstance(inputs, Mapping) else inputs, 1):
+            samples: object = [inputs] if isinstance(inputs, Mapping) else inputs
+            if not isinstance(samples, Sequence) or not all(isinstance(each, Mapping) for each in samples):
+                raise UsageError(
+                    "inputs: an ONNX model is fed by the names of its inputs; give a dict of arrays, a list of such, or a file."
+                )
+            for number, sample in enumerate(samples, 1):
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
@@ -275,7 +293,8 @@ def as_path(model: object) -> Path:
     """
     if not isinstance(model, str | os.PathLike):
         raise UsageError(
-            f"model: give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph, not {type(model).__name__}."
+            "model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not "
+            f"{type(model).__name__}."
         )
     return Path(model)
 

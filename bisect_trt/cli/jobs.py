@@ -18,6 +18,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import (
     check_files,
@@ -28,9 +29,10 @@ from bisect_trt.workflows.from_options import (
     metric_settings,
     model_settings,
 )
+from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 
 def open_run(
@@ -92,7 +94,28 @@ def open_job(
     data.input_shapes |= input_shapes or {}
     settings = model_settings(model, data)
     workspace = open_run(result.command, model, [*data_files(data), *files], fixed_path, weights=data.external_data_dir)
+    if model.suffix == SUFFIX:
+        settings = exported(settings, workspace.folder, console, result)
     return Job(settings, workspace, console, result)
+
+
+def exported(settings: ModelSettings, folder: Path, console: Console, result: Result) -> ModelSettings:
+    """The same of the ONNX model of a program of PyTorch, fed its example inputs where no others are given.
+
+    Raises:
+        UnavailableError: PyTorch is not installed, or the program cannot be read or exported.
+        UsageError: The folder cannot be written.
+    """
+    made = export_file(settings.path, folder)
+    console.say(made.describe())
+    result.extra["export"] = made.to_json()
+    data = settings.data
+    if not data.load_inputs and data.data_loader_script is None:
+        files = [folder / f"inputs-{number}.npz" for number, _ in enumerate(made.samples, 1)]
+        for file, sample in zip(files, made.samples, strict=True):
+            save_npz(file, sample)
+        data = replace(data, load_inputs=tuple(files))
+    return replace(settings, path=made.path, data=data)
 
 
 def open_target_job(
