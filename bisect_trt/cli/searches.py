@@ -9,7 +9,17 @@ from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
+from bisect_trt.options.searches import (
+    Cause,
+    Diagnose,
+    Layerwise,
+    Precision,
+    Reduce,
+    Releases,
+    Samples,
+    Sweep,
+    Workaround,
+)
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -28,6 +38,7 @@ from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.samples.samples import SamplesSettings
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
 from bisect_trt.workflows.sweep.dimensions import SweepSettings
 from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -111,6 +122,16 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     return job.releases(settings, checks, search_settings(given[Search]))
 
 
+def samples(given: Given, console: Console, result: Result) -> Result:
+    """Find which of many inputs fail, and the smallest of them."""
+    own = given[Samples]
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
+    settings = SamplesSettings(checks, own.output)
+    if invocation.resumed is None:
+        settings.check_output(overwrite=own.overwrite)
+    return job.samples(settings, search_settings(given[Search]))
+
+
 def sweep(given: Given, console: Console, result: Result) -> Result:
     """Find the sizes at which the target goes wrong."""
     own, compare = given[Sweep], given[Compare]
@@ -128,7 +149,7 @@ def layerwise(given: Given, console: Console, result: Result) -> Result:
         check_picture(own.save_error_plot, "--save-error-plot")
     runtime = given[Target].required()
     settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
-    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=1.0)
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=Search().confidence)
     job.layerwise(settings)
     if own.save_error_plot is not None:
         draw_error_curve(own.save_error_plot, runtime.describe(), result)

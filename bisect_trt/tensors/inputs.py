@@ -148,6 +148,14 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
     return checked
 
 
+def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """The same elements in another shape of the same rank: repeated along an axis that is longer, cut where it is shorter."""
+    for axis, size in enumerate(shape):
+        if size != value.shape[axis]:
+            value = value.take(np.arange(size) % max(value.shape[axis], 1), axis=axis)
+    return value
+
+
 def _misfit(info: TensorInfo, values: NDArray[Any]) -> list[str]:
     problems = []
     if info.dtype != values.dtype and not (is_string(info.dtype) and is_string(values.dtype)):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
+    from bisect_trt.workflows.samples.samples import SamplesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
     from bisect_trt.workflows.sweep.dimensions import SweepSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -84,6 +85,10 @@ class Job:
         settings = replace(settings, check=self._scaled(settings.check))
         opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
+            if self.metric is not None:
+                from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
+
+                return diagnose_metric(investigation, settings)
             return diagnose(investigation, settings)
 
     def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
@@ -147,6 +152,22 @@ class Job:
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return find_cause(investigation, check, search)
 
+    def samples(self, settings: SamplesSettings, search: SearchSettings) -> Result:
+        """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
+        from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
+
+        check = settings.check
+        if check.argv and check.target is not None:
+            tell_unused(check.target, self.console)
+            check = replace(check, target=None)
+            settings = replace(settings, check=check)
+        job = replace(self, model=replace(self.model, any_shapes=True))
+        with (
+            job.subject(check.timeout, check.target) as subject,
+            job._investigated(subject, check, search, fed=False) as investigation,
+        ):
+            return look_at_samples(investigation, settings)
+
     def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
         """Find the sizes at which the target goes wrong; see :func:`bisect_trt.workflows.sweep.sweep.sweep`."""
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
@@ -162,6 +183,13 @@ class Job:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
+        if self.metric is not None:
+            from bisect_trt.workflows.layerwise.scored import layerwise_scored  # noqa: PLC0415 - see above
+
+            check = self._scaled(CheckSettings(target=settings.target, timeout=settings.timeout))
+            opened = self.subject(settings.timeout, settings.target)
+            with opened as subject, self._investigated(subject, check, SearchSettings()) as investigation:
+                return layerwise_scored(investigation)
         with self._examined(settings.timeout, settings.target) as examination:
             return layerwise(examination, settings)
 

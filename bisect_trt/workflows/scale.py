@@ -147,7 +147,7 @@ def measure_whole(investigation: Investigation, candidate: Candidate) -> None:
     check = prober.runner.check
     if not isinstance(check, MetricCheck):
         return
-    scale, original = check.scale, result.extra.get("metric")
+    scale, original = check.scale, investigation.outcome(prober.ledger.records[0]).metric
     measured = check.measure(prober.runner.write(candidate), 0.0)
     if isinstance(measured, Failed):
         console.warn(f"what the answer scores on the whole set is not known: {measured.message}")

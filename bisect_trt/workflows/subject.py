@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
-from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
@@ -41,6 +40,9 @@ from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.workflows.settings import ModelSettings
 
+if TYPE_CHECKING:
+    from bisect_trt.workflows.freed import Freed
+
 
 class Subject:
     """A model, its reference activations, and the candidates that can be cut from it.
@@ -56,7 +58,10 @@ class Subject:
         seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
+        freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
+
+    freed: Freed | None = None
 
     def __init__(
         self,
@@ -94,6 +99,7 @@ class Subject:
             memory_limit=settings.memory_limit,
             timeout=timeout,
             places=where.places,
+            bring=workspace.weights.bring,
         )
         self.models = Models(workspace, self.workers, target)
         self.where = where
@@ -103,7 +109,7 @@ class Subject:
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
-        share_weights(proto, settings.path, self.workspace.candidates, settings.weights)
+        self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
@@ -137,6 +143,8 @@ class Subject:
         infos = input_infos(self.network)
         if samples is None:
             return make_inputs(infos, data)
+        if self.settings.any_shapes:
+            return samples
         # Shapes are fixed for a whole run, so all samples have to have those of the first.
         return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
 
@@ -169,6 +177,12 @@ class Subject:
                 return reply
             self._about[target] = reply
         return self._about[target]
+
+    def free(self, freed: Freed) -> None:
+        """Keep these dimensions free in all candidates from here on."""
+        self.freed, self.network = freed, freed.network
+        for made in ("infos", "units", "patterns", "constants", "original"):
+            self.__dict__.pop(made, None)
 
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
@@ -217,7 +231,8 @@ class Subject:
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
         """Type and shape of tensors: as they ran, else as shape inference says."""
-        return {**inferred_infos(self.network), **self.reference.infos}
+        known = {**inferred_infos(self.network), **self.reference.infos}
+        return known if self.freed is None else self.freed.infos(known)
 
     @cached_property
     def units(self) -> Units:
@@ -237,10 +252,10 @@ class Subject:
     @cached_property
     def original(self) -> Candidate:
         """The model itself."""
-        network = self.network
-        return Candidate(
-            network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
-        )
+        network, units = self.network, frozenset(self.units.searched)
+        title = "the original" if self.freed is None else "the original, its dimensions free"
+        original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
+        return original if self.freed is None else self.freed.dress(original)
 
     def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
         """The candidate made of some units.
@@ -254,7 +269,8 @@ class Subject:
         with spending("cutting") as seconds:
             piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""

@@ -48,6 +48,7 @@ class Evaluation:
             seed: Of the order.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / _TERMS).unlink(missing_ok=True)
         count, labelled = 0, False
         for inputs, labels in samples:
             save_npz(folder / f"given-{count}.npz", inputs)
@@ -64,13 +65,13 @@ class Evaluation:
     @classmethod
     def open(cls, folder: Path) -> Evaluation:
         """One that was written."""
-        plain = _read_set(folder)
+        plain = _read_set(*_stamped(folder / _SET))
         return cls(folder, plain["count"], plain["labelled"])
 
     @property
     def order(self) -> list[int]:
         """The places, as they were given, of the samples in the order in which they are seen."""
-        order: list[int] = _read_set(self.folder)["order"]
+        order: list[int] = _read_set(*_stamped(self.folder / _SET))["order"]
         return order
 
     def inputs(self, place: int) -> Path:
@@ -108,7 +109,7 @@ class Evaluation:
                 reference = dict(self.reference(place))
                 terms.append(metric.of_sample(reference, reference, self.labels(place)))
             save_npz(path, {name: np.array([getattr(each, name) for each in terms]) for name in _FIELDS})
-        return _read_terms(path)
+        return _read_terms(*_stamped(path))
 
 
 _FIELDS = ("total", "weight", "low", "high")
@@ -154,12 +155,17 @@ class Known:
         return -1.0 if metric.lower_is_better else 1.0
 
 
+def _stamped(path: Path) -> tuple[Path, int]:
+    """A file as it is now: a process may work in several folders, and one run write what another has written."""
+    return path.absolute(), path.stat().st_mtime_ns
+
+
 @lru_cache(maxsize=2)
-def _read_set(folder: Path) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads((folder / _SET).read_text())
+def _read_set(path: Path, stamp: int) -> dict[str, Any]:  # noqa: ARG001 - it tells one state of the file from another
+    plain: dict[str, Any] = json.loads(path.read_text())
     return plain
 
 
 @lru_cache(maxsize=2)
-def _read_terms(path: Path) -> Known:
+def _read_terms(path: Path, stamp: int) -> Known:  # noqa: ARG001 - as above
     return Known(**load_npz(path))

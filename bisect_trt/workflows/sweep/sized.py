@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
@@ -15,7 +12,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.sizes import Point
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import Sample, make_inputs
+from bisect_trt.tensors.inputs import Sample, make_inputs, resized
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, shapes_at
@@ -80,7 +77,7 @@ class Sized:
         subject = self._investigation.subject
         data, shapes = subject.settings.data, self.shapes(point)
         if data.load_inputs or data.data_loader_script is not None:
-            return {name: _resized(value, shapes[name]) for name, value in subject.samples[0].items()}
+            return {name: resized(value, shapes[name]) for name, value in subject.samples[0].items()}
         infos = input_infos(subject.network)
         return make_inputs([TensorInfo(info.name, info.dtype, shapes[info.name]) for info in infos], data)[0]
 
@@ -126,11 +123,3 @@ class Sized:
 
     def _unprofiled(self) -> TargetSettings:
         return self._asked.target.spanning(self._asked, {})
-
-
-def _resized(value: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """The same elements along each axis, from the first again where there are too few."""
-    for axis, size in enumerate(shape):
-        if size != value.shape[axis]:
-            value = value.take(np.arange(size) % max(value.shape[axis], 1), axis=axis)
-    return value
