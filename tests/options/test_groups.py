@@ -45,6 +45,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
     values.swept_shape: st.tuples(TEXTS, st.lists(SWEPT, min_size=1, max_size=3).map(tuple)),
+    values.streaming_budget: SIZES.map(str) | st.integers(-2, -1).map(str) | st.integers(0, 100).map("{}%".format),
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),
