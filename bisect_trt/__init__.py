@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         precision,
         reduce,
         releases,
+        samples,
+        sweep,
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
@@ -40,6 +42,8 @@ __all__ = [
     "precision",
     "reduce",
     "releases",
+    "samples",
+    "sweep",
     "workaround",
 ]
 _HOMES = {

@@ -137,7 +137,6 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    settings.check_shapes(given[Data])
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 

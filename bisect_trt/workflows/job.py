@@ -206,6 +206,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
         opened = job.subject(settings.check.timeout, settings.check.target)
