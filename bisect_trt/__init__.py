@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         precision,
         reduce,
         releases,
+        repeat,
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
@@ -40,6 +41,7 @@ __all__ = [
     "precision",
     "reduce",
     "releases",
+    "repeat",
     "workaround",
 ]
 _HOMES = {

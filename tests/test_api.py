@@ -32,6 +32,7 @@ PARAMETERS = {
     "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
     "cause": "model target * inputs atol rtol fp16 verbose run **options",
     "releases": "model check * target inputs atol rtol fp16 verbose run **options",
+    "repeat": "model check * target inputs atol rtol fp16 verbose run **options",
     "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
     "compare": "model target * inputs atol rtol fp16 verbose **options",
     "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",

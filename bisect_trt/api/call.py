@@ -41,7 +41,7 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-CHECKED = ("reduce", "precision", "cause", "releases")
+CHECKED = ("reduce", "precision", "cause", "releases", "repeat")
 """Commands to which a check can be given."""
 SEARCHES = (*CHECKED, "diagnose")
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
@@ -128,6 +128,11 @@ class Call:
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    @property
+    def check_options(self) -> CheckOptions:
+        """The options of the check."""
+        return self._check
 
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What says good or bad.

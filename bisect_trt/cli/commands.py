@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
+from bisect_trt.options.commands import Convert, Diff, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Repeat, Workaround
 from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "precision": (Precision, Check, Target, Places, Compare, Data, Search, General),
     "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
+    "repeat": (Repeat, Check, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Data, General),
     "releases": (Releases, Check, Target, Compare, Data, Search, General),
     "extract": (Extract, Data, General),
@@ -26,14 +27,17 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
+    "diff": (Diff,),
     "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
 
 HOMES: dict[str, str] = {
-    **dict.fromkeys(("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "workaround"), "searches"),
+    **dict.fromkeys(
+        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "workaround"), "searches"
+    ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
-    **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
+    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "doctor"), "looks"),
 }
 """In which module of this package the function of a command's name lies, which does it."""

@@ -9,7 +9,7 @@ from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Workaround
+from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Repeat, Workaround
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -19,6 +19,7 @@ from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
     releases_settings,
+    repeat_settings,
     search_settings,
     tolerance_options,
     validation_files,
@@ -106,6 +107,14 @@ def releases(given: Given, console: Console, result: Result) -> Result:
         given = given.but(load_inputs=inputs)
     job, checks = open_search(model, given, runtime, console, result, None)
     return job.releases(settings, checks, search_settings(given[Search]))
+
+
+def repeat(given: Given, console: Console, result: Result) -> Result:
+    """Build or run a model again and again."""
+    own, runtime = given[Repeat], given[Target].settings()
+    settings = repeat_settings(own, given[Search], given[Check])
+    job, checks = open_search(own.model, given, runtime, console, result, None)
+    return job.repeat(settings, checks, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

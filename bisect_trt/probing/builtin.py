@@ -35,6 +35,8 @@ class BuiltinCheck:
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
         shelf: Where the engines of candidates that pass stay, if any shall.
         confirm: Whether a crash counts only once it has been seen twice.
+        layers: Whether to ask of which layers its engine is made, if it is not timed.
+        same: Whether one session runs whatever is alike, candidate after candidate.
     """
 
     workers: WorkerPool
@@ -45,6 +47,8 @@ class BuiltinCheck:
     timed: bool = False
     shelf: EngineShelf | None = None
     confirm: bool = False
+    layers: bool = False
+    same: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -62,8 +66,9 @@ class BuiltinCheck:
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             every=bool(files.more) and not strict,
-            layers=self.timed,
+            layers=self.timed or self.layers,
             warm_up=1 if self.timed else None,
+            same=self.same,
         )
         outcome = self._ask(request, files.log, cancel, strict=strict)
         if self.shelf is not None and files.engine is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.places import Places
-from bisect_trt.options.searches import Releases
+from bisect_trt.options.searches import Releases, Repeat
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
@@ -26,7 +27,7 @@ from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
 from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, RepeatSettings, SearchSettings, Until
 
 
 def data_files(data: Data) -> list[Path]:
@@ -207,6 +208,19 @@ def releases_settings(
     settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
     settings.check()
     return settings
+
+
+def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings:
+    """How often a model is built or run, and where what that leaves goes.
+
+    Raises:
+        UsageError: How often is said twice.
+    """
+    if search.repeat is not None:
+        raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+    most, wanted = own.limits()
+    folder = None if check.artifacts_dir == Check().artifacts_dir else check.artifacts_dir
+    return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
 
 
 def case_of(model: Path) -> tuple[Path, list[Path]]:

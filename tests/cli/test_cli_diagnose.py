@@ -212,6 +212,8 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     assert "--load-inputs" in bare
     assert "(bisect-trt run model.onnx --onnx)" in bare
     assert cli("run", "model.onnx", "--onnx").status == 0
+    assert "(bisect-trt repeat model.onnx --onnxrt --until bad -n 20)" in bare
+    assert cli("repeat", "model.onnx", "--onnxrt", "--until", "bad", "-n", "20").status == 1
 
 
 def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:
