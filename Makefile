@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo check test truth fuzz chaos lint format docs bench test-lowest clean
+.PHONY: demo check test truth fuzz chaos lint format docs site bench test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -69,9 +69,15 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## The pages that are generated: the options, from their declarations, and the modules, from their docstrings.
+docs: $(STAMP)  ## What is generated: the options' page, from their declarations; the modules', from docstrings; the README's picture.
 	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
 	$(BIN)/python docs/modules.py > docs/modules.md
+	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
+
+site: $(STAMP)  ## The pages of docs/ as a site in build/site, which opens from the disk; fails if a link or the navigation lacks one.
+	$(BIN)/python -m pip install --quiet --group site
+	$(BIN)/python docs/site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minutes. `python -m benchmarks NAME` for one.
 	$(BIN)/python -m pip install --quiet --group bench

@@ -1,6 +1,6 @@
 """Every way a run ends early, with its exit status.
 
-The statuses are a promise to scripts (README, "Exit status"). No traceback reaches a user unless ``-vv``: the command
+The statuses are a promise to scripts (docs/json.md, "Exit status"). No traceback reaches a user unless ``-vv``: the command
 line prints the message of a :class:`BisectError`, which names the thing, the reason and the next step.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
@@ -33,7 +34,16 @@ from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
-from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.from_options import (
+    check_files,
+    check_settings,
+    compare_files,
+    data_files,
+    metric_files,
+    metric_settings,
+    model_settings,
+)
+from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
@@ -44,6 +54,8 @@ _PROTO_LIMIT_BYTES = (1 << 31) - 1
 CHECKED = ("reduce", "precision", "cause", "releases", "repeat")
 """Commands to which a check can be given."""
 SEARCHES = (*CHECKED, "diagnose")
+SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
+"""Commands in which a metric can say good or bad."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -94,6 +106,7 @@ class Call:
         self.search = given.group(Search) if command in SEARCHES else Search()
         self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
         self._data = given.group(Data)
+        self._metric = given.group(Metric) if command in SCORED else Metric()
         self._places = Places() if command == "releases" else given.group(Places)
         given.finish(command)
         self._function = check if callable(check) else None
@@ -101,7 +114,8 @@ class Call:
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
         proto = as_proto(model)
-        path = PLACE if proto is not None else as_path(model)
+        written = proto is not None or is_torch(model)
+        path = PLACE if written else as_path(model)
         self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
@@ -114,8 +128,19 @@ class Call:
         self._result = Result(command)
         if proto is not None:
             path = _written(proto, self.folder / path)
+        elif written:
+            path, inputs = self._exported(export_module(model, inputs, self.folder / path), None)
+        elif path.suffix == SUFFIX:
+            path, inputs = self._exported(export_file(path, self.folder), inputs)
         settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
         self._model = self._with_inputs(settings, inputs)
+
+    def _exported(self, exported: Exported, inputs: Inputs | None) -> tuple[Path, Inputs | None]:
+        """Say how a program of PyTorch was exported; its ONNX model, and what that is fed where nothing else was given."""
+        self._console.say(exported.describe())
+        self._result.extra["export"] = exported.to_json()
+        own = inputs is None and not self._data.load_inputs and self._data.data_loader_script is None
+        return exported.path, list(exported.samples) or None if own else inputs
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
         if inputs is None:
@@ -124,7 +149,12 @@ class Call:
             files = [Path(inputs)]
         else:
             files = []
-            for number, sample in enumerate([inputs] if isinstance(inputs, Mapping) else inputs, 1):
+            samples: object = [inputs] if isinstance(inputs, Mapping) else inputs
+            if not isinstance(samples, Sequence) or not all(isinstance(each, Mapping) for each in samples):
+                raise UsageError(
+                    "inputs: an ONNX model is fed by the names of its inputs; give a dict of arrays, a list of such, or a file."
+                )
+            for number, sample in enumerate(samples, 1):
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
@@ -173,11 +203,18 @@ class Call:
         """
         result, console = self._result, self._console
         self._bind()
+        metric = metric_settings(
+            self._metric,
+            self._model.data,
+            self.compare,
+            confidence=1.0 if result.command == "run" else self.search.confidence,
+            bounded=result.command != "run",
+        )
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
         where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        job = Job(self._model, workspace, console, result, fresh, self._annotation, where)
+        job = Job(self._model, workspace, console, result, fresh, self._annotation, where, metric)
         began = time.monotonic()
         try:
             with account() as spent:
@@ -204,6 +241,7 @@ class Call:
             *data_files(self._data),
             *settings.data.load_inputs,
             *compare_files(self.compare),
+            *metric_files(self._metric),
             *check_files(self._check),
         ]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
@@ -260,7 +298,8 @@ def as_path(model: object) -> Path:
     """
     if not isinstance(model, str | os.PathLike):
         raise UsageError(
-            f"model: give a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph, not {type(model).__name__}."
+            "model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not "
+            f"{type(model).__name__}."
         )
     return Path(model)
 

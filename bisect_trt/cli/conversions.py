@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bisect_trt.cli.jobs import open_job
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bisect_trt.cli.jobs import exported, open_job
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Form
@@ -15,6 +18,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
 from bisect_trt.workflows.extract import ExtractSettings
 from bisect_trt.workflows.from_options import model_settings
+from bisect_trt.workflows.from_torch import SUFFIX
 from bisect_trt.workflows.sanitize import SanitizeSettings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
@@ -29,7 +33,10 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
     if form is Form.ONNX:
         settings = _lowering(own, target)
-        return convert_to_onnx(model_settings(own.model, data), own.output, settings, console, result)
+        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+            model = model_settings(own.model, data)
+            model = exported(model, Path(folder), console, result) if own.model.suffix == SUFFIX else model
+            return convert_to_onnx(model, own.output, settings, console, result)
     if own.fp_to_fp16 or own.io_fp16:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
         raise UsageError(f"{flag} is about the ONNX model that is written, and {own.output} is an engine; use --fp16.")

@@ -10,18 +10,29 @@ from bisect_trt.cli.arguments import invocation
 from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
-from bisect_trt.options.shared import Check, Data
+from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import Binding
-from bisect_trt.workflows.from_options import check_files, check_settings, compare_files, data_files, model_settings
+from bisect_trt.workflows.from_options import (
+    check_files,
+    check_settings,
+    compare_files,
+    data_files,
+    metric_files,
+    metric_settings,
+    model_settings,
+)
+from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 
 def open_run(
@@ -83,7 +94,28 @@ def open_job(
     data.input_shapes |= input_shapes or {}
     settings = model_settings(model, data)
     workspace = open_run(result.command, model, [*data_files(data), *files], fixed_path, weights=data.external_data_dir)
+    if model.suffix == SUFFIX:
+        settings = exported(settings, workspace.folder, console, result)
     return Job(settings, workspace, console, result)
+
+
+def exported(settings: ModelSettings, folder: Path, console: Console, result: Result) -> ModelSettings:
+    """The same of the ONNX model of a program of PyTorch, fed its example inputs where no others are given.
+
+    Raises:
+        UnavailableError: PyTorch is not installed, or the program cannot be read or exported.
+        UsageError: The folder cannot be written.
+    """
+    made = export_file(settings.path, folder)
+    console.say(made.describe())
+    result.extra["export"] = made.to_json()
+    data = settings.data
+    if not data.load_inputs and data.data_loader_script is None:
+        files = [folder / f"inputs-{number}.npz" for number, _ in enumerate(made.samples, 1)]
+        for file, sample in zip(files, made.samples, strict=True):
+            save_npz(file, sample)
+        data = replace(data, load_inputs=tuple(files))
+    return replace(settings, path=made.path, data=data)
 
 
 def open_target_job(
@@ -96,6 +128,8 @@ def open_target_job(
     *,
     annotation: Path | None = None,
     shape_inference: bool = False,
+    confidence: float | None = None,
+    bounded: bool = True,
 ) -> Job:
     """The job of a command about a target; see :func:`open_job`.
 
@@ -108,13 +142,19 @@ def open_target_job(
         fixed_path: Where every candidate goes, if the check reads a fixed path.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
         shape_inference: Whether shapes that inference finds are declared in the model.
+        confidence: How sure all verdicts by a metric together shall be; ``None`` where none can say good or bad.
+        bounded: Whether a metric needs a bound.
 
     Raises:
-        UsageError: As :func:`open_job`, or the annotated model cannot be written.
+        UsageError: As :func:`open_job`, or the annotated model cannot be written, or an option of the metric is wrong.
     """
     if annotation is not None:
         check_annotated(annotation, model)
-    where = open_places(given[Places], console)
+    where, metric = open_places(given[Places], console), None
+    if confidence is not None:
+        fed = model_settings(model, given[Data]).data
+        metric = metric_settings(given[Metric], fed, given[Compare], confidence=confidence, bounded=bounded)
+        files = [*files, *metric_files(given[Metric])]
     job = open_job(model, given, console, result, [*compare_files(given[Compare]), *files], fixed_path)
     return replace(
         job,
@@ -122,6 +162,7 @@ def open_target_job(
         fresh_process=given[Target].fresh_process,
         annotation=annotation,
         where=where,
+        metric=metric,
     )
 
 
@@ -133,10 +174,12 @@ def open_search(
     result: Result,
     annotation: Path | None,
     files: Iterable[Path] = (),
+    *,
+    scored: bool = False,
 ) -> tuple[Job, CheckSettings]:
     """The job of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
 
-    Beside the check, the run depends on ``files``.
+    Beside the check, the run depends on ``files``. ``scored`` says whether a metric may be the check.
 
     Raises:
         UsageError: As :func:`open_target_job`, or an option of the check is wrong.
@@ -146,4 +189,6 @@ def open_search(
     if checks.candidate is not None:
         check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
     own, fixed = [*check_files(check), *files], checks.fixed_path
-    return open_target_job(model, given, console, result, own, fixed, annotation=annotation), checks
+    sure = given[Search].confidence if scored else None
+    job = open_target_job(model, given, console, result, own, fixed, annotation=annotation, confidence=sure)
+    return job, checks

@@ -23,6 +23,7 @@ from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
 from bisect_trt.workflows.builds.diff import diff_builds
 from bisect_trt.workflows.doctor import doctor as look
+from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
@@ -55,7 +56,9 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
     wanted = _wanted(own, kind)
     if kind is Kind.MODEL:
         words = {word.value for word in wanted}
-        plain = describe_model(file, words, own.external_data_dir, structure=own.ignore_external_data)
+        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
+            plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
         tree = model_tree(str(file), plain)
     elif kind is Kind.DATA:
         values = own.num_items if Show.VALUES in wanted else None

@@ -11,8 +11,8 @@ from bisect_trt.options.spec import Entry, entries, title
 _HEAD = """# Reference
 
 Every command with its options, as `bisect-trt COMMAND --help` shows them. This page is generated (`make docs`); what the
-words mean is in the [README](../README.md), [checks.md](checks.md), [precision.md](precision.md), [layerwise.md](layerwise.md)
-and [tensorrt.md](tensorrt.md).
+words mean is in [start.md](start.md), [json.md](json.md), [checks.md](checks.md), [precision.md](precision.md),
+[layerwise.md](layerwise.md) and [tensorrt.md](tensorrt.md).
 
 Options marked (T) are TensorRT's alone. Several values may follow one flag where its value ends in `...`.
 """

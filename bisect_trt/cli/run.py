@@ -13,6 +13,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
+from bisect_trt.options.metric import Drop, Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
@@ -22,6 +23,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target, selectable
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.workflows.compare.saved import compare_saved
+from bisect_trt.workflows.compare.scored import refuse_beside_metric
 from bisect_trt.workflows.compare.wanted import compare_settings, targets_to_run
 from bisect_trt.workflows.from_options import model_settings, pictures, tolerance_options
 
@@ -33,11 +35,15 @@ def run(given: Given, console: Console, result: Result) -> Result:
         return _compare_saved(given, console, result)
     settings = compare_settings(options, given[Target], given[MoreTargets], given[Compare], given[Plots])
     model_settings(own.model, given[Data])  # raises before anything is written
+    if given[Metric].metric is not None:
+        refuse_beside_metric(options)
     for path in (settings.save_onnx, own.gen_script):
         if path is not None:
             check_output(path, overwrite=True)
     if own.gen_script is not None:
-        changed = [_changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Plots, Data)]
+        changed = [
+            _changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
+        ]
         write_script(own.gen_script, own.model, {name: value for each in changed for name, value in each.items()})
         console.answer(f"{own.gen_script}: does the same; run it with: python {own.gen_script}")
         result.artifacts["script"] = str(own.gen_script)
@@ -45,7 +51,10 @@ def run(given: Given, console: Console, result: Result) -> Result:
         result.status, result.minimality = "found", "1-minimal"
         return result
     files, shaped = settings.load_outputs, options.shape_inference
-    return open_target_job(own.model, given, console, result, files, shape_inference=shaped).compare(settings)
+    job = open_target_job(
+        own.model, given, console, result, files, shape_inference=shaped, confidence=1.0, bounded=False
+    )
+    return job.compare(settings)
 
 
 def _compare_saved(given: Given, console: Console, result: Result) -> Result:
@@ -57,7 +66,7 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     options = given[RunOptions]
     if targets_to_run(given[MoreTargets], given[Target]) or not options.load_outputs:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
-    _refuse_without_model(options, given[Data], given[Run].gen_script)
+    _refuse_without_model(options, given[Data], given[Run].gen_script, given[Metric].metric)
     return compare_saved(
         options.load_outputs,
         tolerance_options(given[Compare], None, nonfinite_equal=False),
@@ -69,7 +78,7 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     )
 
 
-def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | None) -> None:
+def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | None, metric: str | None) -> None:
     """Make sure that nothing is asked for that only a model can give.
 
     Raises:
@@ -85,6 +94,7 @@ def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | No
         "--warm-up": options.warm_up is not None,
         "--external-data-dir": data.external_data_dir,
         "--gen-script": gen_script,
+        "--metric": metric,
     }
     for option, wanted in given.items():
         if wanted:
@@ -151,4 +161,4 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - of options
         return tuple(map(plain, value))
     if isinstance(value, list):
         return [plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, (Path, Drop)) else value

@@ -9,7 +9,17 @@ from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Repeat, Workaround
+from bisect_trt.options.searches import (
+    Cause,
+    Diagnose,
+    Layerwise,
+    Precision,
+    Reduce,
+    Releases,
+    Repeat,
+    Sweep,
+    Workaround,
+)
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -30,6 +40,7 @@ from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+from bisect_trt.workflows.sweep.dimensions import SweepSettings
 from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
@@ -45,7 +56,9 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
         checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
     )
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
-    return open_target_job(own.model, given, console, result, annotation=own.annotate).diagnose(settings)
+    sure = settings.search.confidence
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
+    return job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -72,7 +85,7 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
     settings = ReduceSettings.of(own, own.output)
     if invocation.resumed is None:
         check_outputs(settings)
-    job, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate)
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, own.annotate, scored=True)
     return job.reduce(settings, checks, search_settings(given[Search]))
 
 
@@ -85,7 +98,7 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     if invocation.resumed is None:
         settings.check_output()
     job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data)
+        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
     )
     return job.precision(settings, checks, search_settings(given[Search]))
 
@@ -117,6 +130,16 @@ def repeat(given: Given, console: Console, result: Result) -> Result:
     return job.repeat(settings, checks, search_settings(given[Search]))
 
 
+def sweep(given: Given, console: Console, result: Result) -> Result:
+    """Find the sizes at which the target goes wrong."""
+    own, compare = given[Sweep], given[Compare]
+    runtime = given[Target].required()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
+    settings.check_shapes(given[Data])
+    return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
+
+
 def layerwise(given: Given, console: Console, result: Result) -> Result:
     """Compare every tensor on the target with the reference's."""
     own = given[Layerwise]
@@ -124,7 +147,8 @@ def layerwise(given: Given, console: Console, result: Result) -> Result:
         check_picture(own.save_error_plot, "--save-error-plot")
     runtime = given[Target].required()
     settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
-    open_target_job(own.model, given, console, result, annotation=own.annotate).layerwise(settings)
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=Search().confidence)
+    job.layerwise(settings)
     if own.save_error_plot is not None:
         draw_error_curve(own.save_error_plot, runtime.describe(), result)
     return result

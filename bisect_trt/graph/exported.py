@@ -20,8 +20,10 @@ import onnx
 PACKAGE = "pkg.torch.onnx."
 """Before the keys of what PyTorch's exporter says."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
-_SCRIPT_FRAME = re.compile(r"^(?:#\s*)?(?P<file>[^\n:()]+\.py)[(:](?P<line>\d+)\)?:", re.MULTILINE)
-_INSIDE = re.compile(r"[\\/](?:torch|onnxscript)[\\/]")
+_SCRIPT_FRAME = re.compile(r"^(?P<file>[^\n()]+)\((?P<line>\d+)\): (?P<name>.+)$", re.MULTILINE)
+_INSIDE = re.compile(
+    r"(?:site|dist)-packages[\\/](?:torch|onnxscript)[\\/]|[\\/]torch[\\/](?:nn|onnx|jit|export|_\w+)[\\/]"
+)
 """Frames of PyTorch's own layers: whoever looks for a bug wants the line of the model that called them."""
 _TEXT_LIMIT = 1 << 16
 """More than this no exporter writes, and a stranger's text is not read to no end."""
@@ -141,6 +143,11 @@ def script_path(scopes: Sequence[str]) -> str:
             parts.pop()
         parts.append(scope)
     return ".".join(parts)
+
+
+def frames(doc_string: str) -> list[tuple[str, str, str]]:
+    """The stack that a verbose TorchScript exporter leaves: file, line and function, the innermost first."""
+    return [(m["file"], m["line"], m["name"]) for m in _SCRIPT_FRAME.finditer(doc_string[:_TEXT_LIMIT])]
 
 
 def _innermost(frame: re.Pattern[str], trace: str, *, last: bool) -> str | None:

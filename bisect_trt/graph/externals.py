@@ -7,11 +7,15 @@ own folder and is no link, so such candidates share one folder.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -25,7 +29,7 @@ EMBED_LIMIT_BYTES = 64 << 20
 SHARED_TENSOR_BYTES = 1024
 """A tensor smaller than this is never moved out: it may be a shape that parsers want to see."""
 WEIGHTS_FILE = "bisect_trt_weights.bin"
-_ALIGNMENT = 4096
+ALIGNMENT = 4096
 _FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
 """The fields of a tensor that hold numbers one by one, with the type of these."""
 _ELEMENT_BYTES: dict[int, int] = {
@@ -35,6 +39,11 @@ _ELEMENT_BYTES: dict[int, int] = {
     TensorProto.COMPLEX128: 16,
 }
 """All others of fixed size take a byte, or share one."""
+_ELEMENTS_IN_A_BYTE = {
+    getattr(TensorProto, name): share
+    for name, share in {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}.items()
+    if hasattr(TensorProto, name)  # newer than the oldest ONNX that will do
+}
 
 
 def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -89,6 +98,35 @@ def _misplaced(tensor: TensorProto) -> UnavailableError:
     )
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in a file a weight lies; both in bytes.
+
+    Attributes:
+        location: The file, as the model names it.
+        offset: The first byte.
+        length: How many there are.
+    """
+
+    location: str
+    offset: int
+    length: int
+
+
+def place_of(tensor: TensorProto) -> Place:
+    """Where an external weight lies; one that does not say how long it is, is as long as its elements take."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(entries.get("length", 0)) or stored_bytes(tensor)
+    return Place(entries["location"], int(entries.get("offset", 0)), length)
+
+
+def stored_bytes(tensor: TensorProto) -> int:
+    """How many bytes the elements of a tensor take in a file, where those of 4 and 2 bits share one."""
+    count = math.prod(int(dim) for dim in tensor.dims)
+    share = _ELEMENTS_IN_A_BYTE.get(tensor.data_type)
+    return tensor_bytes(tensor) if share is None else -(-count // share)
+
+
 def has_external_data(model: onnx.ModelProto) -> bool:
     """Whether any weight lies outside the model file."""
     return any(uses_external_data(tensor) for tensor in model_tensors(model))
@@ -130,7 +168,7 @@ def _move_out(tensors: Iterable[TensorProto], path: Path) -> None:
     with path.open("wb") as file:
         for tensor in tensors:
             make_raw(tensor)
-            file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+            file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
             refer_to(tensor, path.name, file.tell(), len(tensor.raw_data))
             file.write(tensor.raw_data)
             tensor.ClearField("raw_data")
@@ -178,21 +216,94 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, sharing its blocks where the file system can (a hard link would be refused by ONNX's loader)."""
+    """Copy a file, sharing its blocks where the file system can, and leaving its holes holes.
+
+    It is there under its name when all of it is. A hard link would do for runtimes, but ONNX's loader refuses a file that has
+    two names, so after it the user's own model could not be loaded any more.
+
+    Raises:
+        OSError: It cannot be read or written; where there is no room, nothing is begun.
+    """
     if target.exists() and target.stat().st_size == source.stat().st_size:
         return
-    size = source.stat().st_size
-    if not hasattr(os, "copy_file_range"):
-        shutil.copyfile(source, target)
-        return
-    with source.open("rb") as reader, target.open("wb") as writer:
-        try:
-            while size > 0:
-                copied = os.copy_file_range(reader.fileno(), writer.fileno(), size)
-                if copied == 0:
-                    break
-                size -= copied
-        except OSError:  # not every file system can; start over by reading and writing
-            reader.seek(0)
-            writer.seek(0)
-            shutil.copyfileobj(reader, writer, 16 << 20)
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        with source.open("rb") as reader, temporary.open("wb") as writer:
+            if not _clone(reader, writer):
+                allocated = os.fstat(reader.fileno()).st_blocks * 512
+                free = shutil.disk_usage(target.parent).free
+                if allocated > free:
+                    raise OSError(
+                        errno.ENOSPC,
+                        f"{source.name} takes {allocated >> 20} MiB of disk where {free >> 20} MiB are free",
+                    )
+                copy_range(reader, 0, os.fstat(reader.fileno()).st_size, writer)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_CLONE = 0x40049409
+"""``FICLONE``, ioctl_ficlone(2): the file gets the other's blocks, on Btrfs, XFS and others."""
+
+
+def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
+    """Share all blocks of a file; whether the file system can."""
+    if sys.platform != "linux":
+        return False
+    import fcntl  # noqa: PLC0415 - Windows has none
+
+    try:
+        fcntl.ioctl(writer.fileno(), _CLONE, reader.fileno())
+    except OSError:
+        return False
+    return True
+
+
+_CHUNK = 16 << 20
+
+
+def copy_range(reader: BinaryIO, start: int, length: int, writer: BinaryIO) -> None:
+    """Copy bytes of a file to the place where another one stands, a piece at a time; its holes become holes.
+
+    Args:
+        reader: The file.
+        start: The first byte.
+        length: How many there are.
+        writer: The other one; it stands behind them afterwards, and is at least so long.
+
+    Raises:
+        OSError: One cannot be read or written, or the first is shorter.
+    """
+    if os.fstat(reader.fileno()).st_size < start + length:
+        raise OSError(errno.EIO, f"{reader.name} ends early")
+    began, place = writer.tell(), start
+    writer.flush()
+    while place < start + length:
+        data, hole = _next_data(reader, place, start + length)
+        writer.seek(began + data - start)
+        reader.seek(data)
+        while data < hole:
+            chunk = reader.read(min(_CHUNK, hole - data))
+            if not chunk:
+                raise OSError(errno.EIO, f"{reader.name} ends early")
+            writer.write(chunk)
+            data += len(chunk)
+        place = hole
+    writer.seek(began + length)
+    writer.flush()
+    if os.fstat(writer.fileno()).st_size < began + length:
+        writer.truncate(began + length)
+
+
+def _next_data(reader: BinaryIO, place: int, end: int) -> tuple[int, int]:
+    """Where the next bytes of a file that are no hole begin and end, between two places; lseek(2)."""
+    if not hasattr(os, "SEEK_DATA"):
+        return place, end
+    try:
+        data = os.lseek(reader.fileno(), place, os.SEEK_DATA)
+        return min(data, end), min(os.lseek(reader.fileno(), data, os.SEEK_HOLE), end)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there are none
+            return end, end
+        return place, end  # a file system that does not say

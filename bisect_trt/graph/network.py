@@ -265,10 +265,12 @@ class Network:
             del proto.graph.node[:]  # inference wants them sorted
             proto.graph.node.extend(self.nodes[index] for index in self.order)
         try:
-            inferred = onnx.shape_inference.infer_shapes(proto)
+            inferred = onnx.shape_inference.infer_shapes(proto).graph
         except Exception:  # it gives up as a whole on what it does not understand, in several ways
             return {}
-        return {value.name: value for values in (inferred.graph.value_info, inferred.graph.output) for value in values}
+        # Copies: each message of a model keeps all of it in memory, nodes and weights too.
+        kept = onnx.GraphProto(value_info=inferred.value_info, output=inferred.output)
+        return {value.name: value for values in (kept.value_info, kept.output) for value in values}
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""

@@ -8,13 +8,32 @@ from __future__ import annotations
 import filecmp
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
-from onnx.external_data_helper import convert_model_to_external_data, load_external_data_for_model
+from onnx.external_data_helper import (
+    load_external_data_for_model,
+    load_external_data_for_tensor,
+    uses_external_data,
+)
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.externals import copy_file, external_files, has_external_data, model_tensors
+from bisect_trt.graph.externals import (
+    ALIGNMENT,
+    SHARED_TENSOR_BYTES,
+    Place,
+    copy_file,
+    copy_range,
+    external_files,
+    has_external_data,
+    inner_bytes,
+    make_raw,
+    model_tensors,
+    place_of,
+    refer_to,
+)
 
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
 """Past this the weights go into a file beside the model; protobuf itself ends at 2 GiB."""
@@ -56,16 +75,60 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path) -> None:
     """
     model = onnx.ModelProto()
     model.CopyFrom(proto)
-    data = data_file(path)
     try:
-        if has_external_data(model):
+        if sum(map(_bytes, model_tensors(model))) > SINGLE_FILE_LIMIT_BYTES:
+            _write_weights(model, weights, data_file(path))
+        elif has_external_data(model):
             load_external_data_for_model(model, str(weights))
-        if sum(len(tensor.raw_data) for tensor in model_tensors(model)) > SINGLE_FILE_LIMIT_BYTES:
-            data.unlink(missing_ok=True)
-            convert_model_to_external_data(model, location=data.name)
         _write(model, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; make room or name another file.") from error
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    return place_of(tensor).length if uses_external_data(tensor) else inner_bytes(tensor)
+
+
+def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
+    """Write a model's weights into one file, each copied from where it lies, and make the model refer to them there.
+
+    None is read as a whole, so this takes no memory; what two weights of the model share they share in the new file.
+    Small ones go into the model, where parsers want to see shapes.
+
+    Raises:
+        OSError: They cannot be read or written.
+    """
+    temporary = data.with_name(f".{data.name}.new")
+    written: dict[Place, int] = {}
+    try:
+        with ExitStack() as stack, temporary.open("wb") as writer:
+            readers: dict[str, BinaryIO] = {}
+            for tensor in model_tensors(model):
+                if _bytes(tensor) < SHARED_TENSOR_BYTES:
+                    if uses_external_data(tensor):
+                        load_external_data_for_tensor(tensor, str(weights))
+                        tensor.data_location = onnx.TensorProto.DEFAULT
+                        del tensor.external_data[:]
+                    continue
+                at = -(-writer.tell() // ALIGNMENT) * ALIGNMENT
+                if uses_external_data(tensor):
+                    place = place_of(tensor)
+                    if place not in written:
+                        if place.location not in readers:
+                            readers[place.location] = stack.enter_context((weights / place.location).open("rb"))
+                        writer.seek(at)
+                        copy_range(readers[place.location], place.offset, place.length, writer)
+                        written[place] = at
+                    refer_to(tensor, data.name, written[place], place.length)
+                else:
+                    make_raw(tensor)
+                    writer.seek(at)
+                    writer.write(tensor.raw_data)
+                    refer_to(tensor, data.name, at, len(tensor.raw_data))
+                    tensor.ClearField("raw_data")
+        temporary.replace(data)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

@@ -109,6 +109,27 @@ def free_first_dimension(model: onnx.ModelProto, inputs: Sequence[str]) -> onnx.
     return freed
 
 
+def free_inputs(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str | None]], *, forget: bool = True
+) -> onnx.ModelProto:
+    """The model with those dimensions of its inputs free that are no number.
+
+    Args:
+        model: The original; it is not changed.
+        shapes: By input.
+        forget: Whether what the model declares of inner shapes is dropped too.
+    """
+    freed = onnx.ModelProto()
+    freed.CopyFrom(model)
+    for value in freed.graph.input:
+        if value.name in shapes:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+    if forget:
+        forget_shapes(freed.graph)
+    return freed
+
+
 def forget_shapes(graph: onnx.GraphProto) -> None:
     """Drop what a model declares of inner shapes, when its inputs get others; an output keeps its rank, which it needs."""
     del graph.value_info[:]

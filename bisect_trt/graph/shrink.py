@@ -111,8 +111,11 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     shapes = {name: value.shape for name, value in inputs.items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     for value in proto.graph.input:
-        kind = value.type.tensor_type.elem_type
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+        kind, dims = value.type.tensor_type.elem_type, value.type.tensor_type.shape.dim
+        kept = [
+            dim.dim_param or size for dim, size in zip(dims, shapes[value.name], strict=True)
+        ]  # what is free stays so
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, kept))
     forget_shapes(proto.graph)
     return Piece(proto, inputs)
 
@@ -155,13 +158,20 @@ def zero_weights(piece: Piece, names: Collection[str]) -> Piece:
 
 
 def with_output_shapes(piece: Piece, golden: Arrays) -> onnx.ModelProto:
-    """The model with its outputs declared as they came out of a run."""
+    """The model with its outputs declared as they came out of a run, where its inputs have fixed shapes."""
     proto = _copy(piece)
+    if is_dynamic(proto):
+        return proto
     for value in proto.graph.output:
         if value.name in golden:
             array = golden[value.name]
             value.CopyFrom(helper.make_tensor_value_info(value.name, element_type(array.dtype), array.shape))
     return proto
+
+
+def is_dynamic(proto: onnx.ModelProto) -> bool:
+    """Whether a dimension of an input is free, so that those of outputs may be."""
+    return any(dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim)
 
 
 def input_order(piece: Piece) -> Sequence[str]:

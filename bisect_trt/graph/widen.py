@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.externals import model_tensors
 from bisect_trt.graph.network import bodies
 
 _TYPES = ("to", "dtype", "stash_type", "output_dtype")
@@ -27,8 +27,11 @@ def widened(model: onnx.ModelProto, weights: Path) -> onnx.ModelProto:
     """
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
-    if has_external_data(wide):
-        load_external_data_for_model(wide, str(weights))
+    for tensor in model_tensors(wide):
+        if tensor.data_type == TensorProto.FLOAT and uses_external_data(tensor):  # all others stay where they are
+            load_external_data_for_tensor(tensor, str(weights))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
     _widen_graph(wide.graph)
     for function in wide.functions:
         for node in function.node:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Minimise, Mode
 from bisect_trt.options.spec import argument, option, seconds
+from bisect_trt.options.values import Sizes, swept_shape
 
 FRESH_SAMPLES = 200
 """None of so many failing says with 95% certainty that under 1.5% of all fail."""
@@ -224,6 +225,29 @@ class Repeat:
             return int(self.until), None
         most = RUNS if self.until is None else MOST_RUNS
         return (most if self.number is None else self.number), self.until
+
+
+@dataclass
+class Sweep:
+    """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs."""
+
+    model: Model
+    shapes: Annotated[
+        list[tuple[str, tuple[Sizes, ...]]],
+        option(
+            metavar="NAME:[D,...]",
+            help="An input and its sizes: 1..64 is a range, 1..64:8 one with a step, {1,2,7} a list; dimensions of one name "
+            "(n=1..64) have one size.",
+            read=swept_shape,
+        ),
+    ] = field(default_factory=list)
+    tries: Annotated[
+        int,
+        option(metavar="N", min=2, max=100_000, help="How many sizes are tried at most; all, if there are no more."),
+    ] = 64
+    timeout: Annotated[
+        float | None, seconds(help="Time one size may take; default 10 minutes, 2 hours on TensorRT.")
+    ] = None
 
 
 @dataclass

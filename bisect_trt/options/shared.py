@@ -142,6 +142,9 @@ class Search:
     confidence: Annotated[
         float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
     ] = 0.99
+    pin: Annotated[
+        bool, option("--pin", help="Hold all builds to what the first that fails chose (TensorRT's tactics).")
+    ] = False
     shrink: Annotated[
         bool, option("--shrink/--no-shrink", help="Also make the tensors of the minimal case smaller.")
     ] = True

@@ -13,6 +13,10 @@ from typing import Any
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224], of whole numbers from 0 up"
 _RANGE = "a range [LOW,HIGH] of two finite numbers"
+_SIZES = (
+    "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with a name in front (n=1..64) or not"
+)
+_MOST_SIZES = 1_000_000
 _TOP_K = "top-K or top-K,axis=N with K from 1 up"
 
 
@@ -27,6 +31,19 @@ class TopK:
 
     k: int
     axis: int = -1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that one dimension is to be tried at.
+
+    Attributes:
+        sizes: These, in order, each once; one alone is not swept.
+        name: What the dimension is called; dimensions of one name have one size.
+    """
+
+    sizes: tuple[int, ...]
+    name: str = ""
 
 
 def number(low: float, high: float, wanted: str) -> Callable[[Any], float]:
@@ -87,6 +104,65 @@ def shape(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - whatever was given
     if any(size < 0 for size in sizes):
         raise ValueError(_SHAPE)
     return tuple(sizes)
+
+
+def swept_shape(value: Any) -> tuple[str, tuple[Sizes, ...]]:  # noqa: ANN401 - whatever was given
+    """``x:[1..64,3,224,224]``, or such a pair: an input and the sizes of each of its dimensions.
+
+    A dimension is a size, a range with both ends (``1..64``), one with a step (``1..64:8``) or a list (``{1,2,7}``, also in
+    parentheses or brackets), which may have ranges in it; ``n=`` before it names the dimension.
+    """
+    if isinstance(value, str):
+        name, colon, text = value.rpartition(":[")
+        if not colon or not name or not text.endswith("]"):
+            raise ValueError(_SIZES)
+        parts: list[Any] = _split(text[:-1])
+    else:
+        name, parts = value[0], list(value[1])
+    if any(isinstance(part, Sizes) for part in parts):
+        return name, tuple(part if isinstance(part, Sizes) else _sizes(str(part)) for part in parts)
+    return name, tuple(_sizes(_as_word(part)) for part in parts)
+
+
+def _as_word(part: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A dimension of Python's, a number or several, as its word."""
+    if isinstance(part, str) or not isinstance(part, Iterable):
+        return str(part)
+    return f"{{{','.join(map(str, part))}}}"
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas, but for those within any brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "{[(") - (letter in "}])")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth or (not text.strip()):
+        raise ValueError(_SIZES)
+    return parts
+
+
+def _sizes(text: str) -> Sizes:
+    name, equals, rest = text.strip().rpartition("=")
+    if equals and not name.strip():
+        raise ValueError(_SIZES)
+    rest = rest.strip()
+    listed = [rest]
+    if rest[:1] + rest[-1:] in ("{}", "[]", "()"):
+        listed = rest[1:-1].split(",")
+    found: set[int] = set()
+    for each in listed:
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", each, re.ASCII)
+        if match is None:
+            raise ValueError(_SIZES)
+        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if high < low or step < 1 or (high - low) // step >= _MOST_SIZES:
+            raise ValueError(f"{_SIZES}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes")
+        found.update(range(low, high + 1, step))
+    return Sizes(tuple(sorted(found)), name.strip())
 
 
 def value_range(value: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever was given

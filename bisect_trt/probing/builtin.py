@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
 from bisect_trt.probing.shelf import ENGINE, EngineShelf
@@ -37,6 +38,7 @@ class BuiltinCheck:
         confirm: Whether a crash counts only once it has been seen twice.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
+        pin: What builds are held to, if they shall be.
     """
 
     workers: WorkerPool
@@ -49,6 +51,7 @@ class BuiltinCheck:
     confirm: bool = False
     layers: bool = False
     same: bool = False
+    pin: Pin | None = None
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -60,17 +63,22 @@ class BuiltinCheck:
         given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
         strict = given or files.target is not None  # with something else turned, less of the failure is no pass
         request = Compare(
-            self._built(files),
+            target := self.built(files),
             files.model,
             tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             every=bool(files.more) and not strict,
-            layers=self.timed or self.layers,
+            layers=self.timed or self.layers or self.pin is not None,
             warm_up=1 if self.timed else None,
             same=self.same,
         )
-        outcome = self._ask(request, files.log, cancel, strict=strict)
+
+        def asked(of: TargetSettings) -> Outcome:
+            return self._ask(replace(request, target=of), files.log, cancel, strict=strict)
+
+        pin = None if files.engine is not None else self.pin
+        outcome = asked(target) if pin is None else pin.probe(target, files, asked)
         if self.shelf is not None and files.engine is None:
             self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
         with files.log.open("a", encoding="utf-8") as log:
@@ -96,7 +104,7 @@ class BuiltinCheck:
         target = self.target if files.target is None else files.target
         return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
 
-    def _built(self, files: CandidateFiles) -> TargetSettings:
+    def built(self, files: CandidateFiles) -> TargetSettings:
         """The same, with its engine left in the candidate's folder."""
         target = self.target_of(files)
         if self.shelf is None or files.engine is not None:
@@ -105,7 +113,9 @@ class BuiltinCheck:
 
     def by_hand(self, files: CandidateFiles) -> str:
         """The command that does the same."""
-        words = ["bisect-trt", "run", str(files.model), *self.target_of(files).flags(), *self.tolerance.words()]
+        target = self.target_of(files)
+        target = target if self.pin is None or files.engine is not None else self.pin.hold(target)
+        words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 
 

@@ -99,7 +99,8 @@ class Candidate:
     def _identify(self) -> Identity:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
-            digest.update(name.encode() + value.tobytes())
+            # A model with free dimensions may be fed the same bytes in several shapes.
+            digest.update(f"{name} {value.shape}".encode() + value.tobytes())
         if self.keep is not None:
             digest.update("\0".join(("keep", *self.keep)).encode())
         if self.held:

@@ -40,7 +40,7 @@ _ALIKE = 0.75
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """A command, and how to read how it ends (README, "Check commands").
+    """A command, and how to read how it ends (docs/checks.md).
 
     Attributes:
         argv: The command, with placeholders.

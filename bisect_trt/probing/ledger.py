@@ -59,7 +59,10 @@ class Ledger:
         severity: How severe that was, where it can be told; what is much milder is another failure.
         replayed: How many outcomes came from an earlier session of the run.
         watcher: Who looks on between verdicts.
+        apart: Whether each candidate is judged by itself: any failure counts, and none is the original's.
     """
+
+    apart = False
 
     def __init__(self, journal: Journal, listener: Listener, budget: Budget, watcher: Watcher | None = None) -> None:
         """``journal`` may hold what an earlier session learned."""
@@ -152,7 +155,7 @@ class Ledger:
         if record is None:
             self._check_number()  # what was learned in time counts, also when the time is up since
         verdict = outcome.judge(self.original, self.severity)
-        if self.original is None and verdict is Verdict.FAIL:
+        if self.original is None and verdict is Verdict.FAIL and not self.apart:
             # The first to fail is the original: without that there is no search.
             self.original, self.severity = outcome.signature, outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):

@@ -52,6 +52,7 @@ class Outcome:
         times: Seconds by what they were spent on, from making the candidate on; see ``probing/times.py``.
         place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
+        metric: What it scores, where a metric is the check; see ``Scale.to_json``.
     """
 
     ending: Ending
@@ -70,6 +71,7 @@ class Outcome:
     times: Mapping[str, float] = field(default_factory=dict)
     place: str | None = None
     errors: tuple[float, ...] = ()
+    metric: Mapping[str, Any] | None = None
 
     @property
     def cancelled(self) -> bool:

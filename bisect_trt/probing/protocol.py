@@ -116,6 +116,25 @@ class Compared(Reply):
 
 
 @dataclass(frozen=True)
+class Measured(Reply):
+    """What a candidate scores.
+
+    Attributes:
+        value: The metric: of the whole set, or what it is by the samples that were seen.
+        samples: How many samples were seen.
+        passed: Whether it is within its bound; ``None`` without one.
+        layers: What the target makes of the model; see ``Session.layers``.
+        latency_ms: The median of several runs, where that was asked for.
+    """
+
+    value: float
+    samples: int
+    passed: bool | None = None
+    layers: tuple[dict[str, Any], ...] = ()
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Described(Reply):
     """What an engine is made of, as plain values."""
 
@@ -286,6 +305,39 @@ class Compare(Request[Compared]):
 
 
 @dataclass(frozen=True)
+class Measure(Request[Measured]):
+    """Score what a model makes of a set of samples.
+
+    Attributes:
+        model: The ONNX file, which may be a piece of the model that is scored.
+        data: The folder of an ``Evaluation``.
+        metric: The metric, as the user names it.
+        lower_is_better: Whether less is better, of the user's own.
+        by_sample: Whether it is a mean over samples, of the user's own.
+        bound: What it must reach.
+        error: How likely a wrong verdict may be; 0 for that of the whole set.
+        reference: Runs the rest of the model, where this is a piece.
+        before: A model that makes of a sample what the piece is fed.
+        after: A model that makes the outputs of what the piece makes.
+        layers: Whether to say what the target makes of the model.
+        warm_up: How often it runs before it is timed; ``None`` if it is not.
+    """
+
+    model: Path
+    data: Path
+    metric: str
+    lower_is_better: bool = False
+    by_sample: bool = False
+    bound: float | None = None
+    error: float = 0.0
+    reference: TargetSettings | None = None
+    before: Path | None = None
+    after: Path | None = None
+    layers: bool = False
+    warm_up: int | None = None
+
+
+@dataclass(frozen=True)
 class Describe(Request[Described]):
     """Say what the target's prebuilt engine is made of."""
 
@@ -382,8 +434,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Execute, Look, Lower, Series, Trace)
-_REPLIES = (Compared, Described, Died, Done, Executed, Failed, Looked, Lowered, Misuse, Started, Traced)
+_REQUESTS = (About, Build, Collect, Compare, Describe, Execute, Look, Lower, Measure, Series, Trace)
+_REPLIES = (Compared, Described, Died, Done, Executed, Failed, Looked, Lowered, Measured, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.times import Spent, account, current, spending
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
@@ -74,7 +75,7 @@ class Runner:
         going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         with account(self._spent) as spent:
-            files = self._write(candidate)
+            files = self.write(candidate)
             outcome = self.check.run(files, cancel)
             seconds, number = outcome.seconds, 1
             while outcome.ending in going and number < most:
@@ -96,20 +97,28 @@ class Runner:
         """
         began = time.monotonic()
         with account(self._spent) as spent:
-            files = self._write(candidate)
+            files = self.write(candidate)
             outcomes = [self._again(files)]
             for _ in range(1, repeat):
                 go_on()
+                held = self._is_held()
                 outcomes.append(self._again(files))
+                if self._is_held() and not held:  # from here on it is another thing: builds as this one
+                    outcomes = outcomes[-1:]
             all_seconds = time.monotonic() - began
             times = _of_probe(candidate, spent, all_seconds)
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = (failures or outcomes[-1:])[0]
         seconds = sum(each.seconds for each in outcomes)
-        reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {repeat} runs fail)"
+        number = len(outcomes)
+        reason = outcome.reason if repeat == 1 else f"{outcome.reason} ({len(failures)} of {number} runs fail)"
         own = all_seconds - seconds
-        known: dict[str, Any] = {"seconds": seconds, "own_seconds": own, "runs": repeat, "times": times}
+        known: dict[str, Any] = {"seconds": seconds, "own_seconds": own, "runs": len(outcomes), "times": times}
         return replace(outcome, reason=reason, failures=len(failures), **known)
+
+    def _is_held(self) -> bool:
+        pin = getattr(self.check, "pin", None)
+        return isinstance(pin, Pin) and pin.is_held()
 
     def _again(self, files: CandidateFiles) -> Outcome:
         """One run of the original, which has to say something.
@@ -135,7 +144,8 @@ class Runner:
         """
         self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
 
-    def _write(self, candidate: Candidate) -> CandidateFiles:
+    def write(self, candidate: Candidate) -> CandidateFiles:
+        """The files of a candidate, written where they are not there."""
         with spending("writing"):
             return self._written(candidate)
 

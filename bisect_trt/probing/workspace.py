@@ -207,6 +207,27 @@ class Workspace:
         write_changed()
         return replace(files, renew=write_changed)
 
+    def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
+        """Have the weights' files of a model that was written elsewhere beside the candidates too, to probe what was written.
+
+        Args:
+            proto: The model.
+            folder: Where the files are.
+
+        Raises:
+            UsageError: They cannot be copied.
+        """
+        try:
+            for location in external_files(proto):
+                place = self.candidates / location
+                place.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(folder / location, place)
+        except OSError as error:
+            raise UsageError(
+                f"the weights of what was written to {folder} cannot be copied to {self.candidates}: {error.strerror}; make "
+                "room and run again."
+            ) from error
+
     def _check_shared(self, proto: onnx.ModelProto) -> None:
         """Make sure that nobody has written over the weights that all candidates share."""
         for location in external_files(proto):

@@ -19,7 +19,7 @@ _ARTIFACTS = ("reduced", "min_good", "report", "run")
 
 @dataclass
 class Result:
-    """What a command found; the keys are a promise to scripts (README, "JSON").
+    """What a command found; the keys are a promise to scripts (docs/json.md).
 
     Attributes:
         command: Which command.

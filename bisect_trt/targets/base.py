@@ -36,6 +36,8 @@ _NO_KERNEL = re.compile(
 """How they say that they lack an operator; what they made of a model themselves may be that too."""
 Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
+ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The smallest, the most usual and the largest shape of an input."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
@@ -445,6 +447,22 @@ class Target(ABC):
         """
         return settings
 
+    def held_to(
+        self,
+        settings: TargetSettings,
+        choices: Sequence[Choice],
+        folder: Path,  # noqa: ARG002 - of those that leave more there
+    ) -> TargetSettings | None:
+        """The same, but builds are held to all that another one chose; ``None`` if it chose nothing that one can be held to.
+
+        Args:
+            settings: How it is set up.
+            choices: What it chose.
+            folder: Where it left that, and what else it was told to by :meth:`recording`.
+        """
+        pins = [choice for choice in choices if choice.pins]
+        return self.pinned(settings, pins) if pins else None
+
     def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
         """The settings as Python to paste; ``None`` if it has no such words."""
         return None
@@ -465,6 +483,14 @@ class Target(ABC):
         Raises:
             UsageError: It does not.
         """
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:  # noqa: ARG002 - of those that have one
+        """The ranges of shapes that it was told to compile for, by input."""
+        return {}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:  # noqa: ARG002
+        """Compile for these ranges of shapes instead, by input; as it is, where it takes any shape without being told."""
+        return settings
 
     def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
         """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""

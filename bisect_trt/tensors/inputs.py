@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bisect_trt.errors import UsageError, quoted
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.store import free_memory
-from bisect_trt.tensors.user_script import run_data_loader
+from bisect_trt.tensors.user_script import each_sample
 
 Sample = dict[str, NDArray[Any]]
 _SAMPLE_BYTES = 1000
@@ -33,8 +34,9 @@ class DataOptions:
             [0, 1] where that is missing.
         load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
             hold the same input, else a sample each or more.
-        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.user_script.run_data_loader`.
+        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.user_script.each_sample`.
         iterations: How many samples of random values to make, or to take of the script at most.
+        most: How many samples to take at most, wherever they come from; ``None`` for all.
     """
 
     seed: int = 1
@@ -42,6 +44,7 @@ class DataOptions:
     load_inputs: tuple[Path, ...] = ()
     data_loader_script: str | None = None
     iterations: int | None = None
+    most: int | None = None
 
 
 def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:
@@ -58,21 +61,58 @@ def make_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sampl
         UsageError: If a sample does not fit the model, a file or the script is no good, or random values are asked
             for that do not exist or for a shape that is not known.
     """
+    return [sample for sample, _ in islice(_every_sample(infos, options, whole=options.most is None), options.most)]
+
+
+def labelled_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> Iterator[tuple[Sample, Any]]:
+    """The same samples, each with its labels, one at a time as far as their source gives them so.
+
+    Labels are what a script yields beside the inputs; or, of a script or a file, an entry called ``labels`` that is no input.
+
+    Args:
+        infos: As for :func:`make_inputs`.
+        options: Where to take them from.
+
+    Yields:
+        A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
+
+    Raises:
+        UsageError: As :func:`make_inputs`.
+    """
+    return islice(_every_sample(infos, options, whole=False), options.most)
+
+
+def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
+    """The samples; ``whole`` if a script is run to its end before any is looked at."""
     if options.data_loader_script is not None and options.load_inputs:
         raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")
     if options.data_loader_script is not None:
         script = options.data_loader_script
-        return [
-            validate_sample(infos, sample, f"Sample {number} of {script}")
-            for number, sample in enumerate(run_data_loader(script, options.iterations))
-        ]
-    if options.load_inputs:
+        given = each_sample(script, options.iterations)
+        for number, (sample, labels) in enumerate(list(given) if whole else given):
+            inputs, beside = _without_labels(infos, sample)
+            yield (
+                validate_sample(infos, inputs, f"Sample {number} of {script}"),
+                beside if labels is None else labels,
+            )
+    elif options.load_inputs:
         if options.iterations is not None:
             raise UsageError(
                 "--iterations says how many samples to make, and --load-inputs gives them; use one of them"
             )
-        return _load_samples(infos, options.load_inputs)
-    return _random_samples(infos, options)
+        yield from _load_samples(infos, options.load_inputs)
+    else:
+        yield from ((sample, None) for sample in _random_samples(infos, options))
+
+
+LABELS = "labels"
+
+
+def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """A sample's inputs, and the labels that lie among them."""
+    if LABELS not in sample or any(info.name == LABELS for info in infos):
+        return sample, None
+    return {name: values for name, values in sample.items() if name != LABELS}, sample[LABELS]
 
 
 def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]], source: str) -> Sample:
@@ -108,6 +148,14 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
     return checked
 
 
+def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """The same elements in another shape of the same rank: repeated along an axis that is longer, cut where it is shorter."""
+    for axis, size in enumerate(shape):
+        if size != value.shape[axis]:
+            value = value.take(np.arange(size) % max(value.shape[axis], 1), axis=axis)
+    return value
+
+
 def _misfit(info: TensorInfo, values: NDArray[Any]) -> list[str]:
     problems = []
     if info.dtype != values.dtype and not (is_string(info.dtype) and is_string(values.dtype)):
@@ -130,16 +178,19 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
 
 
-def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> list[Sample]:
+def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> Iterator[tuple[Sample, Any]]:
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
-    merged = {name: values for _, samples in files for sample in samples for name, values in sample.items()}
-    if len(files) > 1 and len(merged) == sum(len(sample) for _, samples in files for sample in samples):
-        return [validate_sample(infos, merged, f"The inputs from {', '.join(map(str, paths))} together")]
-    return [
-        validate_sample(infos, sample, str(path) if len(samples) == 1 else f"Sample {number} of {path}")
-        for path, samples in files
-        for number, sample in enumerate(samples)
-    ]
+    names = [name for _, samples in files for sample in samples for name in sample]
+    if len(files) > 1 and len(set(names)) == len(names):
+        merged = {name: values for _, samples in files for sample in samples for name, values in sample.items()}
+        inputs, labels = _without_labels(infos, merged)
+        yield validate_sample(infos, inputs, f"The inputs from {', '.join(map(str, paths))} together"), labels
+        return
+    for path, samples in files:
+        for number, sample in enumerate(samples):
+            inputs, labels = _without_labels(infos, sample)
+            source = str(path) if len(samples) == 1 else f"Sample {number} of {path}"
+            yield validate_sample(infos, inputs, source), labels
 
 
 def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:

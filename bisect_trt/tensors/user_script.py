@@ -99,24 +99,25 @@ DEFAULT_FUNCTION = "load_data"
 _LOADER_KIND = "data-loader"
 
 
-def run_data_loader(script: str, most: int | None = None) -> list[dict[str, NDArray[Any]]]:
-    """Run a script and collect the samples that it gives.
+def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str, NDArray[Any]], Any]]:
+    """Run a script and give the samples that it gives, as they come, at least one, each with its labels.
 
     The script is imported as a module, with its folder on the import path. The function takes no arguments and returns
-    or yields samples, each a mapping of input name to array; a variable that holds them is taken as well.
+    or yields samples, each a mapping of input name to array, or a pair of that and the labels; a variable that holds them is
+    taken as well.
 
     Args:
         script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``load_data``.
         most: How many samples to take at most; a function may go on yielding for ever then.
 
-    Returns:
-        At least one sample.
+    Yields:
+        A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
 
     Raises:
         UsageError: If there is no such file or function, the script raises, or what it gives is no sample.
     """
     path, function = split_script(script, DEFAULT_FUNCTION, _LOADER_KIND)
-    samples: list[dict[str, NDArray[Any]]] = []
+    number = 0
     with user_code(path, _LOADER_KIND):
         loader = script_attribute(path, function, _LOADER_KIND)
         given = loader() if callable(loader) else loader
@@ -125,18 +126,28 @@ def run_data_loader(script: str, most: int | None = None) -> list[dict[str, NDAr
                 f"'{function}' of {path} gives a {type(given).__name__}; it must yield or return a list of samples, "
                 "each a dict of input name to array"
             )
-        for sample in given:
+        for entry in given:
+            pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], Mapping)
+            sample, labels = entry if pair else (entry, None)
             if not isinstance(sample, Mapping):
                 raise UsageError(
-                    f"'{function}' of {path} gives a {type(sample).__name__} as sample {len(samples)}; "
+                    f"'{function}' of {path} gives a {type(sample).__name__} as sample {number}; "
                     "each must be a dict of input name to array"
                 )
-            samples.append({str(name): np.asarray(values) for name, values in sample.items()})
-            if len(samples) == most:
+            yield {str(name): np.asarray(values) for name, values in sample.items()}, _as_labels(labels)
+            number += 1
+            if number == most:
                 break
-    if not samples:
+    if not number:
         raise UsageError(f"'{function}' of {path} gives no sample; it must yield at least one")
-    return samples
+
+
+def _as_labels(labels: Any) -> Any:  # noqa: ANN401 - whatever the script gives
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {str(name): np.asarray(values) for name, values in labels.items()}
+    return np.asarray(labels)
 
 
 COMPARE_FUNCTION = "compare_outputs"

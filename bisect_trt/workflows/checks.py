@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.builtin import BuiltinCheck
@@ -15,6 +18,7 @@ from bisect_trt.probing.engine_check import EngineCheck
 from bisect_trt.probing.function import FunctionCheck
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Ledger, Listener
+from bisect_trt.probing.pin import make_pin
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.protocol import Failed
@@ -27,6 +31,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.places import look_around
+from bisect_trt.workflows.scale import metric_check
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -138,6 +143,16 @@ def _compile(text: str) -> re.Pattern[str]:
         raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
 
 
+class _Nothing:
+    """No activations."""
+
+    more = ()
+
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - there is none
+        """None."""
+        return {}
+
+
 class CheckOutput:
     """Shows all that the check printed, below the line of its probe."""
 
@@ -199,12 +214,18 @@ class Listeners:
             listener.probed(record)
 
 
+def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
+    return check if settings.metric is None else metric_check(subject, check, settings.metric)
+
+
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
     subject: Subject,
     console: Console,
     elsewhere: Callable[[Check], Check] | None = None,
+    *,
+    fed: bool = True,
 ) -> Prober:
     """A prober with the check that was asked for.
 
@@ -214,11 +235,14 @@ def make_prober(
         subject: The model.
         console: Who is told.
         elsewhere: Makes of the check one that is run where the target need not be the one that is here.
+        fed: Whether candidates are fed the reference's activations; else each brings values of its own.
     """
     listeners: list[Listener] = [console]
     if settings.artifacts:
         listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
     check = make_check(settings, subject.workers)
+    built_in = isinstance(check, BuiltinCheck) and settings.metric is None
+    pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
     if settings.show_output:
         listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
     if elsewhere is not None:
@@ -226,15 +250,15 @@ def make_prober(
         check = elsewhere(check)
     elif isinstance(check, BuiltinCheck):
         require_target(subject, check.target)
-        if not check.target.target.capabilities.runs_more:
+        if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
-        check = replace(check, confirm=search.repeat == 1)
+        check = _scaled(replace(check, confirm=search.repeat == 1, pin=pin), settings, subject)
     elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:
         raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
-    reference = subject.reference
+    reference = subject.reference if fed else _Nothing()
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.fault.judge import Fault
+from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -68,6 +69,12 @@ class DiagnoseSettings:
     find_all: bool = False
     releases: bool = False
 
+    def for_answer(self, answer: Candidate) -> DiagnoseSettings:
+        """The same with the target set up as the answer needs it, with another profile say."""
+        if answer.target is None:
+            return self
+        return replace(self, check=replace(self.check, target=answer.target))
+
 
 def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result:
     """Find why the target differs from the reference, and leave the proof.
@@ -82,7 +89,8 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case)
-        answer = investigation.settle(case)
+        answer = needed_dimensions(investigation, investigation.settle(case))
+        settings = settings.for_answer(answer)
         left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
 
     def another(other: Case, number: int) -> dict[str, Any]:
@@ -109,7 +117,12 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
     console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
     try:
         record = investigation.probe_original(settings.search)
+        free_where_needed(investigation, passes=False)
     except DoesNotReproduce as error:
+        if free_where_needed(investigation, passes=True):
+            record = investigation.probe_original(settings.search)
+            console.say(f"  yes: {record.reason}")
+            return
         steps = ", ".join(next_steps(subject, settings.check))
         raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
     console.say(f"  yes: {record.reason}")
@@ -195,7 +208,7 @@ def deliver(
     sentence = describe_answer(subject.network, blamed)
     target = settings.check.target
     assert target is not None
-    fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    fault = arbitrate(investigation, investigation.held(target), settings.check.tolerance, answer)
     found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
     left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
     investigation.conclude(left.minimum)
@@ -207,6 +220,7 @@ def deliver(
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
+    say_dynamic(investigation)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
     return left, fault
 
@@ -222,7 +236,7 @@ def deliver_another(
     investigation: Investigation, settings: DiagnoseSettings, case: Case, number: int
 ) -> dict[str, Any]:
     """Leave a folder for another failure beside that of the first, and say what the result does of it."""
-    answer, whole = investigation.settle(case), settings.output.resolve()
+    answer, whole = needed_dimensions(investigation, investigation.settle(case)), settings.output.resolve()
     if settings.search.shrink:
         answer = shrink(investigation, answer)
     subject, blamed = investigation.subject, by_blame(investigation, answer)

@@ -10,6 +10,7 @@ from typing import cast
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Releases, Repeat
 from bisect_trt.options.shared import Check, Data, Plots, Search
@@ -22,12 +23,20 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
+from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
 from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings, RepeatSettings, SearchSettings, Until
+from bisect_trt.workflows.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    RepeatSettings,
+    SearchSettings,
+    Until,
+)
 
 
 def data_files(data: Data) -> list[Path]:
@@ -125,6 +134,42 @@ def _coarsest(target: TargetSettings | None) -> Precision:
     return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
 
 
+def metric_settings(
+    metric: Metric, data: DataOptions, compare: Compare, *, confidence: float = 1.0, bounded: bool = True
+) -> MetricSettings | None:
+    """The metric that says good or bad; ``None`` without one.
+
+    Args:
+        metric: What was said of it.
+        data: Where the set comes from.
+        compare: How outputs would be compared without it.
+        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
+        bounded: Whether a bound is needed.
+
+    Raises:
+        UsageError: The options do not fit, or there is no such metric.
+    """
+    metric.check(bounded=bounded)
+    if metric.metric is None:
+        return None
+    if compare != Compare():
+        raise UsageError(
+            "--metric says how good the outputs are, so how far each may be off (--atol, --check-error-stat, --compare and the "
+            "like) has no part in that; drop one of both."
+        )
+    find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises before anything is computed
+    return MetricSettings(metric, data, confidence)
+
+
+def metric_files(metric: Metric) -> list[Path]:
+    """The files that a metric depends on.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    return [] if metric.metric is None else script_file(metric.metric)
+
+
 def check_words(check: Check, *, away: bool = False) -> tuple[str, ...]:
     """The check command; empty without one. ``away`` if it runs elsewhere, where other programs are.
 
@@ -171,7 +216,7 @@ def check_settings(
 def search_settings(search: Search) -> SearchSettings:
     """How a search is run."""
     budget = Budget(search.max_probes, search.max_time)
-    return SearchSettings(search.workers, search.repeat, search.confidence, search.shrink, budget)
+    return SearchSettings(search.workers, search.repeat, search.confidence, search.shrink, budget, search.pin)
 
 
 def pictures(plots: Plots) -> Pictures:
@@ -218,6 +263,8 @@ def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings
     """
     if search.repeat is not None:
         raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+    if search.pin:
+        raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
     most, wanted = own.limits()
     folder = None if check.artifacts_dir == Check().artifacts_dir else check.artifacts_dir
     return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)

@@ -22,6 +22,7 @@ from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.info import is_extension, is_string
 from bisect_trt.tensors.saved import load_runs
 from bisect_trt.tensors.stats import count_nonfinite
+from bisect_trt.workflows.from_torch import SUFFIX
 
 
 class Kind(str, Enum):
@@ -55,6 +56,8 @@ def guess_kind(path: Path) -> Kind:
     """
     if path.is_dir():
         return Kind.DATA
+    if path.suffix == SUFFIX:  # a zip, as .npz is
+        return Kind.MODEL
     beginning = _beginning(path)
     named = next((kind for kind, suffixes in _SUFFIXES.items() if path.suffix.lower() in suffixes), None)
     known = _BEGINNINGS.get(beginning, named) or (Kind.MODEL if beginning.startswith(_IR_VERSION) else None)

@@ -14,7 +14,9 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import LOST, Outcome
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
@@ -22,6 +24,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
 from bisect_trt.search.oracle import Completion, Minimum, Oracle, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
 from bisect_trt.workflows.settings import SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -93,6 +96,11 @@ class Investigation(Examination):
                 f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence over all)"
             )
         return record
+
+    def held(self, target: TargetSettings) -> TargetSettings:
+        """The target, its builds held to what the one that failed chose, if they are (``--pin``)."""
+        pin = getattr(self.prober.runner.check, "pin", None)
+        return pin.hold(target) if isinstance(pin, Pin) else target
 
     def outcome(self, record: Record) -> Outcome:
         """What the check said in a probe."""
@@ -176,7 +184,9 @@ class Investigation(Examination):
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
         if flakiness.passes_needed == 1:
-            return "1-minimal", minimum.why
+            check = self.prober.runner.check
+            sure = check.describe_certainty(len(self.prober.ledger.records)) if isinstance(check, MetricCheck) else None
+            return "1-minimal", minimum.why or sure
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         self.result.extra["flaky"]["reached"] = round(confidence, 6)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bisect_trt.errors import UsageError
 from bisect_trt.probing.places.place import HERE, Where
 from bisect_trt.probing.runner import Check
 from bisect_trt.probing.workspace import Workspace
@@ -20,7 +21,15 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.checks import lowers_by, make_prober, require_target, tell_unused
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings, ReduceSettings, RepeatSettings, SearchSettings
+from bisect_trt.workflows.scale import note_first
+from bisect_trt.workflows.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    ReduceSettings,
+    RepeatSettings,
+    SearchSettings,
+)
 from bisect_trt.workflows.subject import Subject
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
+    from bisect_trt.workflows.sweep.dimensions import SweepSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
@@ -47,6 +57,7 @@ class Job:
         fresh_process: Whether each probe gets a worker process of its own.
         annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
         where: Where targets run.
+        metric: The metric that says good or bad, if one does.
     """
 
     model: ModelSettings
@@ -56,12 +67,15 @@ class Job:
     fresh_process: bool = False
     annotation: Path | None = None
     where: Where = HERE
+    metric: MetricSettings | None = None
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
         """The model, opened for a target; to be closed."""
-        fresh = self.fresh_process
+        fresh, model = self.fresh_process, self.model
+        if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
+            model = replace(model, data=replace(model.data, most=1))
         return Subject(
-            self.model,
+            model,
             self.workspace,
             self.console,
             fresh_process=fresh,
@@ -74,8 +88,13 @@ class Job:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
+        settings = replace(settings, check=self._scaled(settings.check))
         opened = self.subject(settings.check.timeout, settings.check.target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
+            if self.metric is not None:
+                from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
+
+                return diagnose_metric(investigation, settings)
             return diagnose(investigation, settings)
 
     def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
@@ -90,6 +109,7 @@ class Job:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
         from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
 
+        check = self._scaled(check)
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
             check = replace(check, target=None)
@@ -131,6 +151,7 @@ class Job:
         from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
+        check = self._scaled(check)
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             settings = replace(settings, tolerance=check.tolerance)
@@ -152,18 +173,39 @@ class Job:
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return find_cause(investigation, check, search)
 
+    def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
+        """Find the sizes at which the target goes wrong; see :func:`bisect_trt.workflows.sweep.sweep.sweep`."""
+        from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
+
+        shapes = first_shapes(settings, self.model)
+        job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
+        opened = job.subject(settings.check.timeout, settings.check.target)
+        with opened as subject, job._investigated(subject, settings.check, search, fed=False) as investigation:
+            return sweep(investigation, settings)
+
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
+        if self.metric is not None:
+            from bisect_trt.workflows.layerwise.scored import layerwise_scored  # noqa: PLC0415 - see above
+
+            check = self._scaled(CheckSettings(target=settings.target, timeout=settings.timeout))
+            opened = self.subject(settings.timeout, settings.target)
+            with opened as subject, self._investigated(subject, check, SearchSettings()) as investigation:
+                return layerwise_scored(investigation)
         with self._examined(settings.timeout, settings.target) as examination:
             return layerwise(examination, settings)
 
     def compare(self, settings: CompareSettings) -> Result:
         """Compare the outputs; see :func:`bisect_trt.workflows.compare.compare.compare`."""
         from bisect_trt.workflows.compare.compare import compare  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.compare.scored import score  # noqa: PLC0415 - see above
 
         with self._examined(settings.timeout, settings.target, *settings.also) as examination:
+            if self.metric is not None:
+                return score(examination, settings, self.metric)
             return compare(examination, settings)
 
     def extract(self, settings: ExtractSettings) -> Result:
@@ -187,6 +229,18 @@ class Job:
         with self._examined(settings.timeout, settings.target) as examination:
             return convert_to_engine(examination, settings)
 
+    def _scaled(self, check: CheckSettings) -> CheckSettings:
+        """The check, by the metric if one says good or bad.
+
+        Raises:
+            UsageError: Something else does too.
+        """
+        if self.metric is not None and (check.target is None or check.argv or check.function is not None):
+            raise UsageError(
+                "--metric scores what a target computes, and here is none, or a check says good or bad; name a target alone."
+            )
+        return replace(check, metric=self.metric)
+
     @contextmanager
     def _examined(self, timeout: float | None, *targets: TargetSettings) -> Iterator[Examination]:
         """The model, once its targets are there; what is found is in the result however it ends."""
@@ -205,6 +259,8 @@ class Job:
         search: SearchSettings,
         target: TargetSettings | None = None,
         elsewhere: Callable[[Check], Check] | None = None,
+        *,
+        fed: bool = True,
     ) -> Iterator[Investigation]:
         """The model with its prober; what is found is in the result however it ends.
 
@@ -214,13 +270,15 @@ class Job:
             search: How the search is run.
             target: The runtime under suspicion, if not the check's.
             elsewhere: See :func:`make_prober`.
+            fed: The same.
         """
-        prober = make_prober(check, search, subject, self.console, elsewhere)
+        prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
         investigation = Investigation(subject, self.console, self.result, prober)
         try:
             with recorded(investigation, target or check.target, self.annotation):
                 yield investigation
         finally:
+            note_first(prober, self.result)
             prober.ledger.close()
 
 

@@ -46,9 +46,12 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     def watched(units: Subset) -> Verdict:
         nonlocal fails
         verdict = ask(units)
+        if fails or verdict is Verdict.FAIL:
+            fails = True
+            heard.clear()
+            return verdict
         heard.add(units)
-        fails = fails or verdict is Verdict.FAIL
-        if not fails and len(heard) == patience:
+        if len(heard) == patience:
             heard.add(everything)
             if ask(everything) is Verdict.PASS:
                 raise _Lost

@@ -14,17 +14,21 @@ from bisect_trt.graph.save import check_output, save_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.metric_check import MetricCheck
+from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.fault.arbitrate import arbitrate
+from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic, target_of
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
 from bisect_trt.workflows.others import check_finds_all, look_for_others
 from bisect_trt.workflows.rebuilt import LOST
+from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
@@ -54,7 +58,7 @@ def reduce_model(investigation: Investigation, settings: ReduceSettings, search:
     if settings.find_all:
         check_finds_all(investigation)
     with saving_best(lambda: investigation.save_best(settings.output)):
-        case = investigation.until_done(lambda: _reduce(investigation, settings, search))
+        case = investigation.until_done(lambda: _free_if_needed(investigation, settings, search))
     if settings.both_ends:
 
         def deliver_another(other: Case, number: int) -> dict[str, Any]:
@@ -67,12 +71,26 @@ def reduce_model(investigation: Investigation, settings: ReduceSettings, search:
     return investigation.result
 
 
+def _free_if_needed(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Case:
+    """Reduce with fixed shapes, unless the model fails only with dimensions free."""
+    target = target_of(investigation)
+    try:
+        if target is not None and target.target.profile(target):
+            investigation.probe_original(search)
+            free_where_needed(investigation, passes=False)
+        return _reduce(investigation, settings, search)
+    except DoesNotReproduce:
+        if not free_where_needed(investigation, passes=True):
+            raise
+        return _reduce(investigation, settings, search)
+
+
 def _reduce(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Case:
     subject, console = investigation.subject, investigation.console
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
-    if search.repeat is not None or looks:
+    if search.repeat is not None or search.pin or looks:
         investigation.probe_original(search)
     case, suspect = look_first(investigation) if looks else (None, None)
     if case is None and not settings.both_ends:
@@ -91,7 +109,10 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
 
 def smallest(investigation: Investigation, settings: ReduceSettings, search: SearchSettings, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk if they are to be."""
-    answer = investigation.settle(case)
+    settled = investigation.settle(case)
+    if isinstance(investigation.prober.runner.check, MetricCheck):
+        return settled  # of other tensors the rest of the model makes nothing
+    answer = needed_dimensions(investigation, settled)
     if not (search.shrink and settings.both_ends):
         return answer
     investigation.console.step("Shrink the tensors of what is left")
@@ -167,7 +188,9 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     console, prober = investigation.console, investigation.prober
     save_model(answer.proto, investigation.subject.workspace.candidates, output)
     console.step("Written and read back: does it still fail?")
-    again = replace(answer, proto=onnx.load(str(output)), title=_READ_BACK, again=True)
+    written = onnx.load(str(output), load_external_data=False)
+    investigation.subject.workspace.take_in(written, output.parent)
+    again = replace(answer, proto=written, title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")
     record = prober.probe(again)
@@ -202,12 +225,14 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         "min_good": save_min_good(investigation, settings.min_good, answer),
     }
     count = len(result.culprits)
+    measure_whole(investigation, answer)
     console.answer(
         f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.proof})."
     )
     if answer.held:
         result.extra["held"] = True
         console.answer(f"  {HELD}")
+    say_dynamic(investigation)
     for culprit in result.culprits[:_SHOWN]:
         console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'{in_module(culprit)}")
     if count > _SHOWN:
@@ -216,7 +241,8 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         console.answer(f"  {result.why}")
     check = investigation.prober.runner.check
     if isinstance(check, BuiltinCheck):
-        console.answer(f"  {arbitrate(investigation, check.target, check.tolerance, answer).sentence}")
+        target = investigation.held(answer.target or check.target)
+        console.answer(f"  {arbitrate(investigation, target, check.tolerance, answer).sentence}")
     return result
 
 

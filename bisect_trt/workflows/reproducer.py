@@ -13,7 +13,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.anonymise import anonymise, strip
-from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.lower import first_output
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
@@ -150,7 +150,7 @@ def leave_reproducer(
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
     keep = candidate.keep or check.target.keep
-    target = replace(check.target, keep=keep, held=candidate.held or check.target.held)
+    target = investigation.held(replace(check.target, keep=keep, held=candidate.held or check.target.held))
     ran = subject.models.lowered(folder / MODEL, target)
     by_cast = (target.fp16 or target.bf16) and lowers_by(subject, target) == "cast"
     carried, files = carry(target, folder / FILES)
@@ -196,10 +196,7 @@ def _read_back(investigation: Investigation, candidate: Candidate, folder: Path)
     workspace = investigation.subject.workspace
     save_model(candidate.proto, workspace.candidates, folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
-    for location in external_files(
-        proto
-    ):  # past 1 GiB the weights lie beside the model: the probe has to find them too
-        copy_file(folder / location, workspace.candidates / location)
+    workspace.take_in(proto, folder)
     candidate = replace(candidate, proto=proto)
     return candidate, investigation.prober.probe(candidate, again=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from bisect_trt.options.choices import Mode
+from bisect_trt.options.metric import Metric
 from bisect_trt.options.searches import Reduce
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.workspace import FIXED_PATH
@@ -66,6 +67,27 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class MetricSettings:
+    """A metric, and how good it has to be.
+
+    Attributes:
+        options: What the user said.
+        data: Where the set comes from.
+        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
+    """
+
+    options: Metric
+    data: DataOptions
+    confidence: float = 1.0
+
+    @property
+    def asked(self) -> str:
+        """The metric, as the user named it."""
+        assert self.options.metric is not None, "there are no settings without it"
+        return self.options.metric
+
+
+@dataclass(frozen=True)
 class CheckSettings:
     """What says good or bad.
 
@@ -85,6 +107,7 @@ class CheckSettings:
         artifacts_dir: Where they are sorted into ``good`` and ``bad``.
         show_output: Whether to show what the command prints.
         hide_fail_output: Whether to leave out what failing candidates print, of that.
+        metric: The metric that says good or bad of the target, in place of the tolerance.
     """
 
     argv: tuple[str, ...] = ()
@@ -102,6 +125,7 @@ class CheckSettings:
     artifacts_dir: Path = Path("artifacts")
     show_output: bool = False
     hide_fail_output: bool = False
+    metric: MetricSettings | None = None
 
     @property
     def fixed_path(self) -> Path | None:
@@ -123,6 +147,7 @@ class SearchSettings:
         confidence: How sure the answer shall be if it fails only sometimes.
         shrink: Whether to make the tensors of the minimal case smaller too.
         budget: How much may be spent.
+        pin: Whether builds are held to what the first that fails chose.
     """
 
     workers: int | None = None
@@ -130,6 +155,7 @@ class SearchSettings:
     confidence: float = 0.99
     shrink: bool = True
     budget: Budget = field(default_factory=Budget)
+    pin: bool = False
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ class _Shrinker:
         candidate = replace(
             self.best, proto=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
         )
+        freed = self._investigation.subject.freed
+        candidate = candidate if freed is None else freed.dress(candidate)
         self.probes += 1
         record = self._investigation.prober.probe(candidate)
         if record.verdict is not Verdict.FAIL or record.signature != self._signature:

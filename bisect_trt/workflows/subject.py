@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
+from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
@@ -40,6 +41,9 @@ from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.workflows.settings import ModelSettings
 
+if TYPE_CHECKING:
+    from bisect_trt.workflows.freed import Freed
+
 
 class Subject:
     """A model, its reference activations, and the candidates that can be cut from it.
@@ -55,7 +59,10 @@ class Subject:
         seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
         console: Who is told what is noticed on the way.
+        freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
+
+    freed: Freed | None = None
 
     def __init__(
         self,
@@ -169,6 +176,12 @@ class Subject:
             self._about[target] = reply
         return self._about[target]
 
+    def free(self, freed: Freed) -> None:
+        """Keep these dimensions free in all candidates from here on."""
+        self.freed, self.network = freed, freed.network
+        for made in ("infos", "units", "patterns", "constants", "original"):
+            self.__dict__.pop(made, None)
+
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
         self.workers.close()
@@ -216,7 +229,8 @@ class Subject:
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:
         """Type and shape of tensors: as they ran, else as shape inference says."""
-        return {**inferred_infos(self.network), **self.reference.infos}
+        known = {**inferred_infos(self.network), **self.reference.infos}
+        return known if self.freed is None else self.freed.infos(known)
 
     @cached_property
     def units(self) -> Units:
@@ -236,10 +250,10 @@ class Subject:
     @cached_property
     def original(self) -> Candidate:
         """The model itself."""
-        network = self.network
-        return Candidate(
-            network.proto, tuple(network.inputs), tuple(network.outputs), "the original", frozenset(self.units.searched)
-        )
+        network, units = self.network, frozenset(self.units.searched)
+        title = "the original" if self.freed is None else "the original, its dimensions free"
+        original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
+        return original if self.freed is None else self.freed.dress(original)
 
     def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
         """The candidate made of some units.
@@ -253,7 +267,8 @@ class Subject:
         with spending("cutting") as seconds:
             piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        return Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         """The values of some of a candidate's inputs or outputs, where known."""
@@ -286,4 +301,7 @@ class Subject:
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
+            pin = getattr(prober.runner.check, "pin", None)
+            if isinstance(pin, Pin):
+                result.extra["pinned"] = pin.to_json()
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

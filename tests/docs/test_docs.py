@@ -26,7 +26,8 @@ from bisect_trt.targets.options import Target
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bisect_trt"
-PAGES = [page for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for page in sorted(ROOT.glob(pattern))]
+PATTERNS = ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md")
+PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
 PAGES.remove(ROOT / "CHANGELOG.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
@@ -34,7 +35,7 @@ NOT_RUN = {
     r"make \w+": "it installs what these tests run in, or runs these tests",
     r"\. \S+/activate": "the tests run in such an environment already",
     r"pip install": "it changes that environment",
-    r"bisect-trt releases|.* --releases": "it installs releases from an index",
+    r"bisect-trt releases|.* --releases|.*--on env=": "it installs releases from an index",
     r".*\btrtexec\b": "it needs TensorRT and a GPU",
     r".*--trt\b": "it needs TensorRT and a GPU",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,15 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph import externals
 from bisect_trt.graph.cut import cut
-from bisect_trt.graph.externals import WEIGHTS_FILE, copy_file, external_files, inner_bytes, make_raw, share_weights
+from bisect_trt.graph.externals import (
+    WEIGHTS_FILE,
+    copy_file,
+    copy_range,
+    external_files,
+    inner_bytes,
+    make_raw,
+    share_weights,
+)
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 
@@ -239,3 +249,79 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
         tensor.external_data.add(key=each, value=value)
     with pytest.raises(UnavailableError, match="the weight 'w' lies outside the model, which does not say where"):
         external_files(model)
+
+
+@given(
+    pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=6),
+    start=st.integers(0, 9000),
+    at=st.integers(0, 9000),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_part_of_a_file_is_copied_to_the_byte_and_its_holes_stay_holes(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bool, int]], start: int, at: int
+) -> None:
+    folder = tmp_path_factory.mktemp("holes")
+    step = 1 << 16
+    with (folder / "from").open("wb") as file:
+        for is_hole, steps in pieces:
+            file.seek(steps * step, 1) if is_hole else file.write(os.urandom(steps * step))
+        file.truncate()
+    whole = (folder / "from").read_bytes()
+    start = min(start, len(whole))
+    with (folder / "from").open("rb") as reader, (folder / "to").open("wb") as writer:
+        writer.write(b"x" * at)
+        copy_range(reader, start, len(whole) - start, writer)
+        assert writer.tell() == at + len(whole) - start
+    assert (folder / "to").read_bytes() == b"x" * at + whole[start:]
+    written = sum(steps for is_hole, steps in pieces if not is_hole) * step
+    assert (folder / "to").stat().st_blocks * 512 <= written + 8 * step
+
+
+def test_a_sparse_file_is_copied_without_taking_room(tmp_path: Path) -> None:
+    with (tmp_path / "from").open("wb") as file:
+        file.truncate(1 << 34)
+        file.seek(1 << 33)
+        file.write(b"here")
+    copy_file(tmp_path / "from", tmp_path / "to")
+    copy = (tmp_path / "to").stat()
+    assert (copy.st_size, copy.st_nlink) == (1 << 34, 1)
+    assert copy.st_blocks * 512 < 1 << 20
+    with (tmp_path / "to").open("rb") as file:
+        file.seek(1 << 33)
+        assert file.read(5) == b"here\0"
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    with (
+        (tmp_path / "short").open("rb") as reader,
+        (tmp_path / "to").open("wb") as writer,
+        pytest.raises(OSError, match="ends early"),
+    ):
+        copy_range(reader, 1, 5, writer)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_copied(tmp_path: Path, small_disk: Path) -> None:
+    big = helper.make_tensor("w", TensorProto.FLOAT, [1 << 19], (b"abcd" * (1 << 19)), raw=True)
+    model = model_of(
+        [helper.make_node("Add", ["x", "w"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, None)], {}
+    )
+    model.graph.initializer.append(big)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, str(path), save_as_external_data=True, location="w.bin", convert_attribute=False)
+    with pytest.raises(
+        UsageError, match=r"be copied to .*: w\.bin takes 2 MiB of disk where 1 MiB are free; make room"
+    ):
+        share_weights(load_model(path), path, small_disk)
+    assert not list(small_disk.iterdir())

@@ -10,10 +10,11 @@ import onnx
 import pytest
 from cutting import assert_same, model_of, run, tensor_info
 from onnx import ModelProto, TensorProto, helper
+from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph import externals, save
-from bisect_trt.graph.externals import external_files, share_weights
+from bisect_trt.graph.externals import external_files, place_of, refer_to, share_weights
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.save import check_output, data_file, save_model
 
@@ -65,6 +66,43 @@ def test_large_weights_lie_beside_it(
         assert list(external_files(load_model(out))) == ["out.onnx.data"]
         onnx.checker.check_model(str(out))
         assert_same(run(out, FEEDS), run(model, FEEDS))
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "INT8", "INT4"])
+def test_large_weights_of_all_types_are_copied_from_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
+    rng, element = np.random.default_rng(0), TensorProto.DataType.Value(kind)
+    model = model_of(
+        [helper.make_node("Identity", ["x"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, [1])], {}
+    )
+    size = {"INT4": 2000, "INT8": 4000}.get(kind, 8000)
+    (tmp_path / "a.bin").write_bytes(rng.bytes(100 + size))
+    (tmp_path / "b.bin").write_bytes(rng.bytes(size + 8))
+    expected = {}
+    for name, file, offset, says in (("p", "a.bin", 100, True), ("q", "b.bin", 0, False), ("r", "a.bin", 100, True)):
+        tensor = TensorProto(name=name, data_type=element, dims=[40, 100])
+        refer_to(tensor, file, offset, size)
+        if not says:  # then it is as long as its elements take
+            del tensor.external_data[-1]
+        model.graph.initializer.append(tensor)
+        expected[name] = (tmp_path / file).read_bytes()[offset : offset + size]
+    inner = helper.make_tensor("s", TensorProto.FLOAT, [300], np.arange(300.0))
+    small = helper.make_tensor("t", TensorProto.INT64, [2], [3, 4])
+    model.graph.initializer.extend([inner, small])
+    before = model.SerializeToString()
+    save_model(model, tmp_path, tmp_path / "out.onnx")
+    assert model.SerializeToString() == before
+    written = onnx.load(str(tmp_path / "out.onnx"), load_external_data=False)
+    assert list(external_files(written)) == ["out.onnx.data"]
+    places = {tensor.name: place_of(tensor) for tensor in written.graph.initializer if uses_external_data(tensor)}
+    assert places.keys() == {"p", "q", "r", "s"}
+    assert places["p"] == places["r"]
+    data = (tmp_path / "out.onnx.data").read_bytes()
+    assert {name: data[places[name].offset :][: places[name].length] for name in expected} == expected
+    onnx.load(str(tmp_path / "out.onnx"))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.textproto", "out", "out.any"])

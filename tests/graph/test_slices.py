@@ -41,6 +41,17 @@ def test_slices_cover_every_node_once(light: Light) -> None:
             assert len(slices) == network.constant.count(False)
 
 
+def test_slices_of_a_network_of_many_nodes_are_bounded_in_number_and_in_nodes(light: Light) -> None:
+    network = Network(onnx.load(str(light.path)))
+    infos, computing = inferred_infos(network), network.constant.count(False)
+    for most in (1, 7, computing):
+        slices = plan_slices(network, network.order, infos, 1 << 40, most)
+        bound = max(most, len(network.order) // 16)
+        assert sorted(name for part in slices for name in part.tensors) == sorted(network.computed)
+        assert max(sum(not network.constant[index] for index in part.nodes) for part in slices) <= bound
+        assert len(slices) == -(-computing // bound)
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> WorkerPool:  # type: ignore[misc]
     with WorkerPool(tmp_path_factory.mktemp("pool")) as workers:

@@ -18,7 +18,7 @@ from bisect_trt.cli.arguments import rewrite
 from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
-from bisect_trt.options import values
+from bisect_trt.options import metric, values
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.spec import Entry, entries
@@ -42,6 +42,8 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),
+    metric.finite: st.floats(-1e300, 1e300),
+    metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""

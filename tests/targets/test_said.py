@@ -44,6 +44,7 @@ SAMPLES: dict[str, Any] = {
     "onnx_flags": ("NATIVE_INSTANCENORM",),
     "avoid_tactics": ("conv=1:2",),
     "pin_tactics": ("conv=1:2",),
+    "pin_timings": "builds/timing.cache",
     "record": "builds",
     "load_timing_cache": "files/1-timings",
     "save_timing_cache": "timings",

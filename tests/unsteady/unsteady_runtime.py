@@ -50,6 +50,7 @@ class Session:
     def __init__(self, model: onnx.ModelProto, fault: str, choices: Sequence[Choice] = ()) -> None:
         self._fault, self._choices = fault, choices
         self.inputs = input_infos(Network(model))
+        self._free = not all(info.is_static for info in self.inputs)
         self._outputs = [value.name for value in model.graph.output]
         try:
             self._right, self._wrong = (
@@ -97,6 +98,10 @@ class Session:
         bad = (
             (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
+            or (kind == "free" and self._free and rows >= int(number))
+            or (kind == "only" and rows == int(number))
+            or (kind == "multiple" and rows % int(number) == 0)
+            or (kind == "not_multiple" and rows % int(number) != 0)
             or (kind == "beside" and together > 1)
             or (kind == "after" and last not in (None, fed))
             or self._unlucky

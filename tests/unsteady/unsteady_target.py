@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
-    """When it is wrong: ``never``, ``second`` (run of a session), ``batch:K`` (from K rows on), ``odd`` (rows), ``beside``
-    (another session), ``after`` (an input of other values), ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build
-    takes the wrong kernel, with a chance of P) or ``all:P`` (where all of them do).
+    """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``beside`` (another session),
+    ``after`` (an input of other values), ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong
+    kernel, with a chance of P), ``all:P`` (where all of them do); by the number of rows: ``batch:K`` (from K on),
+    ``free:K`` (the same, while a dimension is free), ``only:K``, ``multiple:K`` or ``not_multiple:K``.
     """
 
     fault: str = "never"

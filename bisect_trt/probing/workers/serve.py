@@ -42,6 +42,8 @@ from bisect_trt.probing.protocol import (
     Looked,
     Lower,
     Lowered,
+    Measure,
+    Measured,
     Misuse,
     Order,
     Reply,
@@ -62,6 +64,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
+from bisect_trt.tensors.scores.evaluation import Evaluation
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import Step
 
@@ -91,6 +94,7 @@ class Worker:
             Execute: self._execute,
             Look: self._look,
             Lower: self._lower,
+            Measure: self._measure,
             Series: self._series,
             Trace: self._trace,
         }
@@ -223,12 +227,15 @@ class Worker:
     def _series(self, request: Series) -> Done:
         runtime, first = self._runtime(request.target), load_npz(request.inputs[0])
         sessions: dict[object, Session] = {}
-        with _running([runtime.load(request.model, first) for _ in range(request.beside)], first):
+        with spending("building"):
+            beside = [runtime.load(request.model, first) for _ in range(request.beside)]
+        with _running(beside, first):
             for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
                 feed = load_npz(inputs)
                 key = {"one": 0, "each": number, "shapes": _shapes(feed)}[request.sessions]
                 if key not in sessions:
-                    sessions[key] = runtime.load(request.model, feed)
+                    with spending("building"):
+                        sessions[key] = runtime.load(request.model, feed)
                 save_npz(to, _run(sessions[key], feed, None))
         return Done()
 
@@ -250,6 +257,24 @@ class Worker:
             )
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
+
+    def _measure(self, request: Measure) -> Measured:
+        from bisect_trt.probing.workers.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
+
+        first = load_npz(Evaluation.open(request.data).first)
+        with spending("building"):
+            rest = None if request.reference is None else make_runtime(request.reference)
+            before, after = (
+                None if rest is None or path is None else rest.load(path, first)
+                for path in (request.before, request.after)
+            )
+            piece = Piece(before, after)
+            fed = piece.feed(first)
+            session = self._runtime(request.target).load(request.model, fed)
+        measured = measure(lambda feed: piece.run(session, feed), request)
+        with spending("running"):
+            latency = None if request.warm_up is None else _median_of(session, fed, request.warm_up)
+        return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
     def _prepare(self, request: Compare) -> Session | None:
         runtime, first = self._runtime(request.target), request.samples[0]
@@ -330,8 +355,12 @@ def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
 
 def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
     """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
+    return _median_of(session, load_npz(inputs), warm_up)
+
+
+def _median_of(session: Session, feed: Feed, warm_up: int) -> float:
     names = {info.name for info in session.inputs}
-    feed = {name: value for name, value in load_npz(inputs).items() if name in names}
+    feed = {name: value for name, value in feed.items() if name in names}
     there = getattr(session, "median_ms", None)
     if there is not None:
         return float(there(feed, warm_up, TIMED_RUNS))

@@ -28,6 +28,7 @@ from bisect_trt.reporting.html.markup import (
     tag,
 )
 from bisect_trt.reporting.html.search import search_section
+from bisect_trt.reporting.html.size_map import sweep_section
 from bisect_trt.reporting.result import SCHEMA
 from bisect_trt.tensors.npz import replacing
 
@@ -196,6 +197,7 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
         ("answer", "Answer", lambda: answer_section(result)),
         ("graph", "Graph", lambda: graph_section(graph) if graph else None),
         ("error", "Error", lambda: curve_section(curve, graph["nodes"] if graph else []) if curve else None),
+        ("sweep", "Sizes", lambda: sweep_section(result.get("sweep"))),
         ("findings", "Findings", lambda: findings_section(result)),
         ("search", "Search", lambda: search_section(report, result["probes"])),
         ("commands", "Commands", lambda: _commands(report.get("commands") or [])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -98,7 +99,8 @@ class TensorRt:
         runtime: What deserialises engines.
         cuda: The CUDA runtime.
         stream: The stream that all is run on.
-        timing_cache: What its builds have measured so far; ``None`` before the first.
+        timing_caches: What its builds have measured so far, by the file that they were told to begin with.
+        memory: What it keeps of its builds, see :class:`~bisect_trt.targets.trt.builder.Memory`; ``None`` before the first.
     """
 
     trt: Any
@@ -108,7 +110,8 @@ class TensorRt:
     runtime: Any
     cuda: Cuda
     stream: int
-    timing_cache: Any = None
+    timing_caches: dict[str | None, Any] = field(default_factory=dict)
+    memory: Any = None
     _logger: Any = None
 
     def parser(self, network: Any) -> Any:
@@ -131,6 +134,9 @@ def tensorrt() -> TensorRt:
     version = version_of(trt)
     if version < (8, 6, 0):
         raise UnavailableError(f"TensorRT {trt.__version__} is too old; install 8.6 or later.")
+    # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
+    # CUDA C++ Programming Guide, "Lazy Loading"; TensorRT warns of it by itself.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     cuda = load_cuda()
     if cuda.device_count() == 0:
         raise UnavailableError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, RunError, names_of
+from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
-from bisect_trt.targets.trt.config import calibrate, check_settings, lowers_by_cast, make_config
+from bisect_trt.targets.trt.builder import build_engine, read, timings, write
+from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
-from bisect_trt.targets.trt.knobs import PIN_MISSED, missed, selector
-from bisect_trt.targets.trt.layers import constrain, named_layers
-from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
+from bisect_trt.targets.trt.knobs import selector
+from bisect_trt.targets.trt.layers import named_layers
+from bisect_trt.targets.trt.messages import is_out_of_memory
 from bisect_trt.targets.trt.network import (
     Feed,
     Parsed,
@@ -32,7 +32,6 @@ from bisect_trt.targets.trt.network import (
     load_proto,
     name_nodes,
     output_types,
-    parse,
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -156,7 +155,7 @@ class TensorRtRuntime:
             UsageError: The file cannot be written.
         """
         _, plan = self._build(load_proto(model), model, feed)
-        _write(target, plan)
+        write(target, plan)
 
     def _build(
         self,
@@ -172,36 +171,12 @@ class TensorRtRuntime:
         name_nodes(proto)  # before it is lowered, so that nodes are found again by their names
         if lowers_by_cast(settings, trt.version):
             proto = self._lower(proto)
-        parsed = parse(proto, path, settings, feed, trt)
-        if show_unfused:
-            parsed.network.mark_unfused_tensors_as_debug_tensors()
-        config = make_config(settings, trt)
-        if recorder is not None:
-            config.algorithm_selector = recorder
-        _add_profile(config, parsed.network, settings, trt)
-        constrain(parsed.network, parsed.model, settings, trt)
-        calibrate(config, settings, trt)
-        self._use_timing_cache(config)
-        trt.log.take()
-        plan = trt.builder.build_serialized_network(parsed.network, config)
-        errors = trt.log.take()
-        if plan is None:
-            message = reason(errors, "the builder gives no engine and does not say why")
-            if is_out_of_memory(errors):
-                message = f"out of memory: {message}"
-            masked = signature(message, names_of(parsed.model.graph))
-            raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
-        if recorder is None and (refused := missed(vars(self._own))) is not None:
-            raise BuildError(refused, signature=PIN_MISSED)
-        self._keep_timing_cache(config)
-        content = bytes(memoryview(plan))
+        parsed, content = build_engine(proto, path, settings, feed, trt, show_unfused=show_unfused, recorder=recorder)
         if self._own.record is not None:
-            self._record(Path(self._own.record), content, config, _origins(parsed, proto))
-        if self._own.save_engine is not None:
-            _write(Path(self._own.save_engine), content)
+            self._record(Path(self._own.record), content, _origins(parsed, proto))
         return parsed, content
 
-    def _record(self, folder: Path, plan: bytes, config: Any, origins: Origins) -> None:
+    def _record(self, folder: Path, plan: bytes, origins: Origins) -> None:
         """Leave what this build chose, and what it measured.
 
         Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
@@ -219,54 +194,16 @@ class TensorRtRuntime:
             write_choices(folder / RECORD, list(dict.fromkeys(chosen)))
         except OSError as error:
             raise UsageError(f"{folder / RECORD} cannot be written: {error.strerror}; make room.") from error
-        _write(folder / TIMINGS, bytes(memoryview(config.get_timing_cache().serialize())))
-
-    def _use_timing_cache(self, config: Any) -> None:
-        """Let this build use what earlier builds of this process measured."""
-        trt = self._tensorrt
-        if trt.timing_cache is None:
-            path = self._own.load_timing_cache
-            trt.timing_cache = config.create_timing_cache(b"" if path is None else _read(Path(path)))
-        config.set_timing_cache(trt.timing_cache, ignore_mismatch=False)
-
-    def _keep_timing_cache(self, config: Any) -> None:
-        path = self._own.save_timing_cache
-        if path is not None:
-            _write(Path(path), bytes(memoryview(config.get_timing_cache().serialize())))
+        write(folder / TIMINGS, timings(self._settings, self._tensorrt))
 
 
 def _origins(parsed: Parsed, original: ModelProto) -> Origins:
     return Origins(parsed.model, named_layers(parsed.network, parsed.model), original)
 
 
-def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: TensorRt) -> None:
-    """Say how the dimensions that vary do, where some do."""
-    tensors = [network.get_input(index) for index in range(network.num_inputs)]
-    free = [tensor for tensor in tensors if -1 in tuple(tensor.shape)]
-    outputs = [network.get_output(index) for index in range(network.num_outputs)]
-    if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
-        return
-    lows, usual, highs = (dict(shapes) for shapes in _profile_shapes(settings))
-    # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
-    profile = trt.builder.create_optimization_profile()
-    for tensor in free:
-        name = tensor.name
-        if name not in lows:
-            raise UsageError(
-                f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
-            )
-        profile.set_shape(name, lows[name], usual[name], highs[name])
-    config.add_optimization_profile(profile)
-
-
-def _profile_shapes(settings: TargetSettings) -> Sequence[Sequence[tuple[str, tuple[int, ...]]]]:
-    trt = settings.of(TrtSettings)
-    return trt.min_shapes, trt.opt_shapes or trt.max_shapes, trt.max_shapes
-
-
 def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
     try:
-        return _deserialise(_read(path), tensorrt)
+        return _deserialise(read(path), tensorrt)
     except RunError as error:
         if is_out_of_memory([error.message]):
             raise
@@ -292,20 +229,6 @@ def _load_plugins(library: str) -> None:
             f"--plugins: {library} cannot be loaded: {error}; build it for this TensorRT, or add the folder of what it needs to "
             "LD_LIBRARY_PATH."
         ) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
 def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:

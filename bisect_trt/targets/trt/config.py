@@ -54,6 +54,13 @@ def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
     if settings.of(TrtSettings).precision_constraints != "none" and version >= _STRONG_ONLY:
         raise UsageError(f"--precision-constraints needs TensorRT 8.6 to 10, and {have}; its types are the graph's.")
+    if settings.of(TrtSettings).pin_timings is not None and not tensorrt.has(
+        "BuilderFlag", "ERROR_ON_TIMING_CACHE_MISS"
+    ):
+        raise UsageError(
+            f"--pin: {have}, and its build of this model chose no tactic that another build can be held to: what it does not "
+            "choose layer by layer it compiles as a whole; leave --pin out."
+        )
     strong = is_strongly_typed(settings, version)
     if settings.of(TrtSettings).precision_constraints != "none" and strong:
         raise UsageError(

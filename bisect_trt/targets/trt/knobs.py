@@ -6,6 +6,7 @@ whatever a version has can be said, and what it has not is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ ENUMS = {
 """Attributes of the builder configuration that are members of an enumeration."""
 _KEPT: list[Any] = []
 """The last selectors: a configuration need not keep its own alive."""
+_PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
+"""What stands between the names of layers that became one."""
 _METHODS = ("add_", "all_", "can_", "clear_", "create_", "get_", "is_", "num_", "reset", "set_", "_")
 
 
@@ -116,7 +119,8 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
     """An algorithm selector that keeps layers from tactics where they have others, and records what they took.
 
     A layer for which tactics are ``pinned`` takes one of those. TensorRT may ask about a layer more than once, for each format
-    that it may have, so only in the end is it known whether one was offered.
+    that it may have, so only in the end is it known whether one was offered. Where a layer that is pinned is not there, one that
+    holds a part of it is it in other company, and has no pin that could hold it.
 
     Raises:
         NoSuch: This version has none: TensorRT 11.
@@ -131,18 +135,23 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
     held = {each.rpartition("=")[0] for each in wanted}
 
     class Selector(base):  # type: ignore[misc, valid-type]
-        """Attributes: ``took``, of each layer its name, tactic, and how many it could choose of; ``missed``, pins not taken."""
+        """What layers took.
+
+        Attributes: ``took``, of each its name, tactic, and how many it could choose of; ``missed``, pins not taken; ``lifted``,
+        layers that no pin is for any more.
+        """
 
         def __init__(self) -> None:
             base.__init__(self)  # type: ignore[misc]
             self.took: list[list[Any]] = []
             self.missed: list[str] = []
+            self.lifted: set[str] = set()
             self._offered: dict[str, int] = {}
 
         def select_algorithms(self, where: Any, choices: Any) -> list[int]:
             self._offered[where.name] = len(choices)
             offered = [tactic(where.name, choice) for choice in choices]
-            if where.name in held and wanted.intersection(offered):
+            if self._holds(where.name) and wanted.intersection(offered):
                 return [place for place, each in enumerate(offered) if each in wanted]
             kept = [place for place, each in enumerate(offered) if each not in unwanted]
             return kept or list(range(len(choices)))
@@ -151,10 +160,35 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
             for where, choice in zip(contexts, choices):
                 count = self._offered.get(where.name, 1)
                 self.took.append([where.name, tactic(where.name, choice), count])
-            taken = {name: each for name, each, _ in self.took}
-            self.missed = [each for name, each in taken.items() if name in held and each not in wanted]
+            taken = {name: (each, count) for name, each, count in self.took}
+            gone = {part for name in held - taken.keys() for part in pieces(name)}
+            self.missed = [
+                each
+                for name, (each, count) in taken.items()
+                if (self._holds(name) and each not in wanted)
+                or (
+                    name not in held
+                    and count > 1
+                    and not self.lifted.intersection(pieces(name))
+                    and gone.intersection(pieces(name))
+                )
+            ]
+
+        def _holds(self, name: str) -> bool:
+            return name in held and not self.lifted.intersection(pieces(name))
 
     return Selector()
+
+
+def pieces(layer: str) -> list[str]:
+    """The layers of the network that became one of an engine, by its name."""
+    return [layer, *(part.strip() for part in _PIECES.split(layer) if part.strip())]
+
+
+def lift(names: Any) -> None:
+    """No pin is for these layers in the build of the last configuration: they are told to run in another type."""
+    if _KEPT:
+        _KEPT[-1].lifted.update(names)
 
 
 def took() -> list[list[Any]]:

@@ -34,6 +34,7 @@ class TrtSettings(OwnSettings):
         onnx_flags: Names of flags of the ONNX parser that are set.
         avoid_tactics: Tactics that layers do not take where they have another, as ``LAYER=IMPLEMENTATION:TACTIC``.
         pin_tactics: Tactics that layers have to take, in the same words; a build that cannot is refused.
+        pin_timings: A timing cache of the build that others are held to; one that needs another timing is refused.
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         load_timing_cache: A timing cache to start from.
         save_timing_cache: Where the timing cache goes.
@@ -61,6 +62,7 @@ class TrtSettings(OwnSettings):
     onnx_flags: tuple[str, ...] = ()
     avoid_tactics: tuple[str, ...] = ()
     pin_tactics: tuple[str, ...] = ()
+    pin_timings: str | None = None
     record: str | None = None
     load_timing_cache: str | None = None
     save_timing_cache: str | None = None

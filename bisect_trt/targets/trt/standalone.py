@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
-from bisect_trt.targets.trt.knobs import missed, set_parser_flags, turn
+from bisect_trt.targets.trt.knobs import lift, missed, set_parser_flags, turn
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
 
 
@@ -203,6 +203,7 @@ def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: b
             hold(trt, layer, low if half else trt.DataType.FLOAT)
         elif made_by in settings["keep"]:
             hold(trt, layer, trt.DataType.FLOAT)
+            lift([layer.name])
         elif settings["held"]:
             hold(trt, layer, low)
 

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.targets.base import Capabilities, Minimal, NotReproducible, Package, Runtime, Script, Target, Value
+from bisect_trt.targets.base import (
+    Capabilities,
+    Minimal,
+    NotReproducible,
+    Package,
+    Runtime,
+    Script,
+    ShapeRange,
+    Target,
+    Value,
+)
+from bisect_trt.targets.chosen import TIMINGS
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
@@ -80,6 +91,7 @@ class TensorRtTarget(Target):
         "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
         "save_engine": NotReproducible("says where a file goes, and changes no engine"),
+        "pin_timings": NotReproducible("timings are of one machine and one version; tactics that are pinned are said"),
         "record": NotReproducible("says where files go, and changes no engine"),
         "load_engine": NotReproducible("an engine is of one model, and a reproducer has a model of its own"),
         "calibration_data": NotReproducible("only `convert` calibrates, and leaves a cache, which is said"),
@@ -130,7 +142,7 @@ class TensorRtTarget(Target):
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
-        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name != "record"]
+        own = [name.replace("_", " ") for name, _ in self.changed(settings) if name not in ("record", "pin_timings")]
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
@@ -174,6 +186,13 @@ class TensorRtTarget(Target):
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
 
+    def held_to(self, settings: TargetSettings, choices: Sequence[Choice], folder: Path) -> TargetSettings:
+        """By the algorithm selector; where it had no choice, or there is none (TensorRT 11), by the timings of that build."""
+        pins = [choice for choice in choices if choice.pins]
+        if pins:
+            return self.pinned(settings, pins)
+        return settings.with_own(pin_timings=str((folder / TIMINGS).absolute()))
+
     def snippet(self, settings: TargetSettings) -> Snippet:
         """The builder configuration."""
         from bisect_trt.targets.trt.switches import trt_snippet  # noqa: PLC0415 - as above
@@ -195,6 +214,17 @@ class TensorRtTarget(Target):
             return super().flag(name, value if value != () else "none")
         pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
         return [option.replace("_", "-"), *pairs]
+
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
+        """Those of the optimisation profile; the most usual shapes are the largest, where they are not given."""
+        own = settings.of(TrtSettings)
+        usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
+        return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}
+
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
+        """With this optimisation profile."""
+        low, usual, high = (tuple((name, each[place]) for name, each in ranges.items()) for place in range(3))
+        return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make sure that the inputs' shapes are within the profile.

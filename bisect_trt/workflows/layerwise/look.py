@@ -6,6 +6,7 @@ A model that does not fit into memory with every tensor an output is compared sl
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,9 +35,10 @@ def layer_slices(subject: Subject, target: TargetSettings) -> list[Slice]:
     Not with TensorRT: an engine for each slice would take longer to build than it saves.
     """
     network, reference = subject.network, subject.reference
-    limit = subject.swap_limit if target.target.capabilities.sliced else 1 << 62
     known = [index for index in network.order if index not in reference.lost]
-    return plan_slices(network, known, reference.infos, limit)
+    if not target.target.capabilities.sliced:
+        return plan_slices(network, known, reference.infos, sys.maxsize, len(network.order))
+    return plan_slices(network, known, reference.infos, subject.swap_limit)
 
 
 def compare_slices(

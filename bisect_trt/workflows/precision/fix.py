@@ -8,8 +8,10 @@ from pathlib import Path
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.lower import first_output
+from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.search.oracle import Minimum, Verdict
@@ -23,6 +25,7 @@ from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
+from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -79,6 +82,7 @@ def find_fix(
         most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
         answer = grow_answer(task, Answer(search_keep(task, suspects, most), suspects))
         minimum = write_answer(task, answer)
+        measure_whole(task, task.lowering.read_back(answer.units, settings.output))
     except BudgetSpent as error:
         if task is not None:
             save_best(task)
@@ -142,6 +146,9 @@ def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:
 
 def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: SearchSettings) -> Prober:
     """Probes candidates that are lowered already; what it learns goes into the same journal, and counts as much."""
-    runner = Runner(make_check(check, subject.workers), subject.workspace, subject.reference)
+    fixed = make_check(check, subject.workers)
+    if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
+        fixed = replace(prober.runner.check, runs=fixed)
+    runner = Runner(fixed, subject.workspace, subject.reference)
     runner.flakiness = prober.runner.flakiness
     return Prober(runner, prober.ledger, subject.workers.width if search.workers is None else search.workers)

@@ -13,7 +13,6 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.externals import copy_file, external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.lower import (
     LOW_TYPES,
@@ -223,8 +222,7 @@ class CastLowering:
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """What was written, with the input shapes of the search."""
         proto = load_model(path)
-        for location in external_files(proto):  # past 1 GiB the weights lie beside the model, and have to for the probe
-            copy_file(path.parent / location, self._subject.workspace.candidates / location)
+        self._subject.workspace.take_in(proto, path.parent)
         candidate = self._candidate(proto, keep, f"{path.name}, read back")
         infos = input_infos(self._subject.network)
         fix_input_shapes(candidate.proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})

@@ -20,6 +20,7 @@ from bisect_trt.workflows.precision.safe import Safe, find_safe
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
 from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
+from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion.facts import Suspect
@@ -90,7 +91,7 @@ def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
     suspects = find_suspects(task)
     tell_suspects(task.subject, suspects, console)
     console.step(f"Probe all {count} in fp32, then all in {low}, then search for the fewest to keep in fp32")
-    if search.repeat is not None:
+    if search.repeat is not None or search.pin:
         measure_lowered(task, search)
     if task.settings.target is not None and task.settings.target.target.capabilities.costly:
         early += filter(None, [find_early(task, suspects)])
@@ -149,6 +150,7 @@ def deliver(task: Task, answer: Answer) -> Result:
     """Write the answer, read it back, and probe what was read."""
     task.console.step("Written and read back: does it pass?")
     minimum = write_answer(task, answer)
+    measure_whole(task, task.lowering.read_back(answer.units, task.settings.output))
     task.conclude(minimum)
     task.result.culprits = task.subject.describe_searched(minimum.units)
     tell_answer(task.settings, task.result, task.console)

@@ -163,8 +163,8 @@ def refuse_validation(task: Task) -> None:
     data = task.settings.validation_data
     if data and not isinstance(task.prober.runner.check, BuiltinCheck):
         raise UsageError(
-            "--validation-data is for a target that is compared with the reference, and here a check of yours says good or "
-            "bad; drop it, and have the check look at these samples too."
+            "--validation-data is for a target that is compared with the reference, and here a check of yours or a metric says "
+            "good or bad; drop it, and have that look at these samples too."
         )
     user_samples(task, data)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from bisect_trt.graph.siblings import Siblings
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -101,6 +102,8 @@ class _Growth:
         self._start()
         if not self._units:
             return self._safe(why="nothing that is suspected is enough")
+        if isinstance(task.prober.runner.check, MetricCheck):
+            return self._safe(why="the metric is of a whole set, on which the answer is measured")
         why = fresh.why_none if self._compares else "what a check of yours says of other inputs is for it to say"
         if why is not None:
             return self._safe(why=why)

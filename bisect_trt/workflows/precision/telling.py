@@ -11,6 +11,7 @@ import onnx
 
 from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -96,6 +97,9 @@ def measured_on(task: Task) -> str:
     settings, samples = task.settings, len(task.subject.samples)
     if settings.target is None:
         return "the check"
+    check = task.prober.runner.check
+    if isinstance(check, MetricCheck):
+        samples = check.scale.data.count
     seen = "1 input sample only: others may need more nodes in fp32" if samples == 1 else f"{samples} input samples"
     if settings.emulated:
         return (

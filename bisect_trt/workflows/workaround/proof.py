@@ -13,7 +13,6 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError
-from bisect_trt.graph.externals import copy_file, external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.shapes import fix_input_shapes, input_infos
 from bisect_trt.probing.candidate import Candidate
@@ -115,10 +114,7 @@ class Prover:
     def read_back(self, path: Path, title: str) -> Candidate:
         """What was written, with the input shapes of the search."""
         subject, proto = self.investigation.subject, load_model(path)
-        for location in external_files(
-            proto
-        ):  # past 1 GiB the weights lie beside the model: the probe has to find them
-            copy_file(path.parent / location, subject.workspace.candidates / location)
+        subject.workspace.take_in(proto, path.parent)
         fix_input_shapes(proto, self._shapes)
         return self.candidate(proto, title)
 

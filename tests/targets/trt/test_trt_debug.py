@@ -22,7 +22,7 @@ from trt_api import OLD, STRONG, WEAK
 from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.trt import build
+from bisect_trt.targets.trt import build, builder
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.debug import UnfusedSession, make_listener
@@ -175,7 +175,7 @@ def test_tensors_are_marked_before_the_build_where_the_version_can(
         return Parsed(networks[-1], model)
 
     monkeypatch.setattr(build, "tensorrt", lambda: tensorrt)
-    monkeypatch.setattr(build, "parse", parse)
+    monkeypatch.setattr(builder, "parse", parse)
     runtime, model = TensorRtRuntime(trt_target()), overflowing(tmp_path / "model.onnx")
     with pytest.raises(BuildError):
         runtime.load(model)

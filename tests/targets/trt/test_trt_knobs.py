@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +13,11 @@ from trt_api import APIS, OLD, STRONG, VERSIONS, WEAK
 from trt_standin import StandIn, make_module, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
+from bisect_trt.targets.chosen import Choice
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier
-from bisect_trt.targets.trt.config import make_config
-from bisect_trt.targets.trt.knobs import ENUMS, NoSuch, selector, set_parser_flags
+from bisect_trt.targets.trt.config import check_settings, make_config
+from bisect_trt.targets.trt.knobs import ENUMS, NoSuch, lift, missed, selector, set_parser_flags, turn
 from bisect_trt.targets.trt.options import OWN_OPTIONS
 from bisect_trt.targets.trt.settings import TrtSettings
 
@@ -129,6 +132,47 @@ def test_a_layer_takes_what_is_pinned_or_the_build_is_refused() -> None:
     assert chooser.missed == []
     chooser.report_algorithms([conv, pool], [choice(1, 2), choice(5, 8)])
     assert chooser.missed == ["pool=5:8"]
+
+
+def test_a_layer_that_has_lost_its_company_has_no_pin_to_hold_it() -> None:
+    chooser = selector(make_module(OLD), (), ("PWN(conv + relu)=1:2", "pool=5:6"))
+    alone, other, pool = (SimpleNamespace(name=name) for name in ("conv", "copy", "pool"))
+    for where in (alone, other):
+        chooser.select_algorithms(where, [choice(1, 1), choice(1, 2)])
+    chooser.report_algorithms([alone, other, pool], [choice(1, 2), choice(1, 1), choice(5, 6)])
+    assert chooser.missed == ["conv=1:2"]
+    # Where there is but one kernel for it, it has chosen nothing.
+    chooser = selector(make_module(OLD), (), ("PWN(conv + relu)=1:2",))
+    chooser.select_algorithms(alone, [choice(1, 1)])
+    chooser.report_algorithms([alone], [choice(1, 1)])
+    assert chooser.missed == []
+
+
+def test_what_is_told_to_run_in_another_type_is_not_held() -> None:
+    settings = {**asdict(TrtSettings(pin_tactics=("conv + relu=1:2", "pool=5:6")))}
+    config = StandIn(OLD, "IBuilderConfig")
+    turn(make_module(OLD), config, settings)
+    lift(["relu"])
+    chooser = config.values["algorithm_selector"]
+    both, pool = SimpleNamespace(name="conv + relu"), SimpleNamespace(name="pool")
+    assert chooser.select_algorithms(both, [choice(1, 1), choice(1, 2)]) == [0, 1]
+    assert chooser.select_algorithms(pool, [choice(5, 5), choice(5, 6)]) == [1]
+    chooser.report_algorithms([both, pool], [choice(1, 1), choice(5, 6)])
+    assert missed(settings) is None
+    chooser.report_algorithms([pool], [choice(5, 5)])
+    assert missed(settings) == "a layer cannot be held to the tactic that is pinned: it takes pool=5:5"
+
+
+def test_timings_are_what_is_left_to_be_held_to() -> None:
+    tensorrt = make_tensorrt(OLD)
+    with pytest.raises(UsageError, match=r"--pin: this is TensorRT 8.6.0, and its build of this model chose no tactic"):
+        check_settings(trt_target(pin_timings="timings"), tensorrt)
+    for version in (WEAK, STRONG):
+        check_settings(trt_target(pin_timings="timings"), make_tensorrt(version))
+    target, folder = trt_target("fp16"), Path("/pinned")
+    choices = [Choice("a", "tactic", "1:2", pins=True), Choice("b", "format", "linear")]
+    assert target.target.held_to(target, choices, folder) == trt_target("fp16", pin_tactics=("a=1:2",))
+    assert target.target.held_to(target, choices[1:], folder) == trt_target("fp16", pin_timings="/pinned/timing.cache")
 
 
 def test_pins_are_refused_where_there_is_no_selector() -> None:

@@ -22,6 +22,11 @@ OURS = "TensorRt"
 BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ILayer.precision": (OLD, WEAK),
     "ILayer.set_output_type": (OLD, WEAK),
+    "ILayer.precision_is_set": (OLD, WEAK),
+    "ILayer.reset_precision": (OLD, WEAK),
+    "ILayer.output_type_is_set": (OLD, WEAK),
+    "ILayer.get_output_type": (OLD, WEAK),
+    "ILayer.reset_output_type": (OLD, WEAK),
     "NetworkDefinitionCreationFlag.EXPLICIT_BATCH": (OLD, WEAK),
     "NetworkDefinitionCreationFlag.STRONGLY_TYPED": (WEAK, STRONG),
     "BuilderFlag.FP16": (OLD, WEAK),
@@ -48,6 +53,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ParserError.node_operator": (WEAK, STRONG),
     "ParserError.local_function_stack": (WEAK, STRONG),
     "BuilderFlag.EDITABLE_TIMING_CACHE": (WEAK, STRONG),
+    "BuilderFlag.ERROR_ON_TIMING_CACHE_MISS": (WEAK, STRONG),
     "OnnxParser.set_flag": (WEAK, STRONG),
     "IAlgorithmSelector": (OLD, WEAK),
     "IAlgorithmSelector.select_algorithms": (OLD, WEAK),
@@ -131,7 +137,7 @@ UNTYPED: Mapping[str, Mapping[str, str]] = {
 """Other parameters of type ``Any``: what they are, in the files where they are TensorRT's."""
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
-    OURS: {"trt": MODULE, "builder": "Builder", "runtime": "Runtime", "timing_cache": "ITimingCache"},
+    OURS: {"trt": MODULE, "builder": "Builder", "runtime": "Runtime"},
 }
 RETURNS: Mapping[str, str] = {
     f"{OURS}.parser": "OnnxParser",

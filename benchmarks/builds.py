@@ -1,0 +1,252 @@
+"""Where the time of TensorRT's builds goes, on a GPU: start, parsing, first and later builds, caches, builders side by side.
+
+    python -m benchmarks.builds MODEL.onnx [--only start builds cache threads beside small] [--precision fp16]
+
+Each part prints lines of JSON. What is measured has a process of its own, because a process pays for much of it once.
+``small`` runs ``diagnose`` on one Pow and prints what each probe was spent on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+PARTS = ("start", "builds", "cache", "threads", "beside", "small")
+
+
+def alone(part: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a part in a process of its own, which prints a line of JSON last."""
+    command = [sys.executable, "-m", "benchmarks.builds", "--alone", part, *words]
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it measured."""
+    text = process.communicate()[0]
+    lines = text.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return {"failed": process.returncode, "said": text[-500:]}
+    return found
+
+
+def _tensorrt() -> tuple[Any, float]:
+    began = time.perf_counter()
+    from bisect_trt.targets.trt.api import tensorrt  # noqa: PLC0415 - what is measured
+
+    return tensorrt(), time.perf_counter() - began
+
+
+def _build(path: Path, precision: str, trt: Any) -> dict[str, Any]:  # noqa: ANN401 - TensorRT's own
+    """Build once: seconds by part, bytes, and what TensorRT said of its caches."""
+    from bisect_trt.targets.settings import TargetSettings  # noqa: PLC0415 - what is measured
+    from bisect_trt.targets.trt import builder  # noqa: PLC0415 - as above
+    from bisect_trt.targets.trt.network import load_proto, name_nodes  # noqa: PLC0415 - as above
+
+    low: dict[str, Any] = {precision: True} if precision != "fp32" else {}
+    settings = TargetSettings("trt", **low)
+    proto = load_proto(path)
+    name_nodes(proto)
+    trt.log.warnings.clear()
+    began = time.perf_counter()
+    watches: list[builder.Stopwatch] = []
+
+    class Watch(builder.Stopwatch):
+        def say(self) -> None:
+            watches.append(self)
+
+    plain, builder.Stopwatch = builder.Stopwatch, Watch  # type: ignore[misc]
+    try:
+        _, plan = builder.build_engine(proto, path, settings, None, trt)
+    finally:
+        builder.Stopwatch = plain  # type: ignore[misc]
+    parts = {name: round(seconds, 2) for name, seconds in watches[-1].parts.items()}
+    return {
+        "seconds": round(time.perf_counter() - began, 2),
+        **parts,
+        "bytes": len(plan),
+        "warned": list(trt.log.warnings),
+    }
+
+
+def start(model: Path, precision: str) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - of others
+    """TensorRT's start in a fresh process, by how CUDA loads kernels; twice each, since the first reads the disk."""
+    for mode in ("LAZY", "EAGER", "LAZY", "EAGER"):
+        yield {"part": "start", "loading": mode, **ended(alone("start", CUDA_MODULE_LOADING=mode))}
+
+
+def _start() -> dict[str, Any]:
+    began = time.perf_counter()
+    import tensorrt  # noqa: PLC0415 - what is measured
+
+    imported = time.perf_counter() - began
+    trt, made = _tensorrt()
+    began = time.perf_counter()
+    tensorrt.Builder(trt.builder.logger)
+    again = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny(Path(folder) / "m.onnx")
+        builds = [_build(path, "fp16", trt)["seconds"] for _ in range(2)]
+    return {"import": round(imported, 2), "start": round(made, 2), "second_builder": round(again, 2), "tiny": builds}
+
+
+def builds(model: Path, precision: str) -> Iterator[dict[str, Any]]:
+    """The model three times in one process: first, again with all caches, again with none of TensorRT's timings."""
+    yield {"part": "builds", **ended(alone("builds", str(model), precision))}
+
+
+def _builds(model: str, precision: str) -> dict[str, Any]:
+    trt, made = _tensorrt()
+    found: dict[str, Any] = {"start": round(made, 2), "first": _build(Path(model), precision, trt)}
+    found["again"] = _build(Path(model), precision, trt)
+    trt.timing_caches.clear()
+    found["without_timings"] = _build(Path(model), precision, trt)
+    return found
+
+
+def cache(model: Path, precision: str) -> Iterator[dict[str, Any]]:
+    """A timing cache that is written out: taken in again in the same process, and in a fresh one."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "timings")
+        yield {"part": "cache", "process": "same", **ended(alone("cache", str(model), precision, file))}
+        yield {"part": "cache", "process": "fresh", **ended(alone("cached", str(model), precision, file))}
+
+
+def _cache(model: str, precision: str, file: str) -> dict[str, Any]:
+    trt, _ = _tensorrt()
+    first = _build(Path(model), precision, trt)
+    content = bytes(memoryview(trt.timing_caches[None].serialize()))
+    Path(file).write_bytes(content)
+    return {"bytes": len(content), "first": first, "again": _with_cache(model, precision, trt, content)}
+
+
+def _cached(model: str, precision: str, file: str) -> dict[str, Any]:
+    trt, _ = _tensorrt()
+    return {"first": _with_cache(model, precision, trt, Path(file).read_bytes())}
+
+
+def _with_cache(model: str, precision: str, trt: Any, content: bytes) -> dict[str, Any]:  # noqa: ANN401 - as above
+    trt.log.warnings.clear()
+    trt.log.errors.clear()
+    trt.timing_caches[None] = trt.builder.create_builder_config().create_timing_cache(content)
+    said = [*trt.log.warnings, *trt.log.errors]
+    return {**_build(Path(model), precision, trt), "said_of_cache": said}
+
+
+def threads(model: Path, precision: str) -> Iterator[dict[str, Any]]:
+    """The first build in a fresh process, by how many threads the builder may use."""
+    for number in ("1", "4", "16"):
+        yield {"part": "threads", "threads": int(number), **ended(alone("threads", str(model), precision, number))}
+
+
+def _threads(model: str, precision: str, number: str) -> dict[str, Any]:
+    trt, _ = _tensorrt()
+    trt.builder.max_threads = int(number)
+    return {"first": _build(Path(model), precision, trt), "again": _build(Path(model), precision, trt)}
+
+
+def beside(model: Path, precision: str) -> Iterator[dict[str, Any]]:
+    """So many builders at a time on one GPU, each in its process: how long the first and the second build take each."""
+    for number in (1, 2, 4):
+        began = time.perf_counter()
+        processes = [alone("threads", str(model), precision, "1") for _ in range(number)]
+        found = [ended(each) for each in processes]
+        each = {name: [one.get(name, {}).get("seconds") for one in found] for name in ("first", "again")}
+        yield {"part": "beside", "builders": number, **each, "wall": round(time.perf_counter() - began, 1)}
+
+
+def small(model: Path, precision: str) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - as above
+    """What each probe of a diagnosis of one Pow was spent on, and what TensorRT's own log says of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pow_model(folder / "pow.onnx")
+        words = ["diagnose", "pow.onnx", "--trt", f"--{precision}", "--hold-precision", "--json", "r.json"]
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "bisect_trt", *words], cwd=folder, check=False, stdout=sys.stderr)
+        wall = time.perf_counter() - began
+        log = [sys.executable, "-m", "bisect_trt", "log", "--times"]
+        said = subprocess.run(log, cwd=folder, check=False, capture_output=True, text=True).stdout
+        print(said, file=sys.stderr)
+        result = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
+        yield {"part": "small", "wall": round(wall, 1), "times": result.get("times")}
+        yield {"part": "small", "log": [" ".join(line.split()) for line in said.splitlines()]}
+        for file in sorted(folder.glob(".bisect-trt/*/**/*.log")):
+            took = re.findall(r"TensorRT took: (.*)", file.read_text(errors="replace"))
+            if took:
+                yield {"part": "small", "log": str(file.relative_to(folder)), "took": took}
+
+
+def tiny(path: Path) -> Path:
+    """A convolution and a product: what loads most of TensorRT's libraries."""
+    weights = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("MatMul", ["c", "v"], ["y"]),
+    ]
+    tensors = {"w": weights.random((8, 8, 3, 3), np.float32), "v": weights.random((16, 16), np.float32)}
+    return _save(path, nodes, [1, 8, 16, 16], tensors)
+
+
+def pow_model(path: Path) -> Path:
+    """``x ** 2`` of 900, which overflows fp16."""
+    nodes = [helper.make_node("Mul", ["x", "s"], ["m"]), helper.make_node("Pow", ["m", "two"], ["p"])]
+    nodes.append(helper.make_node("Sqrt", ["p"], ["y"]))
+    return _save(path, nodes, [2, 3], {"s": np.float32(900), "two": np.float32(2)})
+
+
+def _save(path: Path, nodes: list[onnx.NodeProto], shape: list[int], tensors: dict[str, Any]) -> Path:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in tensors.items()]
+    graph = helper.make_graph(nodes, "small", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+ALONE: dict[str, Callable[..., dict[str, Any]]] = {
+    "start": _start,
+    "builds": _builds,
+    "cache": _cache,
+    "cached": _cached,
+    "threads": _threads,
+}
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    if sys.argv[1:2] == ["--alone"]:
+        print("\n" + json.dumps(ALONE[sys.argv[2]](*sys.argv[3:])), flush=True)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--precision", default="fp16")
+    options = parser.parse_args()
+    parts: dict[str, Callable[[Path, str], Iterator[dict[str, Any]]]] = {
+        "start": start,
+        "builds": builds,
+        "cache": cache,
+        "threads": threads,
+        "beside": beside,
+        "small": small,
+    }
+    for name in options.only:
+        for line in parts[name](options.model.resolve(), options.precision):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""A model into a serialised engine: what a process need not do again, it does once.
+
+A network is parsed once a model: a search for precision asks for the same one with other layers in fp32 each time, so what
+its layers were told is taken back and told anew. Two sets of nodes that come to the same orders for the same layers are one
+engine, which is built once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.externals import has_external_data
+from bisect_trt.targets.messages import BuildError, names_of
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.api import TensorRt
+from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
+from bisect_trt.targets.trt.knobs import PIN_MISSED, lift, missed
+from bisect_trt.targets.trt.layers import constrain, layers_of
+from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
+from bisect_trt.targets.trt.network import Feed, Parsed, parse
+from bisect_trt.targets.trt.settings import TrtSettings
+
+_CACHE_MISS = re.compile(r"(?i)timing cache|cache miss|in the cache")
+_MOST_PLANS = 8
+_MOST_BYTES = 1 << 30
+"""Of all engines that are kept for another set of nodes that comes to the same."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by what a build did, for the log of its probe.
+
+    Attributes:
+        parts: In the order they came.
+    """
+
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Whatever is done meanwhile is this part."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[part] = self.parts.get(part, 0.0) + time.perf_counter() - began
+
+    def say(self) -> None:
+        """Print it: ``TensorRT took: parse 0.21 s, build 9.42 s``."""
+        said = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in self.parts.items())
+        print(f"TensorRT took: {said}", flush=True)
+
+
+@dataclass
+class Plan:
+    """A serialised engine.
+
+    Attributes:
+        content: Its bytes.
+        served: The sets of kept nodes that it was given for. One that comes again is built anew: builds differ.
+    """
+
+    content: bytes
+    served: set[tuple[str, ...]]
+
+
+@dataclass
+class Memory:
+    """What a process keeps of its builds.
+
+    Attributes:
+        parsed: The last model's network, under what it was parsed of.
+        plans: The last engines, under all that their builds were told.
+    """
+
+    parsed: tuple[bytes, Parsed] | None = None
+    plans: dict[bytes, Plan] = field(default_factory=dict)
+
+    def network(self, key: bytes) -> Parsed | None:
+        """The network of a model, if it is the last one that was parsed."""
+        return self.parsed[1] if self.parsed is not None and self.parsed[0] == key else None
+
+    def plan(self, key: bytes, keep: tuple[str, ...]) -> bytes | None:
+        """The engine that another set of kept nodes came to."""
+        plan = self.plans.get(key)
+        if plan is None or keep in plan.served:
+            return None
+        plan.served.add(keep)
+        return plan.content
+
+    def keep(self, key: bytes, plan: Plan) -> None:
+        """Remember an engine; the oldest ones go."""
+        self.plans.pop(key, None)
+        self.plans[key] = plan
+        while len(self.plans) > _MOST_PLANS or sum(len(each.content) for each in self.plans.values()) > _MOST_BYTES:
+            self.plans.pop(next(iter(self.plans)))
+
+
+def build_engine(
+    proto: ModelProto,
+    path: Path,
+    settings: TargetSettings,
+    feed: Feed | None,
+    trt: TensorRt,
+    *,
+    show_unfused: bool = False,
+    recorder: Any = None,
+) -> tuple[Parsed, bytes]:
+    """Parse and build a model.
+
+    Args:
+        proto: The model, lowered, each node with a name of its own; it is changed.
+        path: Where it would lie as a file.
+        settings: The target.
+        feed: The values that it will be fed, where known.
+        trt: This process's TensorRT.
+        show_unfused: Whether tensors that are not fused away are marked as debug tensors.
+        recorder: An algorithm selector that writes down what the build chooses.
+
+    Raises:
+        BuildError: TensorRT refuses the model.
+    """
+    watch = Stopwatch()
+    memory: Memory = trt.memory or Memory()
+    trt.memory = memory
+    with watch.on("parse"):
+        key = network_key(proto, path, settings, feed, trt, show_unfused=show_unfused)
+        parsed = memory.network(key)
+        if parsed is None:
+            memory.parsed = None  # before the next one: two networks are twice the weights
+            parsed = parse(proto, path, settings, feed, trt)
+            if show_unfused:
+                parsed.network.mark_unfused_tensors_as_debug_tensors()
+            memory.parsed = (key, parsed)
+    config = make_config(settings, trt)
+    if recorder is not None:
+        config.algorithm_selector = recorder
+    _add_profile(config, parsed.network, settings, trt)
+    if not is_strongly_typed(settings, trt.version):
+        forget_orders(parsed.network)
+        lift(constrain(parsed.network, parsed.model, settings, trt))
+    calibrate(config, settings, trt)
+    told = hashlib.sha256(key + _orders(parsed.network, settings, trt)).digest()
+    own = settings.of(TrtSettings)
+    looked_at = recorder is not None or own.record is not None  # what another build chose is not to be seen any more
+    content = None if looked_at else memory.plan(told, settings.keep)
+    if content is not None:
+        print("TensorRT: these nodes come to the orders of an engine that was built before, which is taken", flush=True)
+    else:
+        with watch.on("build"):
+            content = _serialised(config, parsed, settings, trt)
+        if recorder is None and (refused := missed(vars(own))) is not None:
+            raise BuildError(refused, signature=PIN_MISSED)
+        memory.keep(told, Plan(content, {settings.keep}))
+    watch.say()
+    if own.save_timing_cache is not None:
+        write(Path(own.save_timing_cache), timings(settings, trt))
+    if own.save_engine is not None:
+        write(Path(own.save_engine), content)
+    return parsed, content
+
+
+def network_key(
+    model: ModelProto, path: Path, settings: TargetSettings, feed: Feed | None, trt: TensorRt, *, show_unfused: bool
+) -> bytes:
+    """Names a network by all that goes into it.
+
+    What a model is fed is a part of it where that says shapes (see :func:`parse`): integers, that is.
+    """
+    own = settings.of(TrtSettings)
+    digest = hashlib.sha256(model.SerializeToString(deterministic=True))
+    if has_external_data(model):
+        digest.update(str(path.parent.resolve()).encode())
+    digest.update(repr((network_flags(settings, trt), own.onnx_flags, own.plugins, show_unfused)).encode())
+    for name, value in sorted((feed or {}).items()):
+        if value.dtype.kind in "iub":
+            digest.update(repr((name, value.dtype.str, value.shape)).encode() + value.tobytes())
+    return digest.digest()
+
+
+def forget_orders(network: Any) -> None:
+    """Take back in what types its layers were told to run; a network that was just parsed has none."""
+    for layer in layers_of(network):
+        if layer.precision_is_set:
+            layer.reset_precision()
+        for index in range(layer.num_outputs):
+            if layer.output_type_is_set(index):
+                layer.reset_output_type(index)
+
+
+def _orders(network: Any, settings: TargetSettings, trt: TensorRt) -> bytes:
+    """All that a build is told beside its network: the settings, and in what types layers are to run."""
+    told = [
+        repr(replace(settings, keep=bool(settings.keep) * ("some",)).with_own(save_engine=None, save_timing_cache=None))
+    ]
+    if not is_strongly_typed(settings, trt.version):
+        for index, layer in enumerate(layers_of(network)):
+            if layer.precision_is_set:
+                outputs = [
+                    layer.get_output_type(each) for each in range(layer.num_outputs) if layer.output_type_is_set(each)
+                ]
+                told.append(repr((index, layer.precision, outputs)))
+    return "\n".join(told).encode()
+
+
+def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt) -> bytes:
+    _use_timing_cache(config, settings, trt)
+    trt.log.take()
+    plan = trt.builder.build_serialized_network(parsed.network, config)
+    errors = trt.log.take()
+    if plan is None:
+        message = reason(errors, "the builder gives no engine and does not say why")
+        if is_out_of_memory(errors):
+            message = f"out of memory: {message}"
+        if settings.of(TrtSettings).pin_timings is not None and any(map(_CACHE_MISS.search, errors)):
+            message = f"a layer cannot be held to the timings that are pinned: {message}"
+            raise BuildError(message, signature=PIN_MISSED)
+        masked = signature(message, names_of(parsed.model.graph))
+        raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
+    return bytes(memoryview(plan))
+
+
+def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> None:
+    """Let this build use what earlier builds of this process measured, those that began with the same file.
+
+    One that is held to the timings of another build uses those alone.
+    """
+    pinned = settings.of(TrtSettings).pin_timings
+    if pinned is not None:
+        config.set_flag(trt.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+        config.set_timing_cache(config.create_timing_cache(read(Path(pinned))), ignore_mismatch=False)
+        return
+    path = settings.of(TrtSettings).load_timing_cache
+    if path not in trt.timing_caches:
+        trt.timing_caches[path] = config.create_timing_cache(b"" if path is None else read(Path(path)))
+    config.set_timing_cache(trt.timing_caches[path], ignore_mismatch=False)
+
+
+def timings(settings: TargetSettings, trt: TensorRt) -> bytes:
+    """What the builds of this process have measured, as a file's content."""
+    return _content(trt.timing_caches[settings.of(TrtSettings).load_timing_cache])
+
+
+def _content(timing_cache: Any) -> bytes:
+    return bytes(memoryview(timing_cache.serialize()))
+
+
+def _add_profile(config: Any, network: Any, settings: TargetSettings, trt: TensorRt) -> None:
+    """Say how the dimensions that vary do, where some do."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    free = [tensor for tensor in tensors if -1 in tuple(tensor.shape)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
+        return
+    lows, usual, highs = (dict(shapes) for shapes in _profile_shapes(settings))
+    # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
+    profile = trt.builder.create_optimization_profile()
+    for tensor in free:
+        name = tensor.name
+        if name not in lows:
+            raise UsageError(
+                f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
+            )
+        profile.set_shape(name, lows[name], usual[name], highs[name])
+    config.add_optimization_profile(profile)
+
+
+def _profile_shapes(settings: TargetSettings) -> Sequence[Sequence[tuple[str, tuple[int, ...]]]]:
+    trt = settings.of(TrtSettings)
+    return trt.min_shapes, trt.opt_shapes or trt.max_shapes, trt.max_shapes
+
+
+def read(path: Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        UnavailableError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error

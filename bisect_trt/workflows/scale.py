@@ -1,0 +1,181 @@
+"""From the options of a metric to the check by it: the whole set on the disk, and what the reference scores there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.shapes import input_infos
+from bisect_trt.graph.surgeon import between, nothing_stored, splice
+from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.metric_check import MetricCheck, Scale
+from bisect_trt.probing.prober import Prober
+from bisect_trt.probing.protocol import Failed, Series
+from bisect_trt.probing.times import spending
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.flakiness import expected_verdicts
+from bisect_trt.tensors.inputs import labelled_inputs
+from bisect_trt.tensors.scores.asked import find_metric, script_of
+from bisect_trt.tensors.scores.evaluation import Evaluation
+from bisect_trt.tensors.scores.terms import Metric
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.settings import MetricSettings
+from bisect_trt.workflows.subject import Subject
+
+_CHUNK = 64
+"""So many samples the reference runs in one request: each takes at most what a model may take."""
+_TRIED = 16
+"""With so many samples it is seen whether a function of the user's is a mean over samples."""
+_FEW = 30
+
+
+def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
+    """Write the set, run the reference on it, and see what it scores.
+
+    Raises:
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
+        UnavailableError: The reference does not run on a sample.
+    """
+    options, console = settings.options, subject.console
+    metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
+    with spending("reference"):
+        samples = labelled_inputs(input_infos(subject.network), settings.data)
+        data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
+        _run_reference(subject, data)
+        script, by_sample = script_of(metric), False
+        if script is not None:
+            first = data.order[:_TRIED]
+            golden = [data.reference(place) for place in first]
+            by_sample = script.is_mean(golden, golden, [data.labels(place) for place in first])
+            metric = script.by_sample(metric) if by_sample else metric
+        reference = _of_reference(metric, data)
+    bound = options.bound(reference, lower_is_better=metric.lower_is_better)
+    _refuse_reference(metric, reference, bound)
+    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
+    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
+    bounded = (
+        "" if bound is None else f"; it must be at {'most' if metric.lower_is_better else 'least'} {metric.say(bound)}"
+    )
+    labels = "" if data.labelled or settings.asked.endswith(".py") else " (no labels, so what it says is the truth)"
+    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
+    if data.count < _FEW and bound is not None:
+        console.warn(
+            f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
+        )
+    return Scale(metric, settings.asked, by_sample, data, reference, bound, error, subject.models.reference)
+
+
+def _run_reference(subject: Subject, data: Evaluation) -> None:
+    model = subject.models.write("scored", subject.network.proto)
+    for start in range(0, data.count, _CHUNK):
+        places = range(start, min(start + _CHUNK, data.count))
+        request = Series(
+            subject.models.reference, model, tuple(map(data.inputs, places)), tuple(map(data.golden, places))
+        )
+        reply = subject.models.ask(request, here=True)
+        if isinstance(reply, Failed):
+            raise UnavailableError(
+                f"the reference cannot run the model on all samples of the set: {reply.message}. A metric needs its outputs; "
+                "leave those samples out that it does not run on."
+            )
+
+
+def _of_reference(metric: Metric, data: Evaluation) -> float:
+    if metric.of_sample is not None:
+        return data.known(metric).value(metric)
+    assert metric.of_set is not None, "it is one or the other"
+    places = range(data.count)
+    golden = [data.reference(place) for place in places]
+    return metric.of_set(golden, golden, [data.labels(place) for place in places])
+
+
+def _refuse_reference(metric: Metric, reference: float, bound: float | None) -> None:
+    """Make sure that the reference is as good as a candidate is to be.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if math.isnan(reference):
+        raise UsageError(
+            f"{metric.name} of the reference's outputs is NaN, so nothing can be held against it; mend the metric."
+        )
+    worse = bound is not None and (reference > bound if metric.lower_is_better else reference < bound)
+    if worse and bound is not None:
+        raise UsageError(
+            f"{metric.name} of the reference itself is {metric.say(reference)}, which is worse than {metric.say(bound)}; ask for "
+            "no more than it has, or say by --max-drop how much may be lost."
+        )
+
+
+def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings) -> MetricCheck:
+    """The check by a metric.
+
+    Args:
+        subject: The model.
+        runs: How candidates are run on the target.
+        settings: The metric.
+
+    Raises:
+        UsageError: As :func:`make_scale`.
+        UnavailableError: As :func:`make_scale`.
+    """
+    network = subject.network
+
+    def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
+        weights = {entry.name for entry in piece.graph.initializer}
+        fed = [value.name for value in piece.graph.input if value.name not in weights]
+        made = [value.name for value in piece.graph.output]
+        inner = [name for name in fed if name not in network.inputs]
+        ends = [name for name in network.outputs if name not in made and name in network.producer]
+        return _between(subject, (), inner), _between(subject, [n for n in made if n in network.producer], ends)
+
+    return MetricCheck(runs, make_scale(subject, settings), rest)
+
+
+def measure_whole(investigation: Investigation, candidate: Candidate) -> None:
+    """Put what a candidate scores on the whole set into the result, and say it; nothing where no metric is the check.
+
+    Args:
+        investigation: Its check is asked.
+        candidate: The answer.
+    """
+    prober, result, console = investigation.prober, investigation.result, investigation.console
+    check = prober.runner.check
+    if not isinstance(check, MetricCheck):
+        return
+    scale, original = check.scale, investigation.outcome(prober.ledger.records[0]).metric
+    measured = check.measure(prober.runner.write(candidate), 0.0)
+    if isinstance(measured, Failed):
+        console.warn(f"what the answer scores on the whole set is not known: {measured.message}")
+        return
+    result.extra["metric"] = scale.to_json(measured) | {
+        "confidence": scale.confidence(len(prober.ledger.records)),
+        "original": None if original is None else original["candidate"],
+        "probes": [
+            {"probe": record.number, **{name: seen[name] for name in ("candidate", "samples")}}
+            for record in prober.ledger.records
+            if (seen := investigation.outcome(record).metric) is not None
+        ],
+    }
+    console.answer(f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}")
+
+
+def note_first(prober: Prober, result: Result) -> None:
+    """Put what the first candidate scores into a result that ends before there is an answer."""
+    if "metric" in result.extra or not isinstance(prober.runner.check, MetricCheck):
+        return
+    outcomes = (prober.ledger.outcome(record.key) for record in prober.ledger.records)
+    found = next((outcome.metric for outcome in outcomes if outcome is not None and outcome.metric is not None), None)
+    if found is not None:
+        result.extra["metric"] = dict(found)
+
+
+def _between(subject: Subject, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
+    if not outputs:
+        return None
+    piece = between(subject.network, tuple(inputs), tuple(outputs))
+    return splice(subject.network, piece, subject.infos, nothing_stored)

@@ -1,0 +1,1 @@
+"""``sweep``: at which sizes of the inputs the target goes wrong."""

@@ -1,0 +1,260 @@
+"""At which sizes of the inputs the target goes wrong; nothing is said of a size that was not tried, but what lies around it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Ask, Verdict, over_units
+from bisect_trt.search.sizes import AskSize, Point, fit, intervals, sweep_points
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
+from bisect_trt.workflows.sweep.sized import Sized
+from bisect_trt.workflows.sweep.telling import draw, sentence
+
+MOST_STEPS = 64
+"""So far down from the smallest size that fails it is looked for a smaller one."""
+FAILING = "failing-inputs.npz"
+
+
+def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
+    """Try sizes, and say which fail.
+
+    Returns:
+        The result; ``sweep`` in it has the ``dimensions`` with their ``intervals``, the ``map`` of all that was tried, and the
+        ``smallest_failing``.
+
+    Raises:
+        DoesNotReproduce: None fails.
+        UnavailableError: The reference runs none.
+        UsageError: The dimensions do not fit the model.
+    """
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    swept = dimensions(subject, settings)
+    target = settings.check.target
+    assert target is not None
+    sized = Sized(investigation, target, swept)
+    number = prod(len(each.sizes) for each in swept)
+    said = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
+    console.step(f"At which of {said} does the target go wrong? {min(settings.tries, number)} of {number} are tried")
+    sized.build(tuple(each.sizes[0] for each in swept), settings.check.timeout)
+    investigation.prober.ledger.apart = True  # each size is a model of its own
+    marks = [_marks(sized, each) for each in swept]
+    seen: dict[Point, Verdict] = {}
+    try:
+        _search(investigation, sized, swept, marks, settings.tries, seen)
+    except (BudgetSpent, KeyboardInterrupt):
+        _fill(investigation, sized, swept, seen, number)
+        raise
+    smallest = _fill(investigation, sized, swept, seen, number)
+    told = result.extra["sweep"]
+    if smallest is None:
+        if not any(verdict is Verdict.PASS for verdict in seen.values()):
+            raise UnavailableError(
+                f"no size says anything: {told['map'][0]['reason'] if told['map'] else 'none was tried'}."
+            )
+        for line in draw(told):
+            console.say(line)
+        raise DoesNotReproduce(f"the target goes wrong at none of the sizes: {told['said']}")
+    console.answer(f"It fails {told['said']}")
+    for line in draw(told):
+        console.answer(line)
+    result.status = "found"
+    below = _below(swept, smallest)
+    unsure = [point for point in below if seen.get(point) is not Verdict.PASS]
+    result.minimality = "unproven" if unsure else "1-minimal"
+    if unsure:
+        result.why = f"the next smaller size, {_named(swept, unsure[0])}, was not seen to pass"
+    _leave(investigation, settings, sized, swept, smallest)
+    return result
+
+
+def _marks(sized: Sized, dimension: Dimension) -> list[int]:
+    """The sizes that the target's profile names."""
+    profile = sized.target.target.profile(sized.target)
+    return [shape[axis] for name, axis in dimension.places for shape in profile.get(name, ()) if axis < len(shape)]
+
+
+def _search(
+    investigation: Investigation,
+    sized: Sized,
+    swept: Sequence[Dimension],
+    marks: Sequence[Sequence[int]],
+    most: int,
+    seen: dict[Point, Verdict],
+) -> None:
+    axes = [each.sizes for each in swept]
+
+    def story(ask: Ask) -> None:
+        seen.clear()
+
+        def at(point: Point) -> Verdict:
+            refused = sized.refused(point) is not None
+            seen[point] = Verdict.UNRESOLVED if refused else ask(frozenset({_number(axes, point)}))
+            return seen[point]
+
+        sweep_points(axes, at, marks, most)
+        _go_down(swept, at, seen)
+
+    investigation.prober.search(
+        over_units(Verdict.FAIL, story), lambda units: sized.candidate(_point(axes, next(iter(units))))
+    )
+
+
+def _go_down(swept: Sequence[Dimension], at: AskSize, seen: Mapping[Point, Verdict]) -> None:
+    """From the smallest point that fails to the next smaller ones, until each of those passes."""
+    for _ in range(MOST_STEPS):
+        smallest = _smallest(seen)
+        if smallest is None or not any(
+            at(point) is Verdict.FAIL for point in _below(swept, smallest) if point not in seen
+        ):
+            return
+
+
+def _smallest(seen: Mapping[Point, Verdict]) -> Point | None:
+    failing = (point for point, verdict in seen.items() if verdict is Verdict.FAIL)
+    return min(failing, key=lambda point: (prod(point), point), default=None)
+
+
+def _below(swept: Sequence[Dimension], point: Point) -> list[Point]:
+    """The points with the next smaller size of one dimension."""
+    found = []
+    for place, (each, size) in enumerate(zip(swept, point, strict=True)):
+        number = each.sizes.index(size)
+        if number:
+            found.append((*point[:place], each.sizes[number - 1], *point[place + 1 :]))
+    return found
+
+
+def _number(axes: Sequence[Sequence[int]], point: Point) -> int:
+    number = 0
+    for axis, size in zip(axes, point, strict=True):
+        number = number * len(axis) + axis.index(size)
+    return number
+
+
+def _point(axes: Sequence[Sequence[int]], number: int) -> Point:
+    sizes = []
+    for axis in reversed(axes):
+        number, place = divmod(number, len(axis))
+        sizes.append(axis[place])
+    return tuple(reversed(sizes))
+
+
+def _fill(
+    investigation: Investigation, sized: Sized, swept: Sequence[Dimension], seen: Mapping[Point, Verdict], number: int
+) -> Point | None:
+    """Put what was seen into the result; the smallest point that fails."""
+    smallest = _smallest(seen)
+    reasons = {record.key: record for record in investigation.prober.ledger.records}
+    entries = []
+    for point, verdict in sorted(seen.items()):
+        refused = sized.refused(point)
+        record = None if refused is not None else reasons.get(sized.candidate(point).key)
+        entries.append(
+            {
+                "sizes": _sizes(swept, point),
+                "shapes": {name: list(shape) for name, shape in sized.shapes(point).items()},
+                "verdict": verdict.value,
+                "reason": refused if record is None else record.reason,
+                "signature": None if record is None else record.signature,
+            }
+        )
+    base = smallest or next(iter(islice((p for p, v in seen.items() if v is Verdict.PASS), 1)), None)
+    told = {
+        "dimensions": [] if base is None else [_dimension(swept, place, base, seen) for place in range(len(swept))],
+        "tried": len(seen),
+        "of": number,
+        "exhaustive": len(seen) == number,
+        "smallest_failing": None if smallest is None else _sizes(swept, smallest),
+        "shapes": None if smallest is None else {n: list(s) for n, s in sized.shapes(smallest).items()},
+        "map": entries,
+    }
+    told["said"] = sentence(told)
+    investigation.result.extra["sweep"] = told
+    return smallest
+
+
+def _dimension(swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
+    """What was seen along one dimension, the others as at a point."""
+    each = swept[place]
+    line = {point[place]: verdict for point, verdict in seen.items() if _at(point, place) == _at(base, place)}
+    rule = fit(line)
+    by_verdict = {v: sorted(size for size, seen_ in line.items() if seen_ is v) for v in Verdict}
+    return {
+        "name": each.name,
+        "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
+        "sizes": len(each.sizes),
+        "low": each.sizes[0],
+        "high": each.sizes[-1],
+        "at": {other.name: size for other, size in zip(swept, base, strict=True) if other is not each},
+        "tried": sorted(line),
+        "fail": by_verdict[Verdict.FAIL],
+        "pass": by_verdict[Verdict.PASS],
+        "unresolved": by_verdict[Verdict.UNRESOLVED],
+        "intervals": [
+            {
+                "from": found.sizes[0],
+                "to": found.sizes[1],
+                "verdict": found.verdict.value,
+                "tried": list(found.tried),
+                "inferred": [list(ends) for ends in found.inferred],
+            }
+            for found in intervals(each.sizes, line)
+        ],
+        "rule": None
+        if rule is None
+        else {
+            "kind": rule.kind,
+            "low": rule.low,
+            "high": rule.high,
+            "period": rule.period,
+            "remainder": rule.remainder,
+            "said": rule.describe(),
+        },
+    }
+
+
+def _at(point: Point, place: int) -> Point:
+    return (*point[:place], *point[place + 1 :])
+
+
+def _sizes(swept: Sequence[Dimension], point: Point) -> dict[str, int]:
+    return {each.name: size for each, size in zip(swept, point, strict=True)}
+
+
+def _named(swept: Sequence[Dimension], point: Point) -> str:
+    return ", ".join(f"{name}={size}" for name, size in _sizes(swept, point).items())
+
+
+def _leave(
+    investigation: Investigation, settings: SweepSettings, sized: Sized, swept: Sequence[Dimension], smallest: Point
+) -> None:
+    """Leave the values of the smallest size that fails, and say how to go on from it, as was seen to fail."""
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    target = settings.check.target
+    assert target is not None
+    path = subject.workspace.folder / FAILING
+    save_npz(path, sized.inputs(smallest))
+    result.artifacts["inputs"] = str(path)
+    try:
+        fixed = investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
+    except BudgetSpent:
+        fixed = False
+    set_up = target if fixed else sized.target
+    words = ["bisect-trt", "diagnose", str(subject.settings.path), *set_up.flags(), "--load-inputs", str(path)]
+    words += settings.check.tolerance.words()
+    command = shlex.join(words)
+    result.extra["sweep"] |= {"needs_free_dimensions": not fixed, "command": command}
+    where = f"The smallest that fails is {_named(swept, smallest)}"
+    how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
+    console.answer(f"{where}; it fails {how}. Its inputs: {path}")
+    console.answer(f"To find out why: {command}")

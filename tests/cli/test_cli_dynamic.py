@@ -1,0 +1,97 @@
+"""Failures that need a dynamic model: pieces of it keep their dimensions free, and the answer those that it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import arrays, node_names, read_json
+
+UNSTEADY = Path(__file__).parents[1] / "unsteady"
+
+
+def write(path: Path) -> Path:
+    """A network over [n, m, 8] that puts rows and columns together in the middle, where the bad node is."""
+    weight = np.random.default_rng(3).standard_normal((8, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
+        helper.make_node("Reshape", ["h", "rows"], ["flat"], name="flatten"),
+        helper.make_node("Relu", ["flat"], ["r"], name="bad"),
+        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
+        helper.make_node("Reshape", ["r", "shape"], ["back"], name="unflatten"),
+        helper.make_node("Tanh", ["back"], ["y"], name="squash"),
+    ]
+    weights = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([-1, 8]), "rows")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m", 8]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
+    """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
+    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--workers", "1", "--json", "r.json"]
+    environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, read_json(here / "r.json"), done.stdout + done.stderr
+
+
+def free_dimensions(path: Path) -> dict[str, list[str]]:
+    inputs = onnx.load(str(path)).graph.input
+    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs}
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return write(here / "model.onnx")
+
+
+def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,2,8]"]
+    status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
+    assert status == 0, said
+    assert "With its shapes fixed it passes: does it fail with n, m free, as in its file?" in said
+    assert node_names(here / "out.onnx") == ["bad"]
+    ((name, dims),) = free_dimensions(here / "out.onnx").items()
+    assert name == "flat"
+    assert [bool(dim) for dim in dims] == [True, False]
+    # Cut to a batch below 5 it would not fail, and one column shows it as well as eight.
+    assert 5 <= arrays(here / "out.inputs.npz")["flat"].shape[0] <= 12
+    dynamic = result["dynamic"]
+    assert dynamic["needed"]
+    assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": 12}]]
+    assert "It has to be dynamic:" in said
+    assert "with its shapes fixed it passes" in (here / result["artifacts"]["report"]).read_text()
+
+
+def test_diagnose_delivers_a_dynamic_model(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", "free:5", "--input-shapes", "x:[6,1,8]"]
+    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
+    assert status == 0, said
+    assert {culprit["name"] for culprit in result["culprits"]} == {"bad"}
+    assert result["dynamic"]["needed"]
+    command = [sys.executable, "out/reproduce.py"]
+    shown = subprocess.run(command, cwd=here, env={**os.environ, "PYTHONPATH": str(UNSTEADY)}, check=False)
+    assert shown.returncode == 1
+
+
+def test_what_fails_with_fixed_shapes_too_is_cut_with_fixed_shapes(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", "batch:5", "--input-shapes", "x:[6,1,8]"]
+    status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
+    assert status == 0, said
+    assert "dynamic" not in result
+    assert free_dimensions(here / "out.onnx") == {"flat": ["", ""]}
+
+
+def test_what_passes_both_ways_does_not_reproduce(cli: CommandLine, model: Path) -> None:
+    ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]")
+    assert ran.status == 1
+    assert "the failure does not reproduce on the original model" in ran.err + ran.out

@@ -1,0 +1,185 @@
+"""A metric over a whole set says good or bad: in ``run``, ``precision``, ``reduce``, ``layerwise`` and ``diagnose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import TARGET, chain, overflowing, read_json
+
+LOADER = """
+import numpy
+def load_data():
+    rng = numpy.random.default_rng(3)
+    for number in range(60):
+        x = rng.uniform(-2.9, -1.5, (2, 3)).astype(numpy.float32)
+        if number % 4 == 0:
+            x[0, :2] = 2.0, 3.0
+        yield {"x": x}, x.argmax(axis=1)
+def labels_beside():
+    for sample, labels in load_data():
+        yield {**sample, "labels": labels}
+"""
+SCORE = """
+import numpy
+RANGE = (0, 1)
+def metric(outputs, reference, labels):
+    return [float((o[next(iter(o))].argmax(axis=1) == l).mean()) for o, l in zip(outputs, labels)]
+def whole(outputs, reference, labels):
+    assert len(outputs) == len(reference) == len(labels)
+    return float(numpy.mean([numpy.isfinite(next(iter(o.values()))).all() for o in outputs]))
+def wrong(outputs, reference, labels):
+    return 1 - whole(outputs, reference, labels)
+"""
+"""Every fourth sample overflows in fp16, and the two largest values of its first row are Inf then, of which one is right."""
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    (here / "data.py").write_text(LOADER)
+    (here / "score.py").write_text(SCORE)
+    return overflowing(here / "model.onnx")
+
+
+DATA = ["--data-loader-script", "data.py"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "bound", "status"),
+    [
+        (["top-1"], ["--max-drop", "50%"], 0),
+        (["top-1"], ["--max-drop", "0.05"], 1),
+        (["score.py"], ["--min", "0.95"], 1),
+        (["score.py:whole"], ["--min", "0.7"], 0),
+        (["score.py:wrong", "--lower-is-better"], ["--max", "0.1"], 1),
+        (["cosine"], [], 0),
+    ],
+)
+def test_run_scores_the_whole_set(
+    cli: CommandLine, model: Path, asked: list[str], bound: list[str], status: int
+) -> None:
+    ran = cli("run", model, *TARGET, *DATA, "--metric", *asked, *bound, "--json", "r.json")
+    assert ran.status == status, ran.err
+    found = read_json(Path("r.json"))["metric"]
+    assert (found["samples"], found["of"]) == (60, 60)
+    assert found["passed"] is (None if not bound else status == 0)
+    assert found["lower_is_better"] is ("--lower-is-better" in asked)
+    better = (
+        found["reference"] < found["candidate"] if found["lower_is_better"] else found["reference"] > found["candidate"]
+    )
+    assert better
+    if asked == ["score.py:whole"]:
+        assert found["candidate"] == 0.75
+    labelled = cli(
+        "run", model, *TARGET, *DATA, "--data-loader-func-name", "labels_beside", "--metric", *asked, "--json", "l.json"
+    )
+    assert labelled.status == 0
+    assert read_json(Path("l.json"))["metric"]["candidate"] == found["candidate"]
+
+
+def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> None:
+    scored = ["--metric", "score.py", "--max-drop", "0.05", *DATA]
+    assert cli("precision", model, *TARGET, *scored, "-o", "mixed.onnx", "--json", "p.json").status == 0
+    result = read_json(Path("p.json"))
+    kept, found = result["keep_fp32"], result["metric"]
+    assert result["minimality"] == "1-minimal"
+    assert "confidence" in result["why"]
+    assert found["candidate"] >= found["bound"] > found["original"] or found["original"] >= found["bound"]
+    assert found["samples"] == found["of"] == 60
+    assert min(probe["samples"] for probe in found["probes"]) < 60
+    # What was written scores what it says, without any search.
+    ran = cli("run", "mixed.onnx", "--onnxrt", *DATA, "--metric", "score.py", "--json", "m.json")
+    assert ran.status == 0
+    assert "big" in {node["name"] for node in kept}
+
+    assert cli("reduce", model, *TARGET, *scored, "-o", "small.onnx", "--json", "r.json").status == 0
+    result = read_json(Path("r.json"))
+    assert {node["name"] for node in result["culprits"]} == {"big"}
+    assert result["metric"]["candidate"] < result["metric"]["bound"]
+
+    assert cli("layerwise", model, *TARGET, *scored, "--json", "l.json").status == 0
+    result = read_json(Path("l.json"))
+    assert [node["name"] for node in result["culprits"]] == ["big"]
+    assert [entry["passed"] for entry in result["metric"]["layers"]] == sorted(
+        (entry["passed"] for entry in result["metric"]["layers"]), reverse=True
+    )
+
+    assert cli("diagnose", model, *TARGET, *scored, "-o", "out", "--json", "d.json").status == 0
+    result = read_json(Path("d.json"))
+    assert [node["name"] for node in result["culprits"]] == ["big"]
+    assert result["metric"]["fixed"] >= result["metric"]["bound"] > result["metric"]["candidate"]
+    assert {path.name for path in Path("out").iterdir()} >= {"model.onnx", "mixed.onnx"}
+
+
+def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
+    for command in (["precision", "-o", "o.onnx"], ["reduce", "-o", "o.onnx"], ["layerwise"], ["diagnose", "-o", "o"]):
+        name, *rest = command
+        ran = cli(
+            name, model, *rest, *TARGET, *DATA, "--metric", "score.py:whole", "--max-drop", "40%", "--json", "r.json"
+        )
+        assert ran.status == 1
+        found = read_json(Path("r.json"))
+        assert (found["status"], found["metric"]["name"]) == ("not_reproduced", "score.py:whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-drop", "1%"], "--max-drop is about a metric, and there is none"),
+        (["--lower-is-better"], "--lower-is-better is about a metric, and there is none"),
+        (["--metric", "top-1"], "--metric needs to know what is too bad"),
+        (["--metric", "top-1", "--min", "0.5", "--max-drop", "1%"], "both say how good the metric has to be"),
+        (["--metric", "top-1", "--max", "0.5"], "of this metric more is better; say --min"),
+        (["--metric", "kl", "--min", "0.5"], "of this metric less is better; say --max"),
+        (["--metric", "kl", "--max-drop", "1%"], "the reference's own number is 0"),
+        (["--metric", "top-1", "--min", "2"], "of the reference itself is 1, which is worse than 2"),
+        (["--metric", "top-1", "--max-drop", "much"], "--max-drop much: write a number from 0 up"),
+        (["--metric", "top-1", "--max-drop", "1%", "--atol", "1"], "has no part in that; drop one of both"),
+        (["--metric", "score.py:wrong", "--min", "nan"], "write a number"),
+        (["--metric", "nobody", "--min", "1"], "there is none of this name"),
+    ],
+)
+def test_what_does_not_fit(cli: CommandLine, model: Path, options: list[str], message: str) -> None:
+    ran = cli("reduce", model, *TARGET, "-o", "o.onnx", "--iterations", "3", *options)
+    assert ran.status == 2
+    assert message in ran.err
+
+
+def test_what_has_no_part_in_it(cli: CommandLine, model: Path) -> None:
+    ran = cli("run", model, *TARGET, "--metric", "top-1", "--save-outputs", "o.npz")
+    assert (ran.status, "--save-outputs has no part in that" in ran.error) == (2, True)
+    ran = cli("run", "--load-outputs", "a.npz", "b.npz", "--metric", "top-1")
+    assert (ran.status, "--metric needs a model" in ran.error) == (2, True)
+    ran = cli("reduce", model, "-o", "o.onnx", "--metric", "top-1", "--min", "1", "--check", "true", "{model}")
+    assert (ran.status, "--metric scores what a target computes" in ran.error) == (2, True)
+    (Path("nan.py")).write_text("def metric(outputs, reference, labels): return float('nan')\n")
+    ran = cli("run", model, *TARGET, "--metric", "nan.py")
+    assert (ran.status, "is NaN, so nothing can be held against it" in ran.error) == (2, True)
+
+
+def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) -> None:
+    """A table of three entries, and an index past its end in the second sample."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0, 1, 2, 3, 4, 5])
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [table],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), here / "g.onnx")
+    (here / "data.py").write_text(
+        "import numpy\ndef load_data():\n    for i in (1, 7): yield {'x': numpy.array([i])}\n"
+    )
+    ran = cli("run", "g.onnx", "--onnxrt", *DATA, "--metric", "cosine")
+    assert (ran.status, "cannot run the model on all samples of the set" in ran.error) == (4, True)
+
+
+def test_few_samples_are_warned_of(cli: CommandLine, here: Path) -> None:
+    ran = cli("run", chain(here / "c.onnx"), "--onnxrt", "--iterations", "3", "--metric", "cosine", "--min", "0.9")
+    assert ran.status == 0
+    assert "3 samples are few for a metric" in ran.err

@@ -1,0 +1,142 @@
+"""``sweep``: at which sizes a target is wrong, on planted truths and on a runtime that is right."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import arrays, read_json
+
+UNSTEADY = Path(__file__).parents[1] / "unsteady"
+
+
+def write(path: Path, *shape: int | str, also: bool = False) -> Path:
+    """A network over rows of 8; its Relu is the node that the unsteady target spoils. ``also`` adds a second input."""
+    weight = np.random.default_rng(3).standard_normal((8, 8)).astype(np.float32)
+    names = ["x", "other"] if also else ["x"]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
+        helper.make_node("Relu", ["h"], ["r"], name="bad"),
+        helper.make_node("Tanh", ["r"], ["t"], name="squash"),
+        helper.make_node("Add", ["t", "other"], ["y"], name="add")
+        if also
+        else helper.make_node("Neg", ["t"], ["y"], name="turn"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in (*names, "y")]
+    graph = helper.make_graph(nodes, "g", ends[:-1], ends[-1:], [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
+    """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
+    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--workers", "1", "--json", "r.json"]
+    environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, read_json(here / "r.json"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "shapes", "failing", "rule"),
+    [
+        ("only:17", "x:[{1,2,7,16..20},8]", [17], "at 17 only"),
+        ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25], "at odd sizes, from 1 to 25"),
+    ],
+)
+def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int], rule: str) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    status, result, said = unsteady(here, "sweep", model, "--unsteady", "--fault", fault, "--shapes", shapes)
+    found = result["sweep"]
+    assert status == 0, said
+    assert found["exhaustive"]
+    (dimension,) = found["dimensions"]
+    assert (dimension["name"], dimension["inputs"]) == ("n", [{"name": "x", "axis": 0}])
+    assert dimension["fail"] == failing
+    assert dimension["rule"]["said"] == rule
+    assert found["smallest_failing"] == {"n": failing[0]}
+    assert arrays(result["artifacts"]["inputs"])["x"].shape == (failing[0], 8)
+    assert f"It fails {rule} of n: tried {found['tried']} of {found['of']} sizes." in said
+    assert 'id="sweep"' in (here / result["artifacts"]["report"]).read_text()
+
+
+def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    argv = ["--unsteady", "--fault", "batch:37", "--shapes", "x:[1..5000,8]", "--tries", "24"]
+    status, result, said = unsteady(here, "sweep", model, *argv)
+    assert status == 0, said
+    found = result["sweep"]
+    assert (found["exhaustive"], found["smallest_failing"], result["minimality"]) == (False, {"n": 37}, "1-minimal")
+    assert "of a size that was not tried nothing is known but its neighbours" in said
+    for interval in found["dimensions"][0]["intervals"]:
+        assert {interval["from"], interval["to"]} <= set(interval["tried"])
+
+
+def test_what_is_recommended_shows_the_failure(here: Path) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    _, result, said = unsteady(here, "sweep", model, "--unsteady", "--fault", "batch:5", "--shapes", "x:[1..8,8]")
+    words = shlex.split(result["sweep"]["command"])
+    assert f"To find out why: {result['sweep']['command']}" in said
+    status, diagnosed, said = unsteady(here, *words[1:], "-o", "out")
+    assert status == 0, said
+    assert {culprit["name"] for culprit in diagnosed["culprits"]} == {"bad"}
+
+
+def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
+    model = write(here / "model.onnx", "n", "m", 8, also=True)
+    status, result, said = unsteady(
+        here, "sweep", model, "--unsteady", "--fault", "batch:3", "--shapes", "x:[1..6,1..4,8]"
+    )
+    assert status == 0, said
+    found = result["sweep"]
+    assert [each["inputs"] for each in found["dimensions"]] == [
+        [{"name": "x", "axis": axis}, {"name": "other", "axis": axis}] for axis in (0, 1)
+    ]
+    assert len(found["map"]) == found["of"] == 24
+    assert all((entry["verdict"] == "FAIL") is (entry["sizes"]["n"] >= 3) for entry in found["map"])
+    assert [each["rule"]["said"] for each in found["dimensions"]] == ["from 3 on", "at every size"]
+    assert "n down, m across" in said
+    assert "    3 ####" in said
+    ran = cli("sweep", model, "--onnxrt", "--shapes", "x:[1..3,2,8]", "--json", "s.json")
+    assert ran.status == 1
+    assert "the target goes wrong at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out
+
+
+def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    rows = np.linspace(0, 1, 24, dtype=np.float32).reshape(3, 8)
+    np.savez(here / "x.npz", x=rows)
+    argv = ["--unsteady", "--fault", "only:5", "--shapes", "x:[1..6,8]", "--load-inputs", "x.npz"]
+    status, result, said = unsteady(here, "sweep", model, *argv)
+    assert status == 0, said
+    np.testing.assert_array_equal(arrays(result["artifacts"]["inputs"])["x"], rows[[0, 1, 2, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "there is nothing to sweep: give an input with the sizes of a dimension"),
+        (["--shapes", "x:[3,8]"], "there is nothing to sweep"),
+        (["--shapes", "x:[9..1,8]"], "a range goes up"),
+        (["--shapes", "x:[a,8]"], "write NAME:[D,...]"),
+        (["--shapes", "[1..4,8]"], "write NAME:[D,...]"),
+        (["--shapes", "z:[1..4,8]"], "has no input 'z'"),
+        (["--shapes", "x:[1..4]"], "has 2 dimensions"),
+        (["--shapes", "x:[1..4,8]", "x:[1..5,8]"], "the shape of the input 'x' is given twice"),
+        (["--shapes", "x:[1..4,8]", "--input-shapes", "x:[1,8]"], "the shape of the input 'x' is given twice"),
+        (["--shapes", "x:[n=1..4,n=7..8]"], "the dimension 'n' has other sizes in 'x' than before"),
+        (["--shapes", "x:[1..3,{7,9}]"], "no size says anything: the reference does not run it"),
+    ],
+)
+def test_what_cannot_be_swept_is_said(cli: CommandLine, here: Path, argv: list[str], message: str) -> None:
+    ran = cli("sweep", write(here / "model.onnx", "n", "m"), "--onnxrt", *argv)
+    assert ran.status == (4 if "no size" in message else 2)
+    assert message in ran.err

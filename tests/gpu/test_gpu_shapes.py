@@ -1,0 +1,72 @@
+"""Failures that depend on a size, on real engines: a batch whose fp16 sum overflows, and one that needs a dynamic engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import node_names, read_json
+
+WIDTH = 64
+
+
+def write(path: Path, *, middle: int = 3) -> Path:
+    """Rows of [n, 64]: a few layers, a sum over the batch (each row adds 15,000: past fp16's 65,504 from 5 on), scaled back."""
+    rng = np.random.default_rng(5)
+    nodes, last = [], "x"
+    weights = [numpy_helper.from_array(np.array(0, np.int64).reshape(1), "axis")]
+    for layer in range(middle):
+        weight = np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
+        nodes += [
+            helper.make_node("MatMul", [last, f"w{layer}"], [f"h{layer}"], name=f"project{layer}"),
+            helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"], name=f"relu{layer}"),
+        ]
+        last = f"r{layer}"
+    numbers = {"one": 0.0, "big": 15000.0, "small": 1e-5}
+    weights += [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in numbers.items()]
+    nodes += [
+        helper.make_node("Mul", [last, "one"], ["nothing"], name="nothing"),
+        helper.make_node("Add", ["nothing", "big"], ["large"], name="large"),
+        helper.make_node("ReduceSum", ["large", "axis"], ["total"], keepdims=1, name="total"),
+        helper.make_node("Mul", ["total", "small"], ["scaled"], name="scaled"),
+        helper.make_node("Add", [last, "scaled"], ["y"], name="join"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.timeout(900)
+def test_the_batch_from_which_an_fp16_sum_overflows_is_found_with_one_engine(cli: CommandLine, here: Path) -> None:
+    model = write(here / "model.onnx")
+    fp16 = ["--trt", "--fp16", "--precision-constraints", "obey"]
+    ran = cli("sweep", model, *fp16, "--shapes", f"x:[1..16,{WIDTH}]", "--json", "r.json")
+    found = read_json(Path("r.json"))["sweep"]
+    assert ran.status == 0, ran.out
+    (dimension,) = found["dimensions"]
+    assert dimension["rule"]["said"] == "from 5 on", ran.out
+    assert found["smallest_failing"] == {"n": 5}
+    assert "one engine for all sizes" in ran.out
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("command", ["reduce", "diagnose"])
+def test_a_failure_of_a_dynamic_engine_is_still_one_after_the_cut(cli: CommandLine, here: Path, command: str) -> None:
+    """With the profile of the deployment; whether the answer stays dynamic depends on whether it fails when it is not."""
+    model = write(here / "model.onnx")
+    ranges = [f"--trt-{name}-shapes=x:[{size},{WIDTH}]" for name, size in (("min", 1), ("opt", 8), ("max", 16))]
+    words = ["--trt", "--fp16", *ranges, "--input-shapes", f"x:[6,{WIDTH}]", "-o", "out", "--json", "r.json"]
+    words[words.index("out")] = "out.onnx" if command == "reduce" else "out"
+    ran = cli(command, model, *words)
+    result = read_json(Path("r.json"))
+    assert ran.status in (0, 3), ran.out
+    answer = Path("out.onnx") if command == "reduce" else Path("out/model.onnx")
+    assert "total" in node_names(answer), ran.out
+    free = [dim.dim_param for value in onnx.load(str(answer)).graph.input for dim in value.type.tensor_type.shape.dim]
+    assert any(free) is bool(result.get("dynamic", {}).get("needed"))

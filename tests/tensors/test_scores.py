@@ -1,0 +1,243 @@
+"""Each built-in metric against its definition, written down plainly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.tensors.scores.asked import find_metric, script_of
+from bisect_trt.tensors.scores.evaluation import Evaluation
+from bisect_trt.tensors.scores.terms import Metric
+from bisect_trt.tensors.scores.words import edits
+
+RNG = np.random.default_rng(4)
+
+
+def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[Any] | None = None) -> float:
+    """The metric of a whole set."""
+    labels = [None] * len(seen) if labels is None else labels
+    if metric.of_sample is None:
+        assert metric.of_set is not None
+        return metric.of_set(seen, reference, labels)
+    terms = [metric.of_sample(*each) for each in zip(seen, reference, labels, strict=True)]
+    assert all(each.low <= each.total <= each.high for each in terms)
+    return metric.value(sum(each.total for each in terms), sum(each.weight for each in terms))
+
+
+def logits(count: int, *shape: int) -> list[dict[str, Any]]:
+    """Outputs of samples."""
+    return [{"out": RNG.normal(size=shape).astype(np.float32)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_top_k(k: int) -> None:
+    seen, reference = logits(40, 2, 7), logits(40, 2, 7)
+    labels = [RNG.integers(0, 7, 2) for _ in seen]
+    hits = [
+        label in np.argsort(-row, kind="stable")[:k]
+        for sample, each in zip(seen, labels, strict=True)
+        for row, label in zip(sample["out"], each, strict=True)
+    ]
+    assert value(find_metric(f"top-{k}"), seen, reference, labels) == pytest.approx(np.mean(hits))
+    assert value(find_metric("top-1"), reference, reference) == 1.0
+    one_hot = [np.eye(7)[each] for each in labels]
+    assert value(find_metric(f"top-{k}"), seen, reference, one_hot) == pytest.approx(np.mean(hits))
+
+
+def test_a_row_with_nan_is_wrong_and_ties_go_to_the_first() -> None:
+    same = [{"out": np.zeros((1, 3), np.float32)}]
+    assert value(find_metric("top-1"), same, same, [np.array([0])]) == 1.0
+    assert value(find_metric("top-1"), same, same, [np.array([1])]) == 0.0
+    broken = [{"out": np.array([[np.nan, 0, 1]], np.float32)}]
+    assert value(find_metric("top-1"), broken, same, [np.array([2])]) == 0.0
+    assert value(find_metric("top-1"), [{}], same) == 0.0
+
+
+def test_perplexity_and_divergence() -> None:
+    seen, reference = logits(10, 1, 5, 11), logits(10, 1, 5, 11)
+    labels = [RNG.integers(0, 11, (1, 5)) for _ in seen]
+    labels[0][0, 2] = -100
+    logs = [np.log(np.exp(s["out"]) / np.exp(s["out"]).sum(-1, keepdims=True)) for s in seen]
+    ours = [np.log(np.exp(s["out"]) / np.exp(s["out"]).sum(-1, keepdims=True)) for s in reference]
+    costs = [
+        -log[0, t, label[0, t]] for log, label in zip(logs, labels, strict=True) for t in range(5) if label[0, t] >= 0
+    ]
+    assert value(find_metric("perplexity"), seen, reference, labels) == pytest.approx(
+        math.exp(np.mean(costs)), rel=1e-5
+    )
+    apart = [np.sum(np.exp(o) * (o - t), axis=-1).mean() for o, t in zip(ours, logs, strict=True)]
+    assert value(find_metric("kl"), seen, reference) == pytest.approx(np.mean(apart), rel=1e-4)
+    assert value(find_metric("kl"), reference, reference) == 0.0
+    probabilities = [{"out": np.exp(log)} for log in logs]
+    expected = [{"out": np.exp(log)} for log in ours]
+    assert value(find_metric("kl"), probabilities, expected) == pytest.approx(np.mean(apart), rel=1e-3)
+
+
+def test_signals() -> None:
+    seen, reference = logits(6, 3, 4), logits(6, 3, 4)
+    pairs = [
+        (s["out"].astype(float).ravel(), r["out"].astype(float).ravel()) for s, r in zip(seen, reference, strict=True)
+    ]
+    cosines = [s @ r / np.linalg.norm(s) / np.linalg.norm(r) for s, r in pairs]
+    assert value(find_metric("cosine"), seen, reference) == pytest.approx(np.mean(cosines))
+    snr = [10 * np.log10((r**2).sum() / ((s - r) ** 2).sum()) for s, r in pairs]
+    assert value(find_metric("snr"), seen, reference) == pytest.approx(np.mean(snr))
+    psnr = [10 * np.log10(abs(r).max() ** 2 / ((s - r) ** 2).mean()) for s, r in pairs]
+    assert value(find_metric("psnr"), seen, reference) == pytest.approx(np.mean(psnr))
+    assert value(find_metric("psnr"), reference, reference) == 100.0
+    broken = [{"out": np.full((3, 4), np.nan, np.float32)} for _ in seen]
+    assert value(find_metric("cosine"), broken, reference) == -1.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [("a b c", "a b c", 0), ("a b c", "a c", 1), ("a b", "b a", 2), ("", "a b", 2), ("a", "", 1)],
+)
+def test_edits(one: str, other: str, count: int) -> None:
+    assert edits(one.split(), other.split()) == count
+
+
+def test_word_error_rate() -> None:
+    metric = find_metric("wer")
+    said = [{"text": np.array(["the cat sat"], dtype=object)}, {"text": np.array(["on a mat"], dtype=object)}]
+    true = [np.array(["the cat sat"]), np.array(["on the mat here"])]
+    assert value(metric, said, said, true) == pytest.approx(2 / 7)
+    tokens = [{"ids": np.array([[4, 5, 6, -1]])}]
+    assert value(metric, tokens, tokens, [np.array([[4, 5, 7]])]) == pytest.approx(1 / 3)
+    heard = np.zeros((1, 6, 5), np.float32)
+    heard[0, range(6), [0, 2, 2, 0, 2, 3]] = 1  # blank, a, a, blank, a, b
+    assert value(metric, [{"out": heard}], [{"out": heard}], [np.array([2, 2, 3])]) == 0.0
+
+
+def test_mean_average_precision() -> None:
+    """A right box, a false one above it, one that was missed: precision 1/2 at recall 1/2."""
+    true = {"boxes": np.array([[0, 0, 10, 10], [20, 20, 30, 30]]), "labels": np.array([1, 1])}
+    found = {
+        "boxes": np.array([[50, 50, 60, 60], [1, 0, 10, 10], [0, 0, 10, 10]], np.float32),
+        "scores": np.array([0.9, 0.8, 0.7], np.float32),
+        "labels": np.array([1, 1, 1]),
+    }
+    assert value(find_metric("map"), [found], [found], [true]) == pytest.approx(0.25)
+    assert value(find_metric("map@0.95"), [found], [found], [true]) == pytest.approx((1 / 3) / 2)
+    assert value(find_metric("map"), [found], [found]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("accuracy", "there is none of this name"),
+        ("top-0", "there is none of this name"),
+        ("map:boxes", "leave 'boxes' out"),
+        ("none.py", "does not exist"),
+    ],
+)
+def test_what_is_no_metric(asked: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_metric(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "outputs", "label", "message"),
+    [
+        ("top-1", {"out": np.zeros((1, 3), np.float32)}, np.array([3]), "a label is no class of 'out', which has 3"),
+        ("top-1", {"out": np.zeros((2, 3), np.float32)}, np.array([0]), "2 rows to be labelled"),
+        ("top-1:other", {"out": np.zeros((1, 3), np.float32)}, None, "there is no such output"),
+        ("kl", {"out": np.zeros((1, 3), np.int64)}, None, "there is none among 'out'"),
+        ("perplexity", {"out": np.zeros((1, 3), np.float32)}, np.array([7]), "a label is no token of 'out'"),
+        ("map", {"out": np.zeros((1, 4), np.float32)}, None, "has 'box' in its name"),
+        ("map", {"boxes": np.zeros((2, 4)), "scores": np.zeros(1)}, None, "2 boxes, 1 scores and 2 classes"),
+        ("map", {"boxes": np.zeros((1, 4)), "scores": np.zeros(1)}, None, "no true box in the whole set"),
+        ("map", {"boxes": np.zeros((1, 4))}, np.zeros(3), "must be a dict of boxes and labels"),
+    ],
+)
+def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        value(find_metric(asked), [outputs], [outputs], [label])
+
+
+SCRIPT = """
+RANGE = (0, 1)
+def metric(outputs, reference, labels):
+    return [float(o["out"].argmax() == l[0]) for o, l in zip(outputs, labels)]
+def whole(outputs, reference, labels):
+    return float(sum(o["out"].max() for o in outputs))
+def beyond(outputs, reference, labels):
+    return [2.0 for _ in outputs]
+def relative(outputs, reference, labels):
+    return [1.0 / len(outputs) for _ in outputs]
+def words(outputs, reference, labels):
+    return "good"
+def broken(outputs, reference, labels):
+    raise RuntimeError("no labels")
+"""
+
+
+def test_a_function_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(SCRIPT)
+    seen, labels = logits(5, 1, 3), [np.array([1])] * 5
+    for name, mean in (("metric", True), ("whole", False), ("relative", False)):
+        metric = find_metric(f"{path}:{name}")
+        script = script_of(metric)
+        assert script is not None
+        assert script.is_mean(seen, seen, labels) is mean
+        assert metric.name == f"my.py:{name}"
+    metric = find_metric(str(path), lower_is_better=True)
+    script = script_of(metric)
+    assert script is not None
+    assert metric.lower_is_better
+    assert value(script.by_sample(metric), seen, seen, labels) == value(metric, seen, seen, labels)
+    for name, message in (
+        ("words", "must return a number, or one for each of the 5 samples"),
+        ("broken", "raised RuntimeError: no labels"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            value(find_metric(f"{path}:{name}"), seen, seen, labels)
+    beyond = find_metric(f"{path}:beyond")
+    script = script_of(beyond)
+    assert script is not None
+    with pytest.raises(UsageError, match="beyond its RANGE"):
+        value(script.by_sample(beyond), seen, seen, labels)
+    with pytest.raises(UsageError, match="has no function 'nothing'"):
+        find_metric(f"{path}:nothing")
+    path.write_text("RANGE = 3\ndef metric(outputs, reference, labels): return 0.0\n")
+    with pytest.raises(UsageError, match="must be the lowest and the highest number"):
+        find_metric(str(path))
+
+
+def test_more_is_better_of_what_is_built_in() -> None:
+    with pytest.raises(UsageError, match="of top-1 more is better"):
+        find_metric("top-1", lower_is_better=True)
+
+
+@pytest.mark.parametrize("asked", ["top-1", "perplexity"])
+def test_gains_say_what_the_metric_says(asked: str, tmp_path: Path) -> None:
+    """The sum of gains reaches what is needed exactly where the metric reaches its bound."""
+    reference, labels = logits(30, 1, 5), [RNG.integers(0, 5, 1) for _ in range(30)]
+    data = Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels], seed=3)
+    for place, outputs in enumerate(reference):
+        save_npz(data.golden(place), outputs)
+    metric = find_metric(asked)
+    assert metric.of_sample is not None
+    known = data.known(metric)
+    assert sorted(data.order) == list(range(30))
+    assert known.value(metric) == pytest.approx(value(metric, reference, reference, labels))
+    for scale in (0.0, 0.5, 2.0):
+        seen = [{"out": each["out"] + scale * RNG.normal(size=(1, 5))} for each in reference]
+        gains = [
+            known.gain(metric, place, metric.of_sample(seen[sample], reference[sample], data.labels(sample)))
+            for place, sample in enumerate(data.order)
+        ]
+        low, high = known.gains(metric)
+        assert all(low <= gain <= high for gain in gains)
+        now = value(metric, seen, reference, labels)
+        assert known.estimate(metric, float(np.mean(gains))) == pytest.approx(now)
+        for bound in (now * 0.99, now * 1.01):
+            better = now <= bound if metric.lower_is_better else now >= bound
+            assert (sum(gains) >= known.needed(metric, bound)) == better
