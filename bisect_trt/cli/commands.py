@@ -15,6 +15,7 @@ from bisect_trt.options.searches import (
     Reduce,
     Releases,
     Repeat,
+    Samples,
     Sweep,
     Workaround,
 )
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
     "repeat": (Repeat, Check, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Metric, Data, General),
+    "samples": (Samples, Check, Target, Places, Compare, Data, Search, General),
     "sweep": (Sweep, Target, Places, Compare, Data, Search, General),
     "releases": (Releases, Check, Target, Compare, Data, Search, General),
     "extract": (Extract, Data, General),
@@ -46,7 +48,10 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(
-        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "sweep", "workaround"),
+        (
+            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
+            "workaround",
+        ),
         "searches",
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),

@@ -17,6 +17,7 @@ from bisect_trt.options.searches import (
     Reduce,
     Releases,
     Repeat,
+    Samples,
     Sweep,
     Workaround,
 )
@@ -39,6 +40,7 @@ from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.samples.samples import SamplesSettings
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
 from bisect_trt.workflows.sweep.dimensions import SweepSettings
 from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -128,6 +130,16 @@ def repeat(given: Given, console: Console, result: Result) -> Result:
     settings = repeat_settings(own, given[Search], given[Check])
     job, checks = open_search(own.model, given, runtime, console, result, None)
     return job.repeat(settings, checks, search_settings(given[Search]))
+
+
+def samples(given: Given, console: Console, result: Result) -> Result:
+    """Find which of many inputs fail, and the smallest of them."""
+    own = given[Samples]
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
+    settings = SamplesSettings(checks, own.output)
+    if invocation.resumed is None:
+        settings.check_output(overwrite=own.overwrite)
+    return job.samples(settings, search_settings(given[Search]))
 
 
 def sweep(given: Given, console: Console, result: Result) -> Result:

@@ -228,6 +228,17 @@ class Repeat:
 
 
 @dataclass
+class Samples:
+    """Find which of many inputs fail, what they have in common, and the smallest of them that still fails."""
+
+    model: Model
+    output: Annotated[
+        Path, option("-o", "--output", metavar="FILE", help="Where the smallest input that fails goes, .npz.")
+    ] = Path("minimal-input.npz")
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+
+
+@dataclass
 class Sweep:
     """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs."""
 

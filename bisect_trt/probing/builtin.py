@@ -38,6 +38,7 @@ class BuiltinCheck:
         confirm: Whether a crash counts only once it has been seen twice.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
+        finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         pin: What builds are held to, if they shall be.
     """
 
@@ -51,6 +52,7 @@ class BuiltinCheck:
     confirm: bool = False
     layers: bool = False
     same: bool = False
+    finds_weights: bool = True
     pin: Pin | None = None
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -116,6 +118,7 @@ class BuiltinCheck:
         target = self.target_of(files)
         target = target if self.pin is None or files.engine is not None else self.pin.hold(target)
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
+        words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
+    from bisect_trt.workflows.samples.samples import SamplesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
     from bisect_trt.workflows.sweep.dimensions import SweepSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -172,6 +173,22 @@ class Job:
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return find_cause(investigation, check, search)
+
+    def samples(self, settings: SamplesSettings, search: SearchSettings) -> Result:
+        """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
+        from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
+
+        check = settings.check
+        if check.argv and check.target is not None:
+            tell_unused(check.target, self.console)
+            check = replace(check, target=None)
+            settings = replace(settings, check=check)
+        job = replace(self, model=replace(self.model, any_shapes=True))
+        with (
+            job.subject(check.timeout, check.target) as subject,
+            job._investigated(subject, check, search, fed=False) as investigation,
+        ):
+            return look_at_samples(investigation, settings)
 
     def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
         """Find the sizes at which the target goes wrong; see :func:`bisect_trt.workflows.sweep.sweep.sweep`."""

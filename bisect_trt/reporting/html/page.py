@@ -169,23 +169,24 @@ def render(result: Json) -> str:
 
 def _render(result: Json) -> str:
     sections = list(_sections(result))
-    script = Markup(_template("report.js"))
+    script = Markup(template("report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     links = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name, _ in sections]
     parts = {
         "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
         "TITLE": join([shorten(sentence(result), 100), " \u2013 bisect-trt"]),
-        "STYLE": Markup(_template("report.css")),
+        "STYLE": Markup(template("report.css")),
         "LINKS": join(links),
         "MAIN": join(section for _, _, section in sections),
         "FOOT": _foot(result),
         "SCRIPT": script,
     }
     # In one pass, so that nothing that was put in is looked at again.
-    return _PLACE.sub(lambda match: parts[match[1]], _template("report.html"))
+    return _PLACE.sub(lambda match: parts[match[1]], template("report.html"))
 
 
-def _template(name: str) -> str:
+def template(name: str) -> str:
+    """One of the frames of the page."""
     return resources.files("bisect_trt.reporting").joinpath(f"templates/{name}").read_text("utf-8")
 
 
