@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.commands import Convert, Diff, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
+from bisect_trt.options.commands import Convert, Diff, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize, View
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "log": (Log,),
     "report": (Report,),
     "diff": (Diff,),
+    "view": (View,),
     "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
@@ -56,6 +57,6 @@ HOMES: dict[str, str] = {
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
-    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "doctor"), "looks"),
+    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
 }
 """In which module of this package the function of a command's name lies, which does it."""

@@ -38,6 +38,11 @@ class RepeatCheck:
         return cls(replace(check, layers=True, same=shared is not None, shelf=shelf), target, shared)
 
     @property
+    def finds_weights(self) -> bool:
+        """Whether it needs no copy of weights in files of their own."""
+        return bool(getattr(self.inner, "finds_weights", False))
+
+    @property
     def parallel(self) -> bool:
         """Whether several may run at a time."""
         return self.inner.parallel and self.shared is None
