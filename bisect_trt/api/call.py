@@ -29,6 +29,7 @@ from bisect_trt.probing.times import account, whole
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
+from bisect_trt.reporting.notebook import NotebookConsole, notebook
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
@@ -124,7 +125,7 @@ class Call:
         if not self.resumed and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
             raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
         Workspace(self.folder)
-        self._console = Console(int(verbose) - 1) if verbose else QuietConsole()
+        self._console = Console(int(verbose) - 1) if verbose else _quiet_console(command)
         self._result = Result(command)
         if proto is not None:
             path = _written(proto, self.folder / path)
@@ -246,6 +247,12 @@ class Call:
             Binding.read(self.folder, CALL_FILE).check(binding, self.folder)
         else:
             binding.write(self.folder, CALL_FILE)
+
+
+def _quiet_console(command: str) -> Console:
+    """One that prints nothing; in a notebook it shows how far it is."""
+    show = notebook()
+    return QuietConsole() if show is None else NotebookConsole(command, show)
 
 
 def refuse_target(check: object) -> None:

@@ -91,6 +91,12 @@ class Result:
         extra = plain.pop("extra")
         return {"schema": SCHEMA, **plain, **extra}
 
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the answer, the graph and the curve."""
+        from bisect_trt.reporting.html.embedded import embed  # noqa: PLC0415 - of use in a notebook alone
+
+        return embed(self.to_json())
+
     def write(self, path: Path) -> None:
         """Write it as JSON.
 
