@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
+from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize, View
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
+    "view": (View,),
     "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
@@ -50,6 +51,6 @@ HOMES: dict[str, str] = {
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
-    **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
+    **dict.fromkeys(("inspect", "resume", "log", "report", "view", "doctor"), "looks"),
 }
 """In which module of this package the function of a command's name lies, which does it."""

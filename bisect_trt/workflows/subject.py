@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
-from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
@@ -100,6 +99,7 @@ class Subject:
             memory_limit=settings.memory_limit,
             timeout=timeout,
             places=where.places,
+            bring=workspace.weights.bring,
         )
         self.models = Models(workspace, self.workers, target)
         self.where = where
@@ -109,7 +109,7 @@ class Subject:
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
-        share_weights(proto, settings.path, self.workspace.candidates, settings.weights)
+        self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:

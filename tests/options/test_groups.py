@@ -39,6 +39,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
+    values.streaming_budget: SIZES.map(str) | st.integers(-2, -1).map(str) | st.integers(0, 100).map("{}%".format),
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),

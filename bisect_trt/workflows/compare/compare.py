@@ -136,7 +136,7 @@ class _Samples:
         """Write the model that the target runs: with the compared outputs, and lowered where Casts lower it."""
         lowered = self._made(self._subject.models.lowered(self._model, self._settings.target), "target")
         model = onnx.load(str(self._model), load_external_data=False) if lowered is None else lowered
-        save_model(model, self._subject.workspace.candidates, path)
+        save_model(model, self._subject.workspace.weights.folder_of(model), path)
         self._result.artifacts["onnx"] = str(path)
 
     def compare(self, runs: Sequence[SavedRun]) -> list[TensorComparison]:
