@@ -92,14 +92,13 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
     own = given[Precision]
-    low, runtime = low_precision(given[Target])
-    own.refuse_ends(low)
+    low, runtime = low_precision(given[Target], own)
+    own.refuse_ends(low[0])
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
-    )
+    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
+    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
     return job.precision(settings, checks, search_settings(given[Search]))
 
 

@@ -11,6 +11,7 @@ from bisect_trt.options.choices import Algorithm
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
+from bisect_trt.options.searches import Precision as PrecisionOptions
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
@@ -26,7 +27,7 @@ from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
-from bisect_trt.workflows.precision.task import Low
+from bisect_trt.workflows.precision.task import BITS, Low
 from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
 from bisect_trt.workflows.settings import CheckSettings, MetricSettings, ModelSettings, SearchSettings
 
@@ -255,13 +256,36 @@ def case_of(model: Path) -> tuple[Path, list[Path]]:
     return model / MODEL, [values] if values.is_file() else []
 
 
-def low_precision(target: Target) -> tuple[Low, TargetSettings | None]:
+def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """What a search for precision lowers to, and the target without it: the search lowers the model itself.
 
+    A target that has quantized types of its own keeps them: to it, Q/DQ in a model says where, and the option that it may.
+
     Raises:
-        UsageError: Not exactly one of --fp16 and --bf16 is given, or another option does not fit.
+        UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
     """
-    runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
-    if target.fp16 == target.bf16:
-        raise UsageError("a search for precision is about one of --fp16 and --bf16; say which, and only one.")
-    return "fp16" if target.fp16 else "bf16", runtime
+    asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
+    bits = tuple(each for each in BITS if asked[each])
+    if not bits:
+        runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
+        if own.reference is not None:
+            raise UsageError(
+                "--reference is the model from before quantization, and --int8, --fp8 or --int4 goes with it."
+            )
+        if target.fp16 == target.bf16:
+            raise UsageError(
+                "a search for precision is about one of --fp16 and --bf16; say which, and only one. Of a quantized model it is "
+                "about --int8, --fp8 or --int4."
+            )
+        return ("fp16" if target.fp16 else "bf16",), runtime
+    plugins = target.named()
+    able = [each for each in plugins if each.name != "onnxrt"] or plugins
+    unable = {each: False for each in ("int8", "fp8") if not able or each not in able[0].precisions}
+    if not able or not able[0].capabilities.lowers_layers:
+        for flag in ("fp16", "bf16"):
+            if getattr(target, flag):
+                raise UsageError(
+                    f"--{flag} and --{bits[0]} are two searches for this target: what is quantized goes back to the floats that "
+                    f"the model has; drop --{flag}, and search for it in what comes out, or use --trt, which chooses among both."
+                )
+    return bits, target.but(**unable).settings()
