@@ -32,6 +32,7 @@ PARAMETERS = {
     "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
     "cause": "model target * inputs atol rtol fp16 verbose run **options",
     "releases": "model check * target inputs atol rtol fp16 verbose run **options",
+    "repeat": "model check * target inputs atol rtol fp16 verbose run **options",
     "sweep": "model target * shapes inputs atol rtol fp16 verbose run **options",
     "samples": "model check * target inputs output atol rtol fp16 verbose overwrite run **options",
     "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",

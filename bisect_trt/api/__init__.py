@@ -7,7 +7,7 @@ the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class
 
 from bisect_trt.api.inputs import samples, sweep
 from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise, workaround
-from bisect_trt.api.searches import cause, precision, reduce, releases
+from bisect_trt.api.searches import cause, precision, reduce, releases, repeat
 
 __all__ = [
     "assert_matches",
@@ -18,6 +18,7 @@ __all__ = [
     "precision",
     "reduce",
     "releases",
+    "repeat",
     "samples",
     "sweep",
     "workaround",

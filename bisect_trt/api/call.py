@@ -52,7 +52,7 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-CHECKED = ("reduce", "precision", "cause", "releases", "samples")
+CHECKED = ("reduce", "precision", "cause", "releases", "repeat", "samples")
 """Commands to which a check can be given."""
 SEARCHES = (*CHECKED, "diagnose", "sweep")
 SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
@@ -159,6 +159,11 @@ class Call:
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    @property
+    def check_options(self) -> CheckOptions:
+        """The options of the check."""
+        return self._check
 
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What says good or bad.

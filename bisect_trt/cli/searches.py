@@ -16,6 +16,7 @@ from bisect_trt.options.searches import (
     Precision,
     Reduce,
     Releases,
+    Repeat,
     Samples,
     Sweep,
     Workaround,
@@ -29,6 +30,7 @@ from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
     releases_settings,
+    repeat_settings,
     search_settings,
     tolerance_options,
     validation_files,
@@ -119,6 +121,14 @@ def releases(given: Given, console: Console, result: Result) -> Result:
         given = given.but(load_inputs=inputs)
     job, checks = open_search(model, given, runtime, console, result, None)
     return job.releases(settings, checks, search_settings(given[Search]))
+
+
+def repeat(given: Given, console: Console, result: Result) -> Result:
+    """Build or run a model again and again."""
+    own, runtime = given[Repeat], given[Target].settings()
+    settings = repeat_settings(own, given[Search], given[Check])
+    job, checks = open_search(own.model, given, runtime, console, result, None)
+    return job.repeat(settings, checks, search_settings(given[Search]))
 
 
 def samples(given: Given, console: Console, result: Result) -> Result:

@@ -147,6 +147,8 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     if target is not None:
         steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
         steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
+        again = ["bisect-trt", "repeat", str(subject.settings.path), *target.flags(), "--until", "bad", "-n", "20"]
+        steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
         steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
     return steps
 

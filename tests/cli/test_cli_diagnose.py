@@ -213,6 +213,8 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     assert "--load-inputs" in bare
     assert "(bisect-trt run model.onnx --onnx)" in bare
     assert cli("run", "model.onnx", "--onnx").status == 0
+    assert "(bisect-trt repeat model.onnx --onnxrt --until bad -n 20)" in bare
+    assert cli("repeat", "model.onnx", "--onnxrt", "--until", "bad", "-n", "20").status == 1
     advised = re.search(r"many random samples \((bisect-trt samples .*?)\)", bare)
     assert advised is not None
     assert cli(*shlex.split(advised[1])[1:]).status == 1

@@ -39,6 +39,8 @@ SWEPT = st.builds(
 READ: dict[Any, st.SearchStrategy[Any]] = {
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
+    values.similarity: st.floats(-1, 1),
+    values.decibels: st.floats(allow_nan=False),
     values.places: st.integers(0, 10**6),
     values.top_k: st.builds(values.TopK, st.integers(1, 10**6), st.integers(-9, 9)),
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
