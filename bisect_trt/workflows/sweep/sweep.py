@@ -52,7 +52,8 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     try:
         _search(investigation, sized, swept, marks, settings.tries, seen)
     except (BudgetSpent, KeyboardInterrupt):
-        _fill(investigation, sized, swept, seen, number)
+        if _fill(investigation, sized, swept, seen, number) is not None:
+            console.answer(f"So far it fails {result.extra['sweep']['said']}")
         raise
     smallest = _fill(investigation, sized, swept, seen, number)
     told = result.extra["sweep"]
