@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
+    "rankings": "benchmarks.questions:rankings",
+    "algorithms": "benchmarks.questions:algorithms",
     "reduce": "benchmarks.reduce:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""

@@ -1,6 +1,11 @@
 """Counts the questions that searches ask, on planted culprits, beside the information bound.
 
-No model is run: a candidate shows what is looked for if it has every culprit.
+    python -m benchmarks questions rankings algorithms
+
+No model is run: a candidate shows what is looked for if it has every culprit. The bound is log2 of the number of ways in
+which the culprits may lie, a bit a question; where one answer in five says nothing, a question tells 0.8 bits at most. On top
+of it comes the proof that no single one can be left out, a question each where they are several. Of three to six, ``reduce``
+leaves out each two as well, which is not counted here.
 """
 
 from __future__ import annotations
@@ -8,47 +13,207 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
+from benchmarks.algorithms import by_hwang, by_probabilities, by_quickxplain, by_repeated_bisection
 from benchmarks.figures import Figure
+from bisect_trt.search.counters import reduce_by_counters
 from bisect_trt.search.keep import find_keep
+from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 
 SEARCHES = 100
-AIMS = {(668, 1): None, (668, 2): None, (668, 5): 1.2, (668, 10): 1.2, (1000, 20): 1.15, (1000, 50): 1.15}
-"""By units and culprits: how many questions at most for each bit."""
+UNTOLD = 0.2
+Plant = Callable[[random.Random], Subset]
+SCATTERED = ((668, 1), (668, 2), (668, 5), (668, 10), (1000, 20), (1000, 50))
 
 
-class Counter:
-    """The check; counts the different questions."""
+@dataclass(frozen=True)
+class Problem:
+    """Culprits to find, again and again.
 
-    def __init__(self, culprits: Subset, goal: Verdict) -> None:
-        self._culprits = culprits
-        self._goal = goal
+    Attributes:
+        name: What is planted.
+        units: Among how many.
+        plant: Plants them.
+        bits: The information in where they are.
+        proof: How many questions the proof takes.
+        aim: How many questions at most for each of bound and proof; ``None`` if that is not an aim.
+        untold: The share of the answers that say nothing.
+    """
+
+    name: str
+    units: int
+    plant: Plant
+    bits: float
+    proof: int
+    aim: float | None = None
+    untold: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """The least questions, proof included."""
+        return self.bits / (1 - self.untold) + self.proof
+
+
+class Check:
+    """The check; counts the different questions.
+
+    Attributes:
+        culprits: What it looks for.
+        asked: What it was asked, and what it said.
+    """
+
+    def __init__(self, problem: Problem, culprits: Subset, goal: Verdict, seed: int) -> None:
         self.asked: dict[Subset, Verdict] = {}
+        self._problem = problem
+        self.culprits = culprits
+        self._goal = goal
+        self._other = Verdict.PASS if goal is Verdict.FAIL else Verdict.FAIL
+        self._seed = seed
 
     def __call__(self, units: Subset) -> Verdict:
-        """The goal where all culprits are there."""
-        other = Verdict.PASS if self._goal is Verdict.FAIL else Verdict.FAIL
-        return self.asked.setdefault(units, self._goal if self._culprits <= units else other)
+        """The goal where all culprits are there; which questions have no answer is by chance, and always the same."""
+        if units not in self.asked:
+            untold = self._problem.untold and random.Random(f"{self._seed}{sorted(units)}").random()
+            shows = self._goal if self.culprits <= units else self._other
+            self.asked[units] = Verdict.UNRESOLVED if untold > 1 - self._problem.untold else shows
+        return self.asked[units]
+
+    def shows(self, units: Subset) -> bool:
+        """Whether all are there."""
+        return self(units) is self._goal
+
+
+Search = Callable[[Problem, Check], Subset]
+
+
+def by_minimise(problem: Problem, check: Check) -> Subset:
+    """The search of ``reduce``."""
+    return minimise(range(problem.units), check).units
+
+
+def by_find_keep(problem: Problem, check: Check) -> Subset:
+    """The search of ``precision``."""
+    return find_keep(range(problem.units), check).units
+
+
+def by_ranking(problem: Problem, check: Check, rank: Ranker) -> Subset:
+    """The search of ``precision`` with suspects."""
+    units = random.Random(sum(check.culprits)).sample(range(problem.units), problem.units)
+    return find_keep(range(problem.units), check, suspects=rank(check.culprits, units)).units
+
+
+def cost(problem: Problem, search: Search, goal: Verdict, searches: int = SEARCHES) -> float:
+    """The mean number of questions over seeds, without those about pairs."""
+    costs = []
+    for seed in range(searches):
+        culprits = problem.plant(random.Random(seed))
+        check = Check(problem, culprits, goal, seed)
+        found = search(problem, check)
+        if not (culprits <= found if problem.untold else culprits == found):
+            raise AssertionError(f"{problem.name}, seed {seed}: not the culprits")
+        pairs = math.comb(len(found), 2) if search is by_minimise and 3 <= len(found) <= 6 else 0
+        costs.append(len(check.asked) - pairs)
+    return statistics.mean(costs)
+
+
+def scattered(units: int, count: int, aim: float | None = None, untold: float = 0.0) -> Problem:
+    """Culprits anywhere."""
+    bits, proof = math.log2(math.comb(units, count)), count if count > 1 else 0
+    name = f"{count} of {units}{', 20% UNRESOLVED' if untold else ''}"
+    return Problem(name, units, lambda rng: frozenset(rng.sample(range(units), count)), bits, proof, aim, untold)
+
+
+def fused(units: int, count: int, width: int, aim: float | None = None) -> Problem:
+    """Culprits in runs of neighbours, the runs anywhere."""
+    free = units - count * (width - 1)
+
+    def plant(rng: random.Random) -> Subset:
+        starts = (start + run * (width - 1) for run, start in enumerate(sorted(rng.sample(range(free), count))))
+        return frozenset(start + place for start in starts for place in range(width))
+
+    kind = {2: "pairs", 3: "triples"}[width]
+    return Problem(f"{count} {kind} in {units}", units, plant, math.log2(math.comb(free, count)), count * width, aim)
+
+
+def problems() -> Iterator[Problem]:
+    """What is planted."""
+    aims = {5: 1.2, 10: 1.2, 20: 1.15, 50: 1.15}
+    for untold in (0.0, UNTOLD):
+        for units, count in SCATTERED:
+            yield scattered(units, count, aims.get(count), untold)
+    for width in (2, 3):
+        for count in (1, 5, 10):
+            yield fused(668, count, width, aims.get(count))
 
 
 def figures() -> Iterator[Figure]:
-    """Questions beside the information bound, culprits anywhere."""
-    for (units, count), aim in AIMS.items():
-        bits = math.log2(math.comb(units, count))
-        for name, goal in (("reduce", Verdict.FAIL), ("keep", Verdict.PASS)):
-            costs = []
-            for seed in range(SEARCHES):
-                culprits = frozenset(random.Random(seed).sample(range(units), count))
-                counter = Counter(culprits, goal)
-                search = minimise if goal is Verdict.FAIL else find_keep
-                if search(range(units), counter).units != culprits:
-                    raise AssertionError(f"seed {seed}: not the culprits")
-                costs.append(len(counter.asked))
-            proof = count if count > 1 else 0
-            pairs = math.comb(count, 2) if goal is Verdict.FAIL and 3 <= count <= 6 else 0
-            mean = statistics.mean(costs) - pairs
-            note = f"{mean:.1f} questions; bound {bits:.1f} + {proof} for the proof"
-            yield Figure(f"{name}, {count} of {units}, questions / bound", mean / (bits + proof), aim, note=note)
+    """Questions beside the information bound and the proof."""
+    for problem in problems():
+        for name, search, goal in (
+            ("reduce", by_minimise, Verdict.FAIL),
+            ("keep", by_find_keep, Verdict.PASS),
+        ):
+            mean = cost(problem, search, goal)
+            bits = problem.bits / (1 - problem.untold)
+            note = f"{mean:.1f} questions; bound {bits:.1f} + {problem.proof}"
+            yield Figure(f"{name}: {problem.name}, of the bound", mean / problem.bound, problem.aim, note=note)
+
+
+Ranker = Callable[[Subset, list[int]], list[int]]
+"""Puts shuffled units in an order, given the culprits."""
+
+
+def half_right(culprits: Subset, units: list[int]) -> list[int]:
+    """Every other culprit first, the others anywhere."""
+    known = sorted(culprits)[::2]
+    return sorted(units, key=lambda unit: unit not in known)
+
+
+RANKINGS: dict[str, Ranker] = {
+    "right": lambda culprits, units: sorted(units, key=lambda unit: unit not in culprits),
+    "half right": half_right,
+    "by chance": lambda _, units: units,
+    "upside down": lambda culprits, units: sorted(units, key=lambda unit: unit in culprits),
+    "40, none right": lambda culprits, units: [unit for unit in units if unit not in culprits][:40],
+}
+
+
+def rankings() -> Iterator[Figure]:
+    """Questions with a ranking of the units beside those without one."""
+    for units, count in SCATTERED:
+        problem = scattered(units, count)
+        plain = cost(problem, by_find_keep, Verdict.PASS)
+        for name, rank in RANKINGS.items():
+            mean = cost(problem, partial(by_ranking, rank=rank), Verdict.PASS)
+            note = f"{mean:.1f} questions, {plain:.1f} without"
+            yield Figure(f"{problem.name}, ranking {name}, of those without", mean / plain, 1.1, note=note)
+
+
+def algorithms() -> Iterator[Figure]:
+    """Questions of other algorithms, each with the pass that proves 1-minimality, of bound and proof."""
+
+    def proven(found: Subset, check: Check) -> Subset:
+        return make_minimal(found, check).units
+
+    others: dict[str, Search] = {
+        "bisection, repeated": lambda problem, check: proven(
+            by_repeated_bisection(range(problem.units), check.shows), check
+        ),
+        "QuickXplain": lambda problem, check: proven(by_quickxplain(range(problem.units), check.shows), check),
+        "ProbDD": lambda problem, check: proven(by_probabilities(range(problem.units), check.shows), check),
+        "CDD": lambda problem, check: proven(reduce_by_counters(range(problem.units), check), check),
+        "binary splitting, told how many": lambda problem, check: proven(
+            by_hwang(range(problem.units), check.shows, problem.proof or 1), check
+        ),
+        "ours, of reduce": by_minimise,
+    }
+    for units, count in SCATTERED:
+        problem = scattered(units, count)
+        for name, search in others.items():
+            mean = cost(problem, search, Verdict.FAIL, searches=20)
+            yield Figure(f"{problem.name}: {name}, of the bound", mean / problem.bound, note=f"{mean:.1f} questions")

@@ -180,7 +180,7 @@ def precision(
     model: Model,
     check: Check | None = None,
     *,
-    low: Literal["fp16", "bf16"] = "fp16",
+    low: Literal["fp16", "bf16", "int8", "fp8", "int4"] = "fp16",
     target: TargetName | None = None,
     output: str | Path | None = None,
     inputs: Inputs | None = None,
@@ -225,10 +225,10 @@ def precision(
     call = Call(
         "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
     )
-    low, runtime = low_precision(call.target)
+    lows, runtime = low_precision(call.target, own)
     own.refuse_ends(low)
     mixed = call.folder / "mixed.onnx" if output is None else own.output
-    settings = PrecisionSettings.of(own, mixed, low, runtime)
+    settings = PrecisionSettings.of(own, mixed, lows, runtime)
     if not call.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize
+from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize, View
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
+from bisect_trt.options.searches import (
+    Cause,
+    Diagnose,
+    Layerwise,
+    Precision,
+    Reduce,
+    Releases,
+    Samples,
+    Sweep,
+    Workaround,
+)
 from bisect_trt.options.shared import Check, Data, General, Plots, Search
 from bisect_trt.targets.options import Target
 
@@ -18,6 +28,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Metric, Data, General),
+    "samples": (Samples, Check, Target, Places, Compare, Data, Search, General),
     "sweep": (Sweep, Target, Places, Compare, Data, Search, General),
     "releases": (Releases, Check, Target, Compare, Data, Search, General),
     "extract": (Extract, Data, General),
@@ -28,16 +39,18 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
+    "view": (View,),
     "doctor": (Doctor, Places),
 }
 """By name; the first group of each is the command's own, and its docstring says what the command does."""
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(
-        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "sweep", "workaround"), "searches"
+        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "samples", "sweep", "workaround"),
+        "searches",
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
-    **dict.fromkeys(("inspect", "resume", "log", "report", "doctor"), "looks"),
+    **dict.fromkeys(("inspect", "resume", "log", "report", "view", "doctor"), "looks"),
 }
 """In which module of this package the function of a command's name lies, which does it."""

@@ -12,7 +12,7 @@ from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Show
-from bisect_trt.options.commands import Inspect, Log, Report, Resume
+from bisect_trt.options.commands import Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -27,6 +27,8 @@ from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, d
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
 from bisect_trt.workflows.places import look_there, open_places
+from bisect_trt.workflows.view.view import view as show
+from bisect_trt.workflows.view.view import write_once
 
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
@@ -159,6 +161,18 @@ def report(given: Given) -> None:
     check_output(path, overwrite=True)
     write_report(result, path)
     Console().answer(str(path))
+
+
+def view(given: Given) -> None:
+    """Show runs in a browser, or once in a file."""
+    own = given[View]
+    folder = newest_run() if own.run is None else own.run
+    if own.once is None:
+        show(folder, Console(), own.port, browser=not own.no_browser)
+        return
+    check_output(own.once, overwrite=True)
+    write_once(folder, own.once)
+    Console().answer(str(own.once))
 
 
 def resume(given: Given) -> None:

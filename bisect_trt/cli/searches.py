@@ -9,7 +9,17 @@ from bisect_trt.cli.jobs import open_search, open_target_job
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
-from bisect_trt.options.searches import Cause, Diagnose, Layerwise, Precision, Reduce, Releases, Sweep, Workaround
+from bisect_trt.options.searches import (
+    Cause,
+    Diagnose,
+    Layerwise,
+    Precision,
+    Reduce,
+    Releases,
+    Samples,
+    Sweep,
+    Workaround,
+)
 from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -28,6 +38,7 @@ from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.reduce import check_outputs
 from bisect_trt.workflows.reproducer import check_folder
+from bisect_trt.workflows.samples.samples import SamplesSettings
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
 from bisect_trt.workflows.sweep.dimensions import SweepSettings
 from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -81,14 +92,13 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
     own = given[Precision]
-    low, runtime = low_precision(given[Target])
-    own.refuse_ends(low)
+    low, runtime = low_precision(given[Target], own)
+    own.refuse_ends(low[0])
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
-    )
+    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
+    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
     return job.precision(settings, checks, search_settings(given[Search]))
 
 
@@ -109,6 +119,16 @@ def releases(given: Given, console: Console, result: Result) -> Result:
         given = given.but(load_inputs=inputs)
     job, checks = open_search(model, given, runtime, console, result, None)
     return job.releases(settings, checks, search_settings(given[Search]))
+
+
+def samples(given: Given, console: Console, result: Result) -> Result:
+    """Find which of many inputs fail, and the smallest of them."""
+    own = given[Samples]
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
+    settings = SamplesSettings(checks, own.output)
+    if invocation.resumed is None:
+        settings.check_output(overwrite=own.overwrite)
+    return job.samples(settings, search_settings(given[Search]))
 
 
 def sweep(given: Given, console: Console, result: Result) -> Result:

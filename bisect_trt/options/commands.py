@@ -141,3 +141,20 @@ class Report:
         Path | None,
         option("-o", "--output", metavar="FILE", help="Where the page goes; default report.html beside the result."),
     ] = None
+
+
+@dataclass
+class View:
+    """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone."""
+
+    run: Annotated[
+        Path | None,
+        argument("The folder of a run, or one that holds runs, such as .bisect-trt; the newest run if left out."),
+    ] = None
+    port: Annotated[
+        int, option("--port", min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")
+    ] = 0
+    no_browser: Annotated[bool, option("--no-browser", help="Only say the address; open no browser.")] = False
+    once: Annotated[
+        Path | None, option("--once", metavar="FILE", help="Write what the page shows now into FILE, and end.")
+    ] = None

@@ -98,7 +98,11 @@ class Reduce:
 
 @dataclass
 class Precision:
-    """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model."""
+    """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
+
+    With --int8, --fp8 or --int4: of a quantized model (QuantizeLinear/DequantizeLinear) the fewest groups that have to go back to
+    floats.
+    """
 
     model: Model
     output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the mixed model goes.")]
@@ -130,6 +134,17 @@ class Precision:
     fresh_samples: Annotated[
         int, option(metavar="N", min=0, help="Hold the safe set against N samples that the search has not seen.")
     ] = FRESH_SAMPLES
+    int4: Annotated[bool, option("--int4", help="Of a quantized model, what is in 4-bit integers.")] = False
+    reference: Annotated[
+        Path | None,
+        option(
+            "--reference", metavar="MODEL", help="The model from before quantization: what is right, and its weights."
+        ),
+    ] = None
+    sensitivity: Annotated[
+        bool,
+        option("--sensitivity/--no-sensitivity", help="Of a quantized model, measure what each group costs alone."),
+    ] = True
     annotate: Annotation = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
@@ -168,6 +183,17 @@ class Releases:
     beside: Annotated[
         list[str], option("--with", metavar="PACKAGE", help="Install this too in each environment, as pip takes it.")
     ] = field(default_factory=list)
+
+
+@dataclass
+class Samples:
+    """Find which of many inputs fail, what they have in common, and the smallest of them that still fails."""
+
+    model: Model
+    output: Annotated[
+        Path, option("-o", "--output", metavar="FILE", help="Where the smallest input that fails goes, .npz.")
+    ] = Path("minimal-input.npz")
+    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
 
 
 @dataclass

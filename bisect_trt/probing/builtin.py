@@ -36,6 +36,7 @@ class BuiltinCheck:
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
         shelf: Where the engines of candidates that pass stay, if any shall.
         confirm: Whether a crash counts only once it has been seen twice.
+        finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         pin: What builds are held to, if they shall be.
     """
 
@@ -47,6 +48,7 @@ class BuiltinCheck:
     timed: bool = False
     shelf: EngineShelf | None = None
     confirm: bool = False
+    finds_weights: bool = True
     pin: Pin | None = None
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
@@ -111,6 +113,7 @@ class BuiltinCheck:
         target = self.target_of(files)
         target = target if self.pin is None or files.engine is not None else self.pin.hold(target)
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
+        words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
 
 

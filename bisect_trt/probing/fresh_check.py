@@ -35,6 +35,7 @@ class FreshCheck:
     samples: tuple[Sample, ...]
     tolerance: ToleranceOptions
     parallel: bool = True
+    finds_weights: bool = True
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; ``Outcome.errors`` has one number for each sample."""

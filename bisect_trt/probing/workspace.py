@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.graph.externals import copy_file, external_files, has_external_data
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.weights import Weights
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 
@@ -55,6 +56,7 @@ class CandidateFiles:
         packages: Those that it is probed with; see ``Candidate``.
         python: The interpreter that has them, where there is one.
         target: How the target is set up for it; see ``Candidate``.
+        weights: The folder with its weights, where that is not the model's own.
         renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
 
@@ -72,6 +74,7 @@ class CandidateFiles:
     packages: str = ""
     python: Path | None = None
     target: TargetSettings | None = None
+    weights: Path | None = None
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
@@ -117,6 +120,7 @@ class Workspace:
         """
         self.folder = folder
         self.candidates = folder / "candidates"
+        self.weights = Weights(self.candidates)
         self.fixed_path = fixed_path
         self._copied: list[Path] = []
         self._beside: set[Path] = set()
@@ -175,6 +179,7 @@ class Workspace:
             files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
         )
         files = replace(files, packages=candidate.packages)
+        files = replace(files, weights=self.weights.away(candidate.proto) if shared else None)
         files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
         values = {files.inputs: inputs, files.golden: golden}
         for paths, sample in zip(files.more, more, strict=True):
@@ -231,7 +236,7 @@ class Workspace:
     def _check_shared(self, proto: onnx.ModelProto) -> None:
         """Make sure that nobody has written over the weights that all candidates share."""
         for location in external_files(proto):
-            path = self.candidates / location
+            path = self.weights.folder_of(proto) / location
             if self._shared.setdefault(path, _seal(path)) != _seal(path):
                 raise BisectError(
                     f"{path} holds the weights of all candidates, and a check has changed it; have the check write elsewhere, "
@@ -244,7 +249,7 @@ class Workspace:
         marked.CopyFrom(proto)
         marked.metadata_props.add(key=_MARK, value="rewritten for each probe")
         for location in external_files(proto):  # the shared weights, once
-            source, target = self.candidates / location, self.fixed_path.parent / location
+            source, target = self.weights.folder_of(proto) / location, self.fixed_path.parent / location
             if target in self._beside:
                 continue
             if not target.exists():

@@ -10,33 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bisect_trt.search.keep_groups import HOT, Density, Kept, cold, partition
+from bisect_trt.search.counters import reduce_by_counters, worth_counting
+from bisect_trt.search.density import HOT, Density, cold
+from bisect_trt.search.groups import Kept, partition
 from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
-from bisect_trt.search.strategy import reduce_by_counters
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
-_TIER, _GROWTH = 1 / 20, 4
-"""Of a longer ranking this share is tried first, then so many times more from guess to guess."""
-_SMALL = 16
-"""So few units are tried one by one as cheaply as in windows."""
+_TIER = 1 / 20
+"""Of a longer ranking this share is tried."""
 
 
 def find_keep(
-    units: Sequence[int], ask: Ask, *, suspects: Sequence[int] = (), groups: Sequence[Subset] = ()
+    units: Sequence[int],
+    ask: Ask,
+    *,
+    suspects: Sequence[int] = (),
+    groups: Sequence[Subset] = (),
+    most: int | None = None,
 ) -> Minimum:
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
 
     Where passing is monotone (more units in fp32 never hurt) and nothing is suspected, finding k culprits among N takes
-    about log2 (N choose k) questions, the least there can be, and 5 to 15% more; the proof takes one for each culprit.
+    about log2 (N choose k) questions, the least there can be, and a few percent more; the proof takes one for each culprit.
 
     Args:
         units: In topological order. Kept in fp32 altogether they are known to pass, none kept is known not to.
         ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set is asked about twice.
         suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
         groups: Units that are lowered together before each is tried alone. One that is in several counts for the first.
+        most: How many questions may be asked, if that is limited; the answer is then the best so far, unproven.
     """
+    limited = Limited(ask, frozenset(units), most)
+    try:
+        return _find(units, limited, suspects, groups)
+    except Enough:
+        return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+
+def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Sequence[Subset]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
     tiers = _tiers(kept.units, ranking, groups)
@@ -47,6 +60,7 @@ def find_keep(
             answer = "enough" if place == enough else "not enough"
             steps.append(f"the {len(tier)} most suspicious of {len(units)} units in fp32: {answer}")
     _lower_tiers(kept, units, ranking, groups, tiers[: enough + 1])
+    kept.settle()
     steps.append(f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions")
     return _prove(kept, steps)
 
@@ -54,19 +68,15 @@ def find_keep(
 def _tiers(whole: Subset, ranking: Sequence[int], groups: Sequence[Subset]) -> list[Subset]:
     """What to try to keep, each set within the next, all units last.
 
-    The suspects as a whole, or growing parts of them where they are many; then with the groups that they belong to.
+    The suspects as a whole, then with the groups that they belong to; or the first of them, where they are many.
     """
-    tiers = []
+    if not ranking:
+        return [whole]
     if len(ranking) > _SHORT * len(whole):
-        size = max(round(_TIER * len(whole)), 1)
-        while size < len(ranking):
-            tiers.append(frozenset(ranking[:size]))
-            size *= _GROWTH
-    if ranking:
-        strong = frozenset(ranking)
-        mates = (group & whole for group in groups if not strong.isdisjoint(group))
-        tiers += [strong, strong.union(*mates)]
-    return list(dict.fromkeys([*tiers, whole]))
+        return list(dict.fromkeys([frozenset(ranking[: max(round(_TIER * len(whole)), 1)]), whole]))
+    strong = frozenset(ranking)
+    mates = (group & whole for group in groups if not strong.isdisjoint(group))
+    return list(dict.fromkeys([strong, strong.union(*mates), whole]))
 
 
 def _lower_tiers(
@@ -83,7 +93,7 @@ def _lower_tiers(
     """
     ranked = frozenset(ranking)
     order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]
-    single, grouped = Density(cold(len(units))), Density(cold(len(groups)))
+    single, grouped = Density(cold(len(units)), units=len(units)), Density(cold(len(groups)))
     for place in reversed(range(len(tiers))):
         zone = [unit for unit in order if unit in tiers[place] and not (place and unit in tiers[place - 1])]
         # The tier below was seen not to pass, with all of this one lowered.
@@ -93,9 +103,17 @@ def _lower_tiers(
             kept.lower([frozenset({unit}) for unit in zone], Density(HOT, neighbours=False), dirty=dirty)
             continue
         # A group is likelier to have a culprit than a single unit is, so each kind is met with what is known of it.
+        single.elsewhere()
+        grouped.elsewhere()
         parts = partition(zone, groups)
         singles = [part for part in parts if len(part) == 1]
         wholes = [part for part in parts if len(part) > 1]
+        if place == 1 and not wholes:
+            suspects = [unit for unit in order if unit in tiers[0]]
+            single.suspects_after(len(singles))
+            singles += [frozenset({unit}) for unit in suspects]
+            kept.lower(singles, single, dirty=dirty and len(singles) - len(suspects))
+            return
         kept.lower(singles, single, dirty=dirty and not wholes)
         kept.lower(wholes, grouped, dirty=dirty and all(map(kept.units.isdisjoint, singles)))
 
@@ -109,7 +127,7 @@ def _prove(kept: Kept, steps: list[str]) -> Minimum:
         return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(verdict, verdict)
 
     before, broke = kept.asked, kept.lost
-    if len(kept.units) > _SMALL and (broke or any(kept.shrinks_to(kept.units - {u}) for u in sorted(kept.units))):
+    if worth_counting(kept.units, shows, lost=broke):
         reason = "most candidates broke in other ways" if broke else "more units in fp32 do not always help"
         kept.units = reduce_by_counters(kept.units, shows)
         steps.append(

@@ -152,7 +152,7 @@ class Tally:
     @property
     def mostly_unresolved(self) -> bool:
         """Whether most candidates break in other ways, so that what is asked should stay close to what fails."""
-        return self.unresolved >= 6 and 2 * self.unresolved > self.asked
+        return self.unresolved >= 8 and 2 * self.unresolved > self.asked
 
 
 class Enough(Exception):  # noqa: N818 - how a search that costs too much ends

@@ -10,12 +10,14 @@ monotone, delta debugging takes over.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Mode
+from bisect_trt.search.counters import reduce_by_counters, worth_counting
+from bisect_trt.search.density import MEMBERS, Density, cold
+from bisect_trt.search.groups import Kept, skipping
 from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
 
@@ -49,7 +51,12 @@ def shortest_failing_prefix(
         middle = guesses.pop() if guesses else _middle(passed, longest, empty_weight)
         if not passed < middle < longest:
             continue
-        if ask(kept.union(units[:middle])) is Verdict.FAIL:
+        for near in skipping(middle, range(passed + 1, longest)):
+            verdict = ask(kept.union(units[:near]))
+            if verdict is not Verdict.UNRESOLVED:
+                middle = near
+                break
+        if verdict is Verdict.FAIL:
             longest = middle
         else:
             passed = middle
@@ -111,32 +118,31 @@ def find_culprits(
     Returns:
         A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
     """
-    tally = Tally(ask)
-    rest: Sequence[int] = units
-    found: Subset = frozenset()
-    inside = False  # a pattern that fails
-    while rest and not tally.mostly_unresolved and not (inside and len(found) > _CERTAIN_OF_FEW):
-        odds = 0.0 if not found else 0.5 if len(found) <= _CERTAIN_OF_FEW else 0.25
+    kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
+    guess = None if suspect is None else bisect_left(units, suspect) + 1
+    length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess)
+    first, rest = units[length - 1], units[: length - 1]
+    kept.needed, kept.units = frozenset({first}), frozenset(units[:length])
+    if not rest or kept.lost or kept.shrinks_to(kept.needed):
+        return _bare(kept, ask, weights)
+    density, most = Density(cold(len(units)), units=len(units)), None
+    density.cleared(len(units) - length)
+    density.hit()
+    density.some_left()
+    dirty = kept.verdict(kept.needed) is not Verdict.UNRESOLVED
+    around = pattern(first).intersection(rest)
+    if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
+        rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW
+    kept.lower([frozenset({unit}) for unit in reversed(rest)], density, dirty=dirty, most=most)
+    kept.settle()
+    return _bare(kept, ask, weights)
 
-        def ask_prefix(chosen: Subset, bare: Subset = found) -> Verdict:
-            return tally(chosen if chosen == bare else weights(chosen))
 
-        guess = None if found or suspect is None else bisect_left(rest, suspect) + 1
-        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=odds, guess=guess)
-        if length == 0:
-            return found
-        found |= {rest[length - 1]}
-        rest = rest[: length - 1]
-        if len(found) == 1 and rest:
-            if tally(found) is Verdict.FAIL:
-                return found
-            around = found | pattern(*found).intersection(rest)
-            inside = 1 < len(around) <= len(rest) and tally(weights(around)) is Verdict.FAIL
-            if inside:
-                rest = [unit for unit in rest if unit in around]
-    if not rest and tally(found) is Verdict.FAIL:
-        return found
-    return weights(found.union(rest))
+def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
+    """What is kept, without its weights if it fails without them."""
+    if kept.units <= kept.needed and ask(kept.units) is Verdict.FAIL:
+        return kept.units
+    return weights(kept.units)
 
 
 def earliest_failing_end(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
@@ -183,9 +189,9 @@ def minimise(
     if mode in (Mode.AUTO, Mode.BISECT):
         failing = find_culprits(units, tally, weights, pattern, suspect)
         steps.append(f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions")
-    if mode is Mode.DDMIN or (mode is Mode.AUTO and len(failing) > _SMALL):
-        reason = "most candidates broke in other ways, so " if tally.mostly_unresolved else ""
-        before = tally.asked
+    before, lost = tally.asked, tally.mostly_unresolved
+    if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):
+        reason = "most candidates broke in other ways, so " if lost else ""
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked
@@ -196,8 +202,6 @@ def minimise(
 
 
 _ONE_END = "only the {} of the graph could move, and with one unit {} it was seen not to fail"
-_SMALL = 16
-"""So few units are left out one by one as cheaply as in windows."""
 
 
 def shrink_end(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Minimum:
@@ -216,40 +220,3 @@ def shrink_start(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Mini
     """The latest start from which the failure shows, the end kept."""
     search = shortest_failing_prefix_by_steps if mode is Mode.LINEAR else shortest_failing_prefix
     return Minimum(latest_failing_start(units, ask, search), proven=True, why=_ONE_END.format("start", "later"))
-
-
-_FIRST_CHANCE = 0.1
-_GROWTH = 1 / (1 - math.exp(-1))
-
-
-def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Subset:
-    """Leave out windows of units, smaller from round to round.
-
-    Counter-based delta debugging, CDD (Zhang et al., "Deep Dive into Probabilistic Delta Debugging: Insights and
-    Simplifications", 2024): probabilistic delta debugging amounts to a fixed schedule of window sizes. Each unit starts
-    with a chance p of being needed; a round tries windows of about -1/ln(1-p) units, and each round raises p by
-    1/(1-1/e). Unlike ddmin it never goes back to large windows, which costs it nothing where few units are needed.
-
-    Args:
-        units: A set that is known to fail.
-        ask: The oracle.
-        complete: Adds to a set what its members cannot be cut from.
-
-    Returns:
-        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with ``make_minimal``.
-    """
-    chosen = sorted(units)
-    chance = _FIRST_CHANCE
-    while len(chosen) > 1:
-        size = min(max(round(-1 / math.log1p(-chance)), 1), len(chosen) - 1)
-        place = len(chosen)
-        while place > 0 and len(chosen) > size:
-            start = max(place - size, 0)
-            without = complete(frozenset(chosen[:start] + chosen[place:]))
-            if 0 < len(without) < len(chosen) and ask(without) is Verdict.FAIL:
-                chosen = sorted(without)
-            place = start
-        if size == 1:
-            break
-        chance = min(chance * _GROWTH, 0.9)
-    return frozenset(chosen)

@@ -504,6 +504,13 @@ class Target(ABC):
         """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""
         return False
 
+    def finds_weights(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+        """Whether its runtime, here, asks :func:`~bisect_trt.graph.externals.weights_folder` where a model's weights are.
+
+        For all others they are copied beside the candidates.
+        """
+        return False
+
 
 def make_runtime(settings: TargetSettings) -> Runtime:
     """The runtime that is asked for; its package is imported only then.

@@ -158,7 +158,7 @@ def name_cause(investigation: Investigation, check: CheckSettings, case: Candida
         console.say(f"  not asked: {_NOT_ITS[whose]}")
         return []
     try:
-        held = replace(target, keep=case.keep or target.keep, held=case.held or target.held)
+        held = replace(case.target or target, keep=case.keep or target.keep, held=case.held or target.held)
         operators = frozenset(node.op_type for node in _nodes(case.proto))
         panel = make_panel(investigation, held, replace(case, title="the minimal case"), operators)
         # Whether it is precision is a step of its own.

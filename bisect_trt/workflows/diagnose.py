@@ -90,7 +90,6 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case)
         answer = needed_dimensions(investigation, investigation.settle(case))
-        settings = settings.for_answer(answer)
         left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
 
     def another(other: Case, number: int) -> dict[str, Any]:
@@ -203,6 +202,7 @@ def deliver(
     console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
     if settings.search.shrink:
         answer = shrink(investigation, answer)
+    settings = settings.for_answer(answer)
     sentence = describe_answer(subject.network, blamed)
     target = settings.check.target
     assert target is not None
@@ -242,7 +242,7 @@ def deliver_another(
     folder = settings.output.parent / f"{whole.name}-{number}"
     left = leave_reproducer(
         investigation,
-        settings.check,
+        settings.for_answer(answer).check,
         Answer(answer, case.minimum, sentence, found),
         folder,
         anonymous=settings.anonymous,

@@ -59,7 +59,7 @@ def extract_model(examination: Examination, settings: ExtractSettings) -> Result
                 f"the values of '{unknown[0]}' are not known, because ONNX Runtime cannot run what comes before it; "
                 "start the piece elsewhere."
             )
-    save_model(piece, subject.workspace.candidates, settings.output)
+    save_model(piece, subject.workspace.weights.folder_of(piece), settings.output)
     result.artifacts["extracted"] = str(settings.output)
     if settings.with_inputs:
         save_npz(settings.values, subject.reference.select(inputs))

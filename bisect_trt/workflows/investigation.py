@@ -228,7 +228,8 @@ class Investigation(Examination):
         subject, best = self.subject, self.best
         if best is None:
             return
-        save_model(subject.cut(best.units).proto, subject.workspace.candidates, path)
+        proto = subject.cut(best.units).proto
+        save_model(proto, subject.workspace.weights.folder_of(proto), path)
         self.result.artifacts["reduced"] = str(path)
         self.result.culprits = subject.describe_searched(best.units)
         self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")

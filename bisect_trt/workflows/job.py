@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.precision.task import PrecisionSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
+    from bisect_trt.workflows.samples.samples import SamplesSettings
     from bisect_trt.workflows.sanitize import SanitizeSettings
     from bisect_trt.workflows.sweep.dimensions import SweepSettings
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
@@ -130,6 +131,8 @@ class Job:
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
         check = self._scaled(check)
+        if settings.bits:
+            return self._bits(settings, check, search)
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
             settings = replace(settings, tolerance=check.tolerance)
@@ -138,6 +141,29 @@ class Job:
             with self._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, lowering, settings)
                 return find_precision(task, search)
+
+    def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
+        """Find the fewest quantized groups to keep in floats; see :func:`bisect_trt.workflows.bits.bits.find_bits`."""
+        from bisect_trt.workflows.bits.bits import find_bits  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.bits.case import open_case, with_samples  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.bits.yardstick import tolerance_of  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
+
+        if check.argv and check.target is not None:
+            tell_unused(check.target, self.console)
+            settings, check = replace(settings, target=None), replace(check, target=None)
+        job = replace(self, model=with_samples(self.model))
+        with job.subject(check.timeout, settings.target) as subject:
+            if settings.target is not None:
+                require_target(subject, settings.target)
+            case, given = open_case(subject, settings), check.tolerance
+            settings = replace(settings, tolerance=given)
+            tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
+            tolerance.check_names(subject.network.outputs)
+            check = replace(check, tolerance=tolerance)
+            with job._investigated(subject, check, search, settings.target) as found:
+                task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
+                return find_bits(task, case, search, given)
 
     def cause(self, check: CheckSettings, search: SearchSettings) -> Result:
         """Find which switches make the model pass; see :func:`bisect_trt.workflows.cause.find_cause`.
@@ -150,6 +176,22 @@ class Job:
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
             return find_cause(investigation, check, search)
+
+    def samples(self, settings: SamplesSettings, search: SearchSettings) -> Result:
+        """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
+        from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
+
+        check = settings.check
+        if check.argv and check.target is not None:
+            tell_unused(check.target, self.console)
+            check = replace(check, target=None)
+            settings = replace(settings, check=check)
+        job = replace(self, model=replace(self.model, any_shapes=True))
+        with (
+            job.subject(check.timeout, check.target) as subject,
+            job._investigated(subject, check, search, fed=False) as investigation,
+        ):
+            return look_at_samples(investigation, settings)
 
     def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
         """Find the sizes at which the target goes wrong; see :func:`bisect_trt.workflows.sweep.sweep.sweep`."""

@@ -186,7 +186,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
         The answer; unproven if what was read does not fail.
     """
     console, prober = investigation.console, investigation.prober
-    save_model(answer.proto, investigation.subject.workspace.candidates, output)
+    save_model(answer.proto, investigation.subject.workspace.weights.folder_of(answer.proto), output)
     console.step("Written and read back: does it still fail?")
     written = onnx.load(str(output), load_external_data=False)
     investigation.subject.workspace.take_in(written, output.parent)
@@ -263,7 +263,7 @@ def save_min_good(investigation: Investigation, path: Path | None, answer: Candi
     if not near:
         return None
     good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))
-    save_model(good.proto, subject.workspace.candidates, path)
+    save_model(good.proto, subject.workspace.weights.folder_of(good.proto), path)
     return str(path)
 
 

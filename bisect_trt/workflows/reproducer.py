@@ -194,7 +194,7 @@ def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
     """Write a model into the folder, and probe what lies there then."""
     workspace = investigation.subject.workspace
-    save_model(candidate.proto, workspace.candidates, folder / MODEL)
+    save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
     workspace.take_in(proto, folder)
     candidate = replace(candidate, proto=proto)
@@ -208,7 +208,7 @@ def _disguise(
     subject, proto = investigation.subject, onnx.ModelProto()
     proto.CopyFrom(candidate.proto)
     if has_external_data(proto):
-        load_external_data_for_model(proto, str(subject.workspace.candidates))
+        load_external_data_for_model(proto, str(subject.workspace.weights.folder_of(proto)))
     anonymous = anonymise(proto)
     if anonymous.kept:
         investigation.console.warn(f"not anonymised: {len(anonymous.kept)} weights are of types that are not replaced")

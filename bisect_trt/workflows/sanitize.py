@@ -203,7 +203,7 @@ def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
     for line in changes.describe():
         console.say(f"  {line}")
     doubt = _compare(model, subject)
-    save_model(model, subject.workspace.candidates, settings.output)
+    save_model(model, subject.workspace.weights.folder_of(model), settings.output)
     result.artifacts["sanitized"] = str(settings.output)
     result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **changes.to_json()}
     result.status, result.minimality, result.why = "found", "unproven" if doubt else "1-minimal", doubt

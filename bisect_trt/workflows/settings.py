@@ -32,6 +32,7 @@ class ModelSettings:
         external_data_dir: Where the files of its weights lie; beside it if ``None``.
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         memory_limit: Bytes that one probe, with all that it starts, may hold.
+        any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class ModelSettings:
     external_data_dir: Path | None = None
     shape_inference: bool = False
     memory_limit: int | None = None
+    any_shapes: bool = False
 
     def words(self) -> list[str]:
         """What was said of it, as options of a command line; what has its default is left out."""

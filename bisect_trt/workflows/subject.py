@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
-from bisect_trt.graph.externals import share_weights
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
@@ -58,6 +57,7 @@ class Subject:
         where: Where targets run.
         seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
+        truth: The graph whose run is the reference: the model's own, unless that is not what is right.
         console: Who is told what is noticed on the way.
         freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
@@ -100,6 +100,7 @@ class Subject:
             memory_limit=settings.memory_limit,
             timeout=timeout,
             places=where.places,
+            bring=workspace.weights.bring,
         )
         self.models = Models(workspace, self.workers, target)
         self.where = where
@@ -109,12 +110,13 @@ class Subject:
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
-        share_weights(proto, settings.path, self.workspace.candidates, settings.weights)
+        self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
             self.network = Network(proto)
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
+        self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
@@ -143,6 +145,8 @@ class Subject:
         infos = input_infos(self.network)
         if samples is None:
             return make_inputs(infos, data)
+        if self.settings.any_shapes:
+            return samples
         # Shapes are fixed for a whole run, so all samples have to have those of the first.
         return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
 
@@ -152,7 +156,7 @@ class Subject:
             self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
             return
         declare_shapes(self.network.proto, self.network.inferred)
-        self.network = Network(self.network.proto)
+        self.network = self.truth = Network(self.network.proto)
 
     def __enter__(self) -> Subject:
         return self
@@ -206,7 +210,7 @@ class Subject:
         """What every tensor should be; computed when first asked for."""
         with spending("reference"):
             first, *more = (
-                Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
+                Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
                 for number, sample in enumerate(self.samples, 1)
             )
         for reference in more:
@@ -222,7 +226,7 @@ class Subject:
             )
         for index, why in reference.missing.items():
             self.console.warn(
-                f"ONNX Runtime cannot run {self.network.describe(index)}: {why}. Tensors that depend on it have no "
+                f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so nothing that would need them is cut."
             )
 

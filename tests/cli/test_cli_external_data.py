@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
-from support import command_lines, save
+from support import command_lines, overflowing_products, save
 
 from bisect_trt.graph.externals import refer_to
 
@@ -61,3 +62,64 @@ def test_weights_behind_a_link_are_not_opened(cli: CommandLine, here: Path) -> N
         assert "outside its own folder" in ran.out + ran.err
     with pytest.raises(pytest.fail.Exception), nobody_opens(secret):  # the watch sees who does
         secret.read_bytes()
+
+
+@pytest.fixture
+def apart(here: Path) -> Path:
+    """A model that fails in fp16, its weights in two files beside it."""
+    path = overflowing_products(here / "inside.onnx")
+    model = onnx.load(str(path))
+    (here / "model").mkdir()
+    for place, tensor in enumerate(model.graph.initializer):
+        if len(tensor.raw_data) > 1024:
+            name = f"part{place}.bin"
+            (here / "model" / name).write_bytes(b"?" * 64 + tensor.raw_data)
+            refer_to(tensor, name, 64, len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+    outside = here / "model" / "model.onnx"
+    outside.write_bytes(model.SerializeToString())
+    return outside
+
+
+def copies(here: Path) -> list[str]:
+    """The weights' files that lie in runs."""
+    return sorted(path.name for path in (here / ".bisect-trt").rglob("part*.bin"))
+
+
+def test_weights_are_read_where_they_lie(cli: CommandLine, here: Path, apart: Path) -> None:
+    before = {path.name: path.read_bytes() for path in apart.parent.iterdir()}
+    for words in (
+        ["reduce", apart, "-o", "reduced.onnx", "--no-shrink", "--onnxrt", "--fp16"],
+        ["layerwise", apart, "--onnxrt", "--fp16", "--array-swap-mb", "0"],
+        ["run", apart, "--onnxrt", "--fp16"],
+        ["precision", apart, "-o", "mixed.onnx", "--onnxrt", "--fp16"],
+        ["extract", apart, "-o", "piece.onnx", "--outputs", "big_out"],
+    ):
+        ran = cli(*words)
+        assert (words[0], ran.status) == (words[0], 1 if words[0] == "run" else 0), ran.err
+        # The evaluator, which says whether rounding alone does it, wants the answer's own weights beside it, and no others.
+        assert (words[0], copies(here)) == (words[0], ["part1.bin"] if words[0] == "reduce" else [])
+        for file in (here / ".bisect-trt").rglob("part*.bin"):
+            file.unlink()
+    assert {path.name: path.read_bytes() for path in apart.parent.iterdir()} == before
+    # A second name would make ONNX refuse the user's own files.
+    assert {path.stat().st_nlink for path in apart.parent.iterdir()} == {1}
+    assert [node.name for node in onnx.load("reduced.onnx").graph.node] == ["big"]
+
+
+def test_what_is_said_to_do_by_hand_finds_the_weights(cli: CommandLine, here: Path, apart: Path) -> None:
+    assert cli("reduce", apart, "-o", "reduced.onnx", "--no-shrink", "--onnxrt", "--fp16").status == 0
+    said = [shlex.split(path.read_text()) for path in here.rglob("command.txt")]
+    named = [words for words in said if "--external-data-dir" in words]
+    assert named
+    for words in named:
+        assert words[words.index("--external-data-dir") + 1] == str(apart.parent.absolute())
+        assert cli(*words[1:]).status in {0, 1}
+
+
+def test_a_check_command_finds_them_beside_the_model(cli: CommandLine, here: Path, apart: Path) -> None:
+    loads = "import onnx, sys; sys.exit(any(n.name == 'big' for n in onnx.load(sys.argv[1]).graph.node))"
+    ran = cli("reduce", apart, "-o", "reduced.onnx", "--no-shrink", "--check", sys.executable, "-c", loads, "{model}")
+    assert ran.status == 0, ran.err
+    assert [node.name for node in onnx.load("reduced.onnx").graph.node] == ["big"]
+    assert copies(here) == ["part1.bin", "part2.bin"]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_trt.search.density import HOT, Density, cold
+from bisect_trt.search.groups import partition
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.keep_groups import HOT, Density, cold, partition
 from bisect_trt.search.oracle import Subset, Verdict
 
 pytestmark = pytest.mark.slow  # no version of a library changes it

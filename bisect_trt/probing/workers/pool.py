@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probing.protocol import (
@@ -265,15 +265,18 @@ class WorkerPool:
         memory_limit: int | None = None,
         timeout: float | None = None,
         places: Sequence[Place] = (),
+        bring: Callable[[Path], object] = bool,
     ) -> None:
         """``folder`` gets the log of what their runtimes print; with several ``gpus`` each worker gets one of them.
 
-        Targets run in ``places``, where there are any; what is asked of the reference never does.
+        ``bring`` is called with a model before a target is asked that wants its weights beside it. Targets run in ``places``,
+        where there are any; what is asked of the reference never does.
         """
         self.places = tuple(places)
         self._placed: Counter[Place] = Counter()
         self._short = False
         self._lost: Counter[Place] = Counter()
+        self._bring = bring
         self.bounded = timeout is not None
         self._patience = DEFAULT_SECONDS if timeout is None else max(timeout, LEAST_SECONDS)
         self.fresh_process = fresh_process
@@ -338,6 +341,7 @@ class WorkerPool:
             costly = request.target.target.capabilities.costly
             timeout = max(self._patience, COSTLY_SECONDS) if costly else self._patience
         away = bool(self.places) and not here and not request.target.target.stays
+        self._bring_weights(request, away=away)
         lost = crashed = 0
         while True:
             with gate.turn(cancel, alone=lost > 0 and not away):
@@ -363,6 +367,11 @@ class WorkerPool:
                 if used and isinstance(reply, Failed) and reply.poisoned:
                     reply = self._ask(self._take(away=away, fresh=True, place=place), order, timeout, cancel)
             return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
+
+    def _bring_weights(self, request: Request[Any], *, away: bool) -> None:
+        model = getattr(request, "model", None)
+        if isinstance(model, Path) and (away or not request.target.target.finds_weights(request.target)):
+            self._bring(model)
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:

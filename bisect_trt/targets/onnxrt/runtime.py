@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.externals import ELSEWHERE, has_external_data, weights_folder
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.targets.interpreter import Interpreter, low_type
 from bisect_trt.targets.messages import BuildError
@@ -77,16 +77,20 @@ def target_model(
     low = low_type(settings)
     if low is None:
         return None
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
+    model = _read(path)
     own = settings.of(OnnxRuntimeSettings)
     with _ours():
         run_by = used(asdict(own)) if providers is None else list(providers)
     lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
     kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
     return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # each of ONNX's formats raises its own
+        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
 def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path, kernels: OnnxRuntimeSettings) -> dict[str, int]:
@@ -140,7 +144,9 @@ class OnnxRuntime(Interpreter):
             UnavailableError: A provider is installed and cannot be used.
         """
         lowered = self.lowered(model)
-        if lowered is None:
+        if lowered is None and model.with_name(ELSEWHERE).exists():
+            session = _open_in_memory(_read(model), model, self._own)
+        elif lowered is None:
             source = str(model) if _is_text(model) else model.read_bytes()
             session = _open(source, self._own)
         else:
@@ -175,12 +181,12 @@ def try_options(own: OnnxRuntimeSettings) -> None:
 
 
 def _open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings) -> onnxruntime.InferenceSession:
-    """Open a model that has no file; weights outside it lie beside ``path``."""
+    """Open a model that has no file; weights outside it lie beside ``path``, or where candidates there have theirs."""
     try:
         content = proto.SerializeToString()
     except Exception as error:  # protobuf's own
         raise BuildError(f"{path} is over 2 GB with its weights inside: save them as external data") from error
-    folder = path.absolute().parent
+    folder = weights_folder(proto, path)
     if _VERSION >= (1, 21) or not has_external_data(proto):
         return _open(content, own, weights=folder)
     # Its weights lie beside the original, so it has to lie there too; under a name that nothing else has.

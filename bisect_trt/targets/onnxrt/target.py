@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +30,18 @@ _OPTIONS = {
 """Of settings whose options are called otherwise: they may be repeated."""
 _POLYGRAPHY = ("providers", "graph_optimization_level")
 """What `polygraphy run` can be told of."""
+
+_TAKES_A_FOLDER = (1, 21)
+"""The first release that can be told where the weights of a model in memory are."""
+
+
+@cache
+def _version(package: str) -> tuple[int, ...]:
+    """The release of a package; nothing if it is not here."""
+    try:
+        return tuple(int(part) for part in metadata.version(package).split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):
+        return ()
 
 
 class OnnxRuntimeTarget(Target):
@@ -136,6 +150,13 @@ class OnnxRuntimeTarget(Target):
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""
         return plain.with_own(custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries)
+
+    def finds_weights(self, settings: TargetSettings) -> bool:
+        """From 1.21 on, with its own providers."""
+        own = settings.of(OnnxRuntimeSettings)
+        versions = [found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))]
+        plain = {short_name(name) for name in own.providers} <= {"cpu", "cuda"} and not own.ep_libraries
+        return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""

@@ -24,7 +24,7 @@ from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
-from bisect_trt.targets.trt.messages import is_out_of_memory
+from bisect_trt.targets.trt.messages import is_out_of_memory, reason
 from bisect_trt.targets.trt.network import (
     Feed,
     Parsed,
@@ -93,10 +93,13 @@ class TensorRtRuntime:
         proto = load_proto(model)
         if self._own.load_engine is not None:
             path = Path(self._own.load_engine)
-            return TensorRtSession(self._tensorrt, _load_prebuilt(path, self._tensorrt), output_types(proto))
+            engine = _load_prebuilt(path, self._tensorrt, self._own)
+            return TensorRtSession(self._tensorrt, engine, output_types(proto), own=self._own)
         parsed, plan = self._build(proto, model, feed)
-        engine = _deserialise(plan, self._tensorrt)
-        return TensorRtSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        return TensorRtSession(
+            self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto), self._own
+        )
 
     def load_unfused(self, model: Path, feed: Feed | None = None) -> UnfusedSession | None:
         """Build an engine that shows what it does not fuse away; ``None`` before TensorRT 10.12, or with a prebuilt one.
@@ -108,8 +111,10 @@ class TensorRtRuntime:
             return None
         proto = load_proto(model)
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
-        engine = _deserialise(plan, self._tensorrt)
-        return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        return UnfusedSession(
+            self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto), self._own
+        )
 
     def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:
         """What a build does, and what this version has to turn.
@@ -145,7 +150,9 @@ class TensorRtRuntime:
         Raises:
             UnavailableError: The engine is not for this TensorRT.
         """
-        return describe_engine(_load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt), self._tensorrt)
+        return describe_engine(
+            _load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt, self._own), self._tensorrt
+        )
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.
@@ -182,7 +189,7 @@ class TensorRtRuntime:
         Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
         engine inspector names.
         """
-        layers = describe_layers(_deserialise(plan, self._tensorrt), origins, self._tensorrt)
+        layers = describe_layers(_deserialise(plan, self._tensorrt, self._own), origins, self._tensorrt)
         chosen = choices_of_layers(layers)
         if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
             took = [
@@ -201,9 +208,9 @@ def _origins(parsed: Parsed, original: ModelProto) -> Origins:
     return Origins(parsed.model, named_layers(parsed.network, parsed.model), original)
 
 
-def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
+def _load_prebuilt(path: Path, tensorrt: TensorRt, own: TrtSettings) -> Any:
     try:
-        return _deserialise(read(path), tensorrt)
+        return _deserialise(read(path), tensorrt, own)
     except RunError as error:
         if is_out_of_memory([error.message]):
             raise
@@ -213,9 +220,18 @@ def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
         ) from error
 
 
-def _deserialise(plan: bytes, tensorrt: TensorRt) -> Any:
+def _deserialise(plan: bytes, tensorrt: TensorRt, own: TrtSettings) -> Any:
     tensorrt.log.take()
-    engine = tensorrt.runtime.deserialize_cuda_engine(plan)
+    runtime = tensorrt.runtime
+    if own.load_runtime is not None:
+        runtime = runtime.load_runtime(own.load_runtime)
+        if runtime is None:
+            why = reason(tensorrt.log.take(), "it does not say why")
+            raise UnavailableError(
+                f"--load-runtime: TensorRT {tensorrt.trt.__version__} cannot load {own.load_runtime}: "
+                f"{why}; name the lean runtime of the TensorRT that built the engine."
+            )
+    engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise failed(tensorrt, "the engine cannot be loaded, and TensorRT does not say why")
     return engine

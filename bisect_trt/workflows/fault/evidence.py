@@ -171,7 +171,7 @@ def _run(
 def _wide(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Values | str:
     """What float64 says; NaN where it cannot be told from what the evaluator makes of a type that it does not expect."""
     try:
-        wide = widened(model, subject.workspace.candidates)
+        wide = widened(model, subject.workspace.weights.folder_of(model))
     except Exception as error:  # weights that are not there, and whatever else ONNX raises
         return str(error)
     fed = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in inputs.items()}

@@ -238,4 +238,6 @@ class Facts:
             tensor = next((a.t for a in node.attribute if a.name == "value" and node.op_type == "Constant"), None)
         if tensor is None:
             return None
-        return np.asarray(numpy_helper.to_array(tensor, str(self.subject.workspace.candidates)))
+        return np.asarray(
+            numpy_helper.to_array(tensor, str(self.subject.workspace.weights.folder_of(self.network.proto)))
+        )

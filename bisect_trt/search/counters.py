@@ -1,0 +1,64 @@
+"""Delta debugging by a fixed schedule of window sizes, for failures of which bisection learns little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from bisect_trt.search.oracle import Ask, Completion, Subset, Verdict
+
+_SMALL = 16
+"""So few units are left out one by one as cheaply as in windows."""
+
+
+def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool) -> bool:
+    """Whether windows may leave out what one unit after the other would be dear for.
+
+    Args:
+        units: A set that is known to fail.
+        ask: The oracle. Unless bisection was lost, it is asked about units that are left out alone until one can be; where
+            none can, that is the proof, and nothing was asked in vain.
+        complete: Adds to a set what its members cannot be cut from.
+        lost: Whether bisection stopped early, because most candidates break in other ways.
+    """
+    if len(units) <= _SMALL:
+        return False
+    smaller = (complete(units - {unit}) for unit in sorted(units, reverse=True))
+    return lost or any(ask(without) is Verdict.FAIL for without in smaller if 0 < len(without) < len(units))
+
+
+_FIRST_CHANCE = 0.1
+_GROWTH = 1 / (1 - math.exp(-1))
+
+
+def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Subset:
+    """Leave out windows of units, smaller from round to round.
+
+    Counter-based delta debugging, CDD (Zhang et al., "Deep Dive into Probabilistic Delta Debugging: Insights and
+    Simplifications", 2024): probabilistic delta debugging amounts to a fixed schedule of window sizes. Each unit starts
+    with a chance p of being needed; a round tries windows of about -1/ln(1-p) units, and each round raises p by
+    1/(1-1/e). Unlike ddmin it never goes back to large windows, which costs it nothing where few units are needed.
+
+    Args:
+        units: A set that is known to fail.
+        ask: The oracle.
+        complete: Adds to a set what its members cannot be cut from.
+
+    Returns:
+        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with ``make_minimal``.
+    """
+    chosen = sorted(units)
+    chance = _FIRST_CHANCE
+    while len(chosen) > 1:
+        size = min(max(round(-1 / math.log1p(-chance)), 1), len(chosen) - 1)
+        place = len(chosen)
+        while place > 0 and len(chosen) > size:
+            start = max(place - size, 0)
+            without = complete(frozenset(chosen[:start] + chosen[place:]))
+            if 0 < len(without) < len(chosen) and ask(without) is Verdict.FAIL:
+                chosen = sorted(without)
+            place = start
+        if size == 1:
+            break
+        chance = min(chance * _GROWTH, 0.9)
+    return frozenset(chosen)

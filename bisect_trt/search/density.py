@@ -1,0 +1,182 @@
+"""How likely the next units are to be needed, by Bayes' rule: what decides how many of them a question is about.
+
+A question whose answer is as likely yes as no teaches the most. With needed units at density p that is one about 0.69/p
+units, the group of Hwang's generalised binary splitting ("A method for detecting all defective members in a population by
+group testing", JASA 1972). He takes their number as known; here it is learnt on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+_RUNS = ((0.1, 0.6), (0.5, 0.5), (0.3, 1.0))
+"""Where units are in topological order, needed ones come side by side (the Pow and the ReduceMean of one norm, what a runtime
+fuses) often enough to look out for it. For a unit after one needed unit, after two in a row, after more: as if so many had
+been seen to be needed, and so many not."""
+
+_SURE = 0.5
+"""So likely a unit is taken as needed without a question of its own: that of the proof asks the same."""
+
+_EXACT = (0.6, 0.2, 0.02)
+"""How likely exactly one, two and three are needed; the rest of the odds is shared out among densities."""
+
+_MORE = (0.9, 0.03, 0.01)
+"""The same where one was found and is known not to be all: how likely exactly one, two and three more are."""
+
+HOT = {0.1: 0.75, 0.3: 0.1, 0.6: 0.05, 0.95: 0.1}
+"""Among strong suspects. Either few are culprits, which is worth being good at, or nearly all, which is soon noticed."""
+
+_COOLED = 0.9
+"""How likely suspects that alone were not enough are no likelier than others."""
+
+MEMBERS = {0.1: 1.0, 0.25: 1.0, 0.5: 1.0, 0.95: 1.0}
+"""Among the members of a group that cannot be lowered as a whole."""
+
+
+def cold(count: int) -> dict[float, float]:
+    """Among ``count`` units of which nothing is known: any density alike up to one in twenty, higher ones less likely."""
+    weights = {}
+    density = 0.95
+    while density > 1 / (2 * count + 2):
+        weights[density] = min(1.0, 0.05 / density)
+        density /= 2
+    return weights
+
+
+class Density:
+    """What is known of how common needed units are among units that are met in order."""
+
+    def __init__(self, weights: Mapping[float, float], *, neighbours: bool = True, units: int | None = None) -> None:
+        """Start from what is likely.
+
+        Args:
+            weights: How likely each density is, in any unit; densities are above 0 and below 1.
+            neighbours: Whether units side by side belong together, so that the unit right after a needed one has a
+                chance of its own, which is learnt apart.
+            units: How many will be met in all, where very few of them may be needed.
+        """
+        self._left = units or 0
+        few = sum(_EXACT) if units else 0.0
+        total = sum(weights.values())
+        self._weights = {p: (1 - few) * weight / total for p, weight in weights.items()}
+        self._exactly = [0.0, *_EXACT] if units else []  # by how many are left
+        self._neighbours = neighbours
+        self._runs = [list(run) for run in _RUNS]
+        self._run = 0  # needed units in a row, up to here
+        self._suspects: float = math.inf  # how far off they begin
+
+    def suspects_after(self, count: int) -> None:
+        """After the next ``count`` units come suspects, which alone were not enough; there may be needed ones among them."""
+        self._suspects = count
+
+    def cleared(self, count: int) -> None:
+        """The next ``count`` units are not needed."""
+        if 0 < self._suspects < count:
+            before = int(self._suspects)
+            self.cleared(before)
+            count -= before
+        self._met(count)
+        if self._run:
+            self._runs[self._run - 1][1] += 1
+            self._run = 0
+            self._left -= 1
+            count -= 1
+        if count:
+            self._learn(
+                {p: (1 - p) ** count for p in self._weights},
+                [self._none(left, count) for left in range(len(self._exactly))],
+            )
+            self._left -= count
+
+    def hit(self) -> None:
+        """The next unit is needed."""
+        self._met(1)
+        if self._run:
+            self._runs[self._run - 1][0] += 1
+            self._learn(dict.fromkeys(self._weights, 1.0), [float(left > 0) for left in range(len(self._exactly))])
+        else:
+            left = max(self._left, 1)
+            self._learn({p: p for p in self._weights}, [each / left for each in range(len(self._exactly))])
+        self._exactly = [*self._exactly[1:], 0.0][: len(self._exactly)]
+        self._left -= 1
+        self._run = min(self._run + 1, len(_RUNS)) if self._neighbours else 0
+
+    def some_left(self) -> None:
+        """One was found where one was looked for, and there is more: most often one more, anywhere."""
+        few, before = sum(_MORE), sum(self._exactly)
+        self._weights = {p: (1 - few) * weight / (1 - before) for p, weight in self._weights.items()}
+        self._exactly = [0.0, *_MORE]
+
+    def elsewhere(self) -> None:
+        """The next unit is not beside the last."""
+        self._run = 0
+
+    def sure(self) -> bool:
+        """Whether the next unit is so likely needed that it need not be asked about here."""
+        return bool(self._run) and self._chance_of_any(1) > _SURE
+
+    def taken(self) -> None:
+        """The next unit is taken as needed, and was not asked about."""
+        self._met(1)
+        self._left -= 1
+        self._run = min(self._run + 1, len(_RUNS))
+
+    def _met(self, count: int) -> None:
+        if count > self._suspects:
+            heat = sum(HOT.values())
+            self._weights = {p: _COOLED * weight for p, weight in self._weights.items()}
+            self._exactly = [_COOLED * weight for weight in self._exactly]
+            for p, weight in HOT.items():
+                self._weights[p] = self._weights.get(p, 0.0) + (1 - _COOLED) * weight / heat
+            self._neighbours, self._run, self._suspects = False, 0, math.inf
+        self._suspects -= count
+
+    def group(self, width: int, *, dirty: bool) -> int:
+        """How many of the next units to ask about at once, for the evenest odds.
+
+        Args:
+            width: How many there are to choose from: 1 or more, if ``dirty`` 2 or more.
+            dirty: Whether a needed one is known to be among them; then all of them together are no question.
+        """
+        even = self._chance_of_any(width) / 2 if dirty else 0.5
+        fewest, most = 1, width - dirty
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if self._chance_of_any(middle) < even:
+                fewest = middle + 1
+            else:
+                most = middle
+        over, under = (abs(self._chance_of_any(size) - even) for size in (fewest, fewest - 1))
+        return fewest - 1 if fewest > 1 and under < over else fewest
+
+    def _chance_of_any(self, count: int) -> float:
+        """The chance that one of the next ``count`` units is needed."""
+        beside = 1.0
+        if self._run and count:
+            hits, misses = self._runs[self._run - 1]
+            beside = misses / (hits + misses)
+            count -= 1
+        none = beside * sum(weight * (1 - p) ** count for p, weight in self._weights.items())
+        for left, weight in enumerate(self._exactly):
+            if weight:
+                none += weight * (beside if left else 1.0) * self._none(left, count)
+        if count > self._suspects:
+            hot = sum(weight * (1 - p) ** (count - self._suspects) for p, weight in HOT.items()) / sum(HOT.values())
+            none *= _COOLED + (1 - _COOLED) * hot
+        return 1 - none
+
+    def _none(self, left: int, count: int) -> float:
+        """The chance that none of ``count`` units is among so many that are left."""
+        chance = 1.0
+        for place in range(left):
+            chance *= max(self._left - count - place, 0) / max(self._left - place, 1)
+        return chance
+
+    def _learn(self, likelihoods: Mapping[float, float], exactly: list[float]) -> None:
+        """Bayes' rule. The weights add up to 1 from then on."""
+        likely = {p: weight * likelihoods[p] for p, weight in self._weights.items()}
+        left = [weight * chance for weight, chance in zip(self._exactly, exactly, strict=True)]
+        total = sum(likely.values()) + sum(left)
+        self._weights = {p: weight / total for p, weight in likely.items()}
+        self._exactly = [weight / total for weight in left]

@@ -1,0 +1,205 @@
+"""Group testing: leave out units a group at a time, and bisect for the one that is needed where that does not do.
+
+What is kept is enough at every moment and only shrinks. How large the next group is, :mod:`bisect_trt.search.density` says.
+An answer that says nothing (``UNRESOLVED``) is no reason to take a group apart: a question about a slightly larger or smaller
+one is asked instead, as ``git bisect skip`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from bisect_trt.search.density import MEMBERS, Density
+from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Verdict
+
+_SKIPS = 3
+"""So many other groups are tried in the place of one about which nothing can be told."""
+
+
+class Kept:
+    """The units that are still kept: a set that is enough at every moment, and only shrinks.
+
+    Attributes:
+        units: The smallest set seen to be enough.
+        needed: Those of them that were seen to be needed, or most probably are.
+        goal: What the oracle says of a set that is enough.
+        asked: Questions asked so far. None is asked twice.
+    """
+
+    def __init__(
+        self, units: Iterable[int], ask: Ask, *, goal: Verdict = Verdict.PASS, complete: Completion = frozenset
+    ) -> None:
+        """``units`` are all there are: kept altogether they are known to be enough, none kept is known not to.
+
+        Args:
+            units: See above.
+            ask: The oracle.
+            goal: What it says of a set that is enough.
+            complete: Adds to a set what it is asked about with, as long as there is more in it than what is needed.
+        """
+        self.units: Subset = frozenset(units)
+        self.needed: Subset = frozenset()
+        self._presumed: list[int] = []
+        self.goal = goal
+        self._complete = complete
+        self._tally = Tally(ask)
+        other = Verdict.PASS if goal is Verdict.FAIL else Verdict.FAIL
+        self._known = {frozenset[int](): other, complete(self.units): goal}
+        self._members = Density(MEMBERS)
+
+    @property
+    def asked(self) -> int:
+        """How many different questions."""
+        return self._tally.asked
+
+    @property
+    def lost(self) -> bool:
+        """Whether most candidates break in other ways, from which bisection learns nothing."""
+        return self._tally.mostly_unresolved
+
+    def verdict(self, units: Subset) -> Verdict:
+        """Ask whether keeping these is enough, unless that is known."""
+        asked = units if units <= self.needed else self._complete(units)
+        if asked not in self._known:
+            self._known[asked] = self._tally(asked)
+        return self._known[asked]
+
+    def shrink(self, units: Subset) -> Verdict:
+        """Ask whether keeping these is enough, and go on from there if it is."""
+        verdict = self.verdict(units)
+        if verdict is self.goal:
+            self.units = units
+        return verdict
+
+    def shrinks_to(self, units: Subset) -> bool:
+        """The same, where all that matters is whether it is."""
+        return self.shrink(units) is self.goal
+
+    def lower(self, groups: Sequence[Subset], density: Density, *, dirty: bool | int, most: int | None = None) -> None:
+        """Leave out what can be left out of some groups, one after the other, and then what can of the members of the rest.
+
+        Each question leaves out some groups more. If that is still enough they stay out; if not, the first of them that
+        cannot be left out is bisected for, which leaves out those before it. Where more units never hurt, each unit that
+        is kept in the end is needed.
+
+        Args:
+            groups: Disjoint sets of units that are still kept.
+            density: How common groups that cannot be left out are.
+            dirty: Whether it is known that not all can be left out together; or of how many of the first that is known.
+            most: With more units than these needed it stops, if that is limited.
+        """
+        walk = _Walk(self, groups, density, len(groups) if dirty is True else dirty or None)
+        while not walk.done and not self.lost and (most is None or len(self.needed) <= most):
+            walk.step()
+        if walk.later and not self.lost:
+            self.lower(walk.later, density, dirty=False, most=most)
+
+    def found(self, group: Subset, *, doubtful: bool) -> None:
+        """A group cannot be left out; if that is ``doubtful``, a single unit is asked about once more in the end."""
+        if len(group) > 1:
+            self._members.elsewhere()
+            self.lower([frozenset({unit}) for unit in sorted(group)], self._members, dirty=True)
+            return
+        self.needed |= group
+        self._presumed += group if doubtful else ()
+
+    def settle(self) -> None:
+        """Ask about each unit that was taken as needed, with all others that are left kept."""
+        for unit in self._presumed:
+            if unit in self.units:
+                self.shrinks_to(self.units - {unit})
+        self._presumed = []
+
+
+class _Walk:
+    """Where a pass over groups is. Of those from ``place`` up to ``end`` one cannot be left out, if there is an end."""
+
+    def __init__(self, kept: Kept, groups: Sequence[Subset], density: Density, end: int | None) -> None:
+        self.later: list[Subset] = []  # passed by, because nothing could be told of them
+        self._kept = kept
+        self._groups = groups
+        self._density = density
+        self._place = 0
+        self._end = end
+        self._presumed = False  # the last was taken as needed without a question
+        self._doubtful = False  # whether one really cannot be left out is not known
+
+    @property
+    def done(self) -> bool:
+        return self._place >= len(self._groups)
+
+    def step(self) -> None:
+        """Pass a group, or ask a question."""
+        group = self._groups[self._place]
+        if self._end is not None and self._end - self._place == 1:
+            self._hit(group)
+        elif not group <= self._kept.units:  # it went with the second half of others
+            self._pass(1)
+        elif self._end is None and not self._presumed and len(group) == 1 and self._density.sure():
+            self._density.taken()
+            self._kept.found(group, doubtful=True)
+            self._place, self._presumed = self._place + 1, True
+        else:
+            self._ask()
+
+    def _pass(self, count: int) -> None:
+        self._density.cleared(count)
+        self._place += count
+
+    def _hit(self, group: Subset) -> None:
+        if self._doubtful:  # teaches nothing
+            self._density.elsewhere()
+            self._density.taken()
+            self._density.elsewhere()
+        else:
+            self._density.hit()
+        self._kept.found(group, doubtful=self._doubtful)
+        self._place, self._end = self._place + 1, None
+        self._presumed = self._doubtful = False
+
+    def _ask(self) -> None:
+        kept, place = self._kept, self._place
+        width = (len(self._groups) if self._end is None else self._end) - place
+        best = self._density.group(width, dirty=self._end is not None)
+        size, verdict = best, Verdict.UNRESOLVED
+        for size in skipping(best, range(1, width + (self._end is None))):
+            verdict = kept.shrink(kept.units.difference(*self._groups[place : place + size]))
+            if verdict is not Verdict.UNRESOLVED:
+                break
+        else:
+            size = best
+        if verdict is kept.goal:
+            self._pass(size)
+            return
+        if verdict is Verdict.UNRESOLVED and self._end is not None and width <= _SKIPS:
+            verdict = kept.shrink(kept.units.difference(*self._groups[place + size : self._end]))
+            if verdict not in (kept.goal, Verdict.UNRESOLVED):
+                self.later += self._groups[place : place + size]
+                self._pass(size)
+                return
+        self._end = place + size
+        self._doubtful |= verdict is Verdict.UNRESOLVED
+
+
+def skipping(size: int, sizes: range) -> Iterator[int]:
+    """A size, and the few that are nearest to it, to try where nothing can be told of it."""
+    tried = 0
+    for distance in range(len(sizes)):
+        for near in dict.fromkeys((size - distance, size + distance)):
+            if near in sizes and tried <= _SKIPS:
+                yield near
+                tried += 1
+
+
+def partition(order: Sequence[int], groups: Iterable[Subset]) -> list[Subset]:
+    """Units by group: each group's units of ``order``, and every other unit alone, by the place of their first.
+
+    Args:
+        order: Units.
+        groups: Those that belong together; of several that hold a unit the first counts.
+    """
+    number = {unit: place for place, group in reversed(list(enumerate(groups))) for unit in group}
+    parts: dict[tuple[bool, int], list[int]] = {}
+    for unit in order:
+        parts.setdefault((unit in number, number.get(unit, unit)), []).append(unit)
+    return [frozenset(part) for part in parts.values()]

@@ -1,0 +1,228 @@
+"""Which of many inputs fail, what these have in common, and the smallest of them that still fails."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.save import check_output
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Ask, Verdict, over_units
+from bisect_trt.tensors.npz import load_npz, save_npz
+from bisect_trt.workflows.freed import free_symbols, target_of
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.samples.common import find_common
+from bisect_trt.workflows.samples.fed import Fed, Values
+from bisect_trt.workflows.samples.smallest import reduce_input
+from bisect_trt.workflows.settings import CheckSettings
+
+_SHOWN = 12
+_MOST_ELEMENTS = 1000
+"""So many elements of the smallest input are in the JSON one by one."""
+
+
+@dataclass(frozen=True)
+class SamplesSettings:
+    """What to do.
+
+    Attributes:
+        check: What says good or bad.
+        output: Where the smallest failing input goes.
+    """
+
+    check: CheckSettings
+    output: Path
+
+    def check_output(self, *, overwrite: bool) -> None:
+        """Make sure that it can be written.
+
+        Raises:
+            UsageError: It cannot.
+        """
+        check_output(self.output, overwrite=overwrite)
+
+
+def look_at_samples(investigation: Investigation, settings: SamplesSettings) -> Result:
+    """Probe each sample; compare those that fail with those that pass; reduce the smallest.
+
+    Returns:
+        The result; ``samples`` in it has the numbers of those that are ``failing``, ``passing`` and ``unresolved``, what was
+        said of ``each``, what is ``common``, and the ``minimal_input``.
+
+    Raises:
+        DoesNotReproduce: None fails.
+        UnavailableError: The reference runs none.
+    """
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    samples, target = subject.samples, target_of(investigation)
+    fed = Fed(investigation, target)
+    console.step(f"Which of {len(samples)} samples fail?")
+    told: dict[str, Any] = {"total": len(samples)}
+    result.extra["samples"] = told
+    verdicts = _probe_each(investigation, fed, samples)
+    symbols = free_symbols(subject, None)
+    compiles = target is not None and target.target.capabilities.compiles_shapes
+    if Verdict.FAIL not in verdicts and symbols and not compiles:
+        console.say("  none with shapes fixed; with the dimensions free that are free in the file?")
+        fed.free = True
+        verdicts = _probe_each(investigation, fed, samples)
+    by_verdict = {each: [n for n, seen in enumerate(verdicts, 1) if seen is each] for each in Verdict}
+    failing, passing = by_verdict[Verdict.FAIL], by_verdict[Verdict.PASS]
+    told |= {"failing": failing, "passing": passing, "unresolved": by_verdict[Verdict.UNRESOLVED]}
+    told |= {"each": _each(investigation, fed, samples, verdicts), "free_dimensions": fed.free}
+    if not failing:
+        if not passing:
+            raise UnavailableError(f"no sample says anything: {told['each'][0]['reason']}.")
+        raise DoesNotReproduce(f"none of the {len(samples)} samples fails.")
+    console.answer(f"{len(failing)} of {len(samples)} samples fail: {_numbers(failing)}.")
+    told["common"] = _tell_common(investigation, [samples[n - 1] for n in failing], [samples[n - 1] for n in passing])
+    _deliver(investigation, settings, fed, _simplest(samples, failing), symbols if fed.free or not compiles else {})
+    return result
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    more = f", ... ({len(numbers)})" if len(numbers) > _SHOWN else ""
+    return ", ".join(map(str, numbers[:_SHOWN])) + more
+
+
+def _simplest(samples: Sequence[Values], failing: Sequence[int]) -> int:
+    """The failing sample with the fewest elements, and of those the fewest that are not zero."""
+
+    def weight(number: int) -> tuple[int, int, int]:
+        values = samples[number - 1].values()
+        return sum(value.size for value in values), sum(int(value.astype(bool).sum()) for value in values), number
+
+    return min(failing, key=weight)
+
+
+def _title(number: int) -> str:
+    return f"sample {number}"
+
+
+def _probe_each(investigation: Investigation, fed: Fed, samples: Sequence[Values]) -> list[Verdict]:
+    def story(ask: Ask) -> list[Verdict]:
+        return [
+            Verdict.UNRESOLVED if fed.refused(sample) is not None else ask(frozenset({place}))
+            for place, sample in enumerate(samples)
+        ]
+
+    investigation.prober.ledger.apart = True  # each sample may fail in its own way
+    try:
+        return investigation.prober.search(
+            over_units(Verdict.FAIL, story),
+            lambda units: fed.candidate(samples[next(iter(units))], _title(next(iter(units)) + 1)),
+        )
+    finally:
+        investigation.prober.ledger.apart = False
+
+
+def _each(
+    investigation: Investigation, fed: Fed, samples: Sequence[Values], verdicts: Sequence[Verdict]
+) -> list[dict[str, Any]]:
+    entries = []
+    for number, (sample, verdict) in enumerate(zip(samples, verdicts, strict=True), 1):
+        refused = fed.refused(sample)
+        said = {"reason": f"the reference does not run it: {refused}", "signature": None}
+        if refused is None:
+            outcome = investigation.prober.ledger.outcome(fed.candidate(sample, _title(number)).key)
+            assert outcome is not None, "it was probed"
+            said = {"reason": outcome.reason, "signature": outcome.signature}
+        shapes = {name: list(value.shape) for name, value in sample.items()}
+        entries.append({"sample": number, "verdict": verdict.value, **said, "shapes": shapes})
+    return entries
+
+
+def _tell_common(
+    investigation: Investigation, failing: Sequence[Values], passing: Sequence[Values]
+) -> list[dict[str, Any]]:
+    console = investigation.console
+    console.step("What have those that fail in common?")
+    if not passing:
+        console.say("  all fail, so nothing sets them apart")
+        return []
+    common = find_common(failing, passing)
+    for entry in common:
+        (bad, bads), (good, goods) = entry["failing"], entry["passing"]
+        sure = f"p = {entry['p_value']:.2g}, {entry['p_corrected']:.2g} for as many as were looked at"
+        console.answer(f"  {entry['property']}: {bad} of {bads} that fail, {good} of {goods} that pass ({sure})")
+    if not common:
+        console.say("  nothing that was looked at: ranges, zeros, tokens, lengths, NaN and Inf")
+    return common
+
+
+def _deliver(
+    investigation: Investigation,
+    settings: SamplesSettings,
+    fed: Fed,
+    number: int,
+    symbols: Mapping[str, Sequence[tuple[str, int]]],
+) -> None:
+    """Reduce a sample, write it, read it back and probe it."""
+    subject, console, result = investigation.subject, investigation.console, investigation.result
+    ledger, values = investigation.prober.ledger, subject.samples[number - 1]
+    outcome = ledger.outcome(fed.candidate(values, _title(number)).key)
+    assert outcome is not None, "it was probed"
+    ledger.original, ledger.severity = outcome.signature, outcome.severity  # what is left has to fail in this way
+    console.step(f"Sample {number} is the smallest that fails: what of it is needed?")
+    found = reduce_input(investigation, fed, values, symbols)
+    for step in found.steps:
+        console.say(f"  {step}")
+    save_npz(settings.output, found.values)
+    again = replace(fed.candidate(load_npz(settings.output), "the smallest input, read back"), again=True)
+    try:
+        shown = investigation.prober.probe(again).verdict is Verdict.FAIL
+    except BudgetSpent:
+        shown = False
+    if not shown:
+        found.proven, found.why = False, found.why or "what was written and read back was not seen to fail"
+    result.status, result.minimality, result.why = "found", "1-minimal" if found.proven else "unproven", found.why
+    result.artifacts["minimal_input"] = str(settings.output)
+    before = sum(int(value.astype(bool).sum()) for value in values.values())
+    kept = found.kept
+    command = shlex.join(_command(investigation, settings, fed))
+    result.extra["samples"]["minimal_input"] = {
+        "file": str(settings.output),
+        "sample": number,
+        "shapes": {name: list(value.shape) for name, value in found.values.items()},
+        "elements": sum(value.size for value in found.values.values()),
+        "kept": len(kept),
+        "of": before,
+        "elements_kept": [
+            {"input": name, "index": list(index), "value": found.values[name][index].item()}
+            for name, index in kept[:_MOST_ELEMENTS]
+        ],
+        "minimality": result.minimality,
+        "why": found.why,
+        "command": command,
+        "questions": found.asked,
+    }
+    shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in found.values.items())
+    console.answer(
+        f"{settings.output}: of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes} "
+        f"({result.minimality})."
+    )
+    for name, index in kept[:_SHOWN]:
+        console.answer(f"  '{name}' at {list(index)}: {found.values[name][index].item()}")
+    if len(kept) > _SHOWN:
+        console.answer(f"  ... and {len(kept) - _SHOWN} more")
+    if found.why:
+        console.answer(f"  {found.why}")
+    console.answer(f"To see it fail: {command}")
+
+
+def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) -> list[str]:
+    """What shows the failure with the written input: it was probed so, as the command opens the model."""
+    model, check = str(investigation.subject.settings.path), settings.check
+    fed_with = ["--load-inputs", str(settings.output)]
+    if check.target is None or check.argv:
+        return ["bisect-trt", "reduce", model, "-o", "reduced.onnx", *fed_with, "--check", *check.argv]
+    words = [*check.target.flags(), *fed_with, *check.tolerance.words()]
+    if fed.free:  # run fixes shapes
+        return ["bisect-trt", "diagnose", model, *words]
+    return ["bisect-trt", "run", model, *words]

@@ -1,0 +1,190 @@
+"""The smallest input that still fails: shorter first, then with fewer elements that are not zero, from slices to elements.
+
+The search is the one that finds nodes; its units are places along a free dimension, then parts of the inputs. A part that is left
+out is zero. That a set is 1-minimal means that no place and no element that is left can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.search.oracle import Ask, Enough, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.strategy import minimise
+from bisect_trt.tensors.info import is_string
+from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.samples.fed import Fed, Values
+
+Part = tuple[str, tuple[int, ...]]
+"""An input, and the first indices of a part of it; all of it for none."""
+MOST_QUESTIONS = 600
+
+
+@dataclass
+class Smallest:
+    """What is left of a sample.
+
+    Attributes:
+        values: The input; it was seen to fail.
+        proven: Whether it is 1-minimal.
+        why: What stands in the way.
+        asked: How many questions that took.
+        steps: What was done, in words.
+    """
+
+    values: Values
+    proven: bool = True
+    why: str | None = None
+    asked: int = 0
+    steps: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[Part]:
+        """Its elements that are not zero."""
+        return [
+            (name, tuple(int(place) for place in index))
+            for name, value in self.values.items()
+            for index in np.argwhere(value.astype(bool))
+        ]
+
+
+def reduce_input(
+    investigation: Investigation,
+    fed: Fed,
+    values: Values,
+    symbols: Mapping[str, Sequence[tuple[str, int]]],
+) -> Smallest:
+    """Make an input smaller for as long as it fails in the same way.
+
+    Args:
+        investigation: Whose failure it is; the signature of the failure is known to its ledger.
+        fed: Makes candidates.
+        values: They fail.
+        symbols: The free dimensions of the inputs.
+    """
+    found = Smallest(values)
+    run = _Run(investigation, fed, found)
+    try:
+        run.shorten(symbols)
+        run.zero()
+        if run.shorten(symbols):
+            run.zero()
+    except Enough:
+        found.proven, found.why = False, f"after {found.asked} questions there may be more to leave out"
+    except BudgetSpent as error:
+        found.proven, found.why = False, str(error)
+    return found
+
+
+class _Run:
+    def __init__(self, investigation: Investigation, fed: Fed, found: Smallest) -> None:
+        self._investigation, self._fed, self._found = investigation, fed, found
+
+    def shorten(self, symbols: Mapping[str, Sequence[tuple[str, int]]]) -> bool:
+        """Leave out places along each free dimension; whether any went."""
+        before = {name: value.shape for name, value in self._found.values.items()}
+        for symbol, places in symbols.items():
+            values = self._found.values
+            size = values[places[0][0]].shape[places[0][1]]
+
+            def build(units: Subset, values: Values = values, places: Sequence[tuple[str, int]] = places) -> Values:
+                kept, made = sorted(units), dict(values)
+                for name, axis in places:
+                    made[name] = made[name].take(kept, axis=axis)
+                return made
+
+            if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
+                self._search(range(size), build, f"places along {symbol}", least=1)
+        return before != {name: value.shape for name, value in self._found.values.items()}
+
+    def zero(self) -> None:
+        """Make parts zero: whole inputs, then their slices, then slices of those, down to elements."""
+        depth = max((value.ndim for value in self._found.values.values()), default=0)
+        for level in range(depth + 1):
+            values = self._found.values
+            parts = _parts(values, level)
+            if level == 0 and len(parts) < 2:
+                continue
+
+            def build(units: Subset, values: Values = values, parts: Sequence[Part] = parts) -> Values:
+                made = {name: _nothing_like(value) for name, value in values.items()}
+                for unit in units:
+                    name, index = parts[unit]
+                    made[name][index] = values[name][index]
+                return made
+
+            what = "inputs" if level == 0 else "elements" if level == depth else "slices"
+            if parts:
+                self._search(range(len(parts)), build, f"{what} that are not zero")
+
+    def _search(self, units: Sequence[int], build: Callable[[Subset], Values], what: str, least: int = 0) -> None:
+        """Keep the fewest units that fail; the smallest set that was seen to fail stays if there is no time for more."""
+        investigation, fed, found = self._investigation, self._fed, self._found
+        limit = MOST_QUESTIONS - found.asked
+        best = frozenset(units)
+        asked: set[Subset] = set()
+
+        def story(ask: Ask) -> Minimum | None:
+            nonlocal best
+            asked.clear()
+            best = frozenset(units)
+
+            def limited(chosen: Subset) -> Verdict:
+                nonlocal best
+                if chosen == frozenset(units):
+                    return Verdict.FAIL
+                if chosen not in asked and len(asked) >= limit:
+                    raise Enough
+                asked.add(chosen)
+                verdict = Verdict.UNRESOLVED if fed.refused(build(chosen)) is not None else ask(chosen)
+                if verdict is Verdict.FAIL and len(chosen) < len(best):
+                    best = chosen
+                return verdict
+
+            try:
+                minimum = minimise(units, limited)
+                return minimum if least else _with_none(minimum, limited)
+            except Enough:
+                return None
+
+        minimum: Minimum | None = None
+        try:
+            minimum = investigation.prober.search(
+                over_units(Verdict.FAIL, story),
+                lambda chosen: fed.candidate(build(chosen), f"{len(chosen)} of {len(units)} {what}"),
+            )
+        finally:  # what was seen to fail before the budget was spent is kept
+            found.asked += len(asked)
+            kept = best if minimum is None else minimum.units
+            found.values = build(kept)
+            found.steps.append(f"{len(units)} {what} became {len(kept)}, after {len(asked)} questions")
+        if minimum is None:
+            raise Enough
+
+
+def _nothing_like(value: NDArray[Any]) -> NDArray[Any]:
+    """Zeros; empty strings."""
+    return np.full_like(value, "") if is_string(value.dtype) else np.zeros_like(value)
+
+
+def _with_none(minimum: Minimum, ask: Ask) -> Minimum:
+    """Of one unit that is left, whether not even that is needed."""
+    if len(minimum.units) == 1 and ask(frozenset()) is Verdict.FAIL:
+        return Minimum(frozenset(), proven=True)
+    return minimum
+
+
+def _parts(values: Values, level: int) -> list[Part]:
+    """The parts at so many indices that are not all zero."""
+    found: list[Part] = []
+    for name, value in values.items():
+        used = value.astype(bool)
+        depth = min(level, value.ndim)
+        flat = used.reshape(*used.shape[:depth], -1).any(axis=-1) if used.size else np.zeros(used.shape[:depth], bool)
+        found += [(name, tuple(int(place) for place in index)) for index in np.argwhere(flat)]
+    return found

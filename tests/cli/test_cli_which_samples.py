@@ -1,0 +1,124 @@
+"""``samples``: which of many inputs fail, what sets them apart, and the smallest that still fails."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import TARGET, arrays, overflowing, read_json, script
+
+from bisect_trt.workflows.samples.common import find_common
+
+GUILTY = 17
+"""The one token whose embedding is past fp16 when it is squared."""
+
+
+@pytest.fixture
+def tokens(here: Path) -> Path:
+    """Root of the sum of squares of embeddings of [n, s] tokens; samples of different lengths beside it."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((50, 8)).astype(np.float32)
+    table[GUILTY] = 300
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embed"),
+        helper.make_node("Mul", ["e", "e"], ["squares"], name="square"),
+        helper.make_node("ReduceSum", ["squares", "axis"], ["sum"], keepdims=0, name="sum"),
+        helper.make_node("Sqrt", ["sum"], ["y"], name="root"),
+    ]
+    weights = [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([2]), "axis")]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "s"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "s"])
+    graph = helper.make_graph(nodes, "g", [ids], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "model.onnx")
+    for number in range(1, 13):
+        values = rng.integers(1, 50, (2, int(rng.integers(3, 12))))
+        values[values == GUILTY] = 18
+        if number in (3, 6, 8, 12):
+            values[1, 2] = GUILTY
+        np.savez(here / f"x-{number}.npz", ids=values)
+    return here / "model.onnx"
+
+
+def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Path) -> None:
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "x.npz", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    found = read_json(Path("r.json"))
+    samples = found["samples"]
+    assert (samples["failing"], samples["total"], samples["unresolved"]) == ([3, 6, 8, 12], 12, [])
+    first = samples["common"][0]
+    assert (first["property"], first["failing"], first["passing"]) == (f"{GUILTY} in 'ids'", [4, 4], [0, 8])
+    assert first["separates"]
+    assert first["p_value"] == pytest.approx(1 / 495)
+    np.testing.assert_array_equal(arrays("minimal-input.npz")["ids"], [[GUILTY]])
+    least = samples["minimal_input"]
+    assert (least["kept"], least["minimality"], found["minimality"]) == (1, "1-minimal", "1-minimal")
+    assert least["elements_kept"] == [{"input": "ids", "index": [0, 0], "value": GUILTY}]
+    # What it says shows the failure does.
+    assert f"To see it fail: {least['command']}" in ran.out
+    assert cli(*shlex.split(least["command"])[1:]).status == 1
+
+
+def test_one_element_of_a_dense_input_is_left(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx")  # (x + 3) * 3e4 overflows where x is over -0.8
+    rng = np.random.default_rng(1)
+    for number in range(1, 7):
+        values = rng.uniform(-2.95, -2.8, (2, 3)).astype(np.float32)
+        if number % 2:
+            values[1, 2] = 2.0
+        np.savez(here / f"x-{number}.npz", x=values)
+    # Of zeros it fails too, because 3 * 3e4 is past fp16: then nothing has to be left.
+    ran = cli("samples", model, *TARGET, "--load-inputs", "x.npz", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    samples = read_json(Path("r.json"))["samples"]
+    assert samples["failing"] == [1, 3, 5]
+    assert samples["minimal_input"]["kept"] == 0
+    assert "the largest element of 'x' is 2 or more" in {each["property"] for each in samples["common"]}
+
+
+def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path) -> None:
+    Path("seen.py").write_text(
+        f"import numpy, sys\nsys.exit(int((numpy.load(sys.argv[1])['ids'] == {GUILTY}).any()))\n", "utf-8"
+    )
+    check = script(here / "check.sh", 'python seen.py "$1"')
+    options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
+    ran = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}")
+    assert ran.status == 3, ran.err
+    least = read_json(Path("r.json"))["samples"]["minimal_input"]
+    assert least["minimality"] == "unproven"
+    assert "the budget is spent (--max-probes 15)" in least["why"]
+    assert (arrays("least.npz")["ids"] == GUILTY).any()
+    assert "--check" in least["command"]
+
+
+def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:
+    np.savez(here / "good.npz", ids=np.ones((2, 3), np.int64))
+    np.savez(here / "none.npz", ids=np.full((2, 3), 99))
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
+    assert ran.status == 1
+    assert "none of the 1 samples fails." in ran.err + ran.out
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz")
+    assert ran.status == 4
+    assert "no sample says anything: the reference does not run it" in ran.err
+    Path("minimal-input.npz").write_bytes(b"mine")
+    ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
+    assert ran.status == 2
+    assert "minimal-input.npz exists" in ran.err
+
+
+def test_properties_say_how_sure_they_are() -> None:
+    def sample(largest: float, length: int) -> dict[str, np.ndarray]:
+        return {"x": np.linspace(0, largest, length, dtype=np.float32)}
+
+    failing = [sample(5 + place, 4) for place in range(8)]
+    passing = [sample(1 + place / 100, 4) for place in range(8)]
+    common = find_common(failing, passing)
+    assert {entry["kind"] for entry in common} == {"max", "magnitude"}
+    assert all(entry["separates"] and entry["p_corrected"] <= 0.05 for entry in common)
+    lengths = find_common([sample(1, 9)] * 6, [sample(1, 4)] * 6)
+    assert [entry["property"] for entry in lengths if entry["kind"] == "length"] == ["dimension 0 of 'x' is 9 or more"]
+    assert find_common(failing, failing) == []
