@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +34,11 @@ COMMANDS = {
     "run --load-outputs inf.npz inf.npz --infinities-compare-equal --validate": 1,
     "run --load-outputs a.npz b.npz --postprocess top-5 --compare indices --index-tolerance 2": 0,
     "run --load-outputs a.npz b.npz --postprocess top-5 --compare indices": 1,
+    "run --load-outputs a.npz b.npz --compare distance_metrics --l2-threshold 9 --cosine-similarity-threshold 0.5": 0,
+    "run --load-outputs a.npz b.npz --compare quality_metrics --psnr-threshold 1 --snr-threshold t1:99 --check-average": 1,
+    "run --load-outputs a.npz b.npz --compare psnr": 1,
+    "run --load-outputs a.npz b.npz --check-error-stat t1:snr --snr-threshold 1": 0,
+    "run --load-outputs a.npz b.npz --check-error-stat elemwise --lpips-threshold 1": 2,
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
     "run --load-outputs a.npz flat.npz": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
@@ -76,6 +82,10 @@ SEARCHES = {
     "diagnose large.onnx --onnxrt --fp16 -o found": 0,
     "layerwise large.onnx --onnxrt --fp16 -v": 0,
     "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
+    "repeat model.onnx --onnxrt --same-engine --until 3": 1,
+    f"repeat model.onnx --until bad {CHECK}": 0,
+    "diff --dir builds": 0,
+    "diff --good builds/good --bad builds/bad": 0,
 }
 """The same of searches, and of what looks at them."""
 READ = (
@@ -154,6 +164,10 @@ def files(here: Path) -> None:
     np.savez("b.npz", t1=np.array([[1.0, 4.0, 4.5]], np.float32))
     np.savez("flat.npz", t1=values.ravel())
     np.savez("inf.npz", t1=np.array([np.inf]))
+    for side in ("good", "bad"):
+        Path("builds", side).mkdir(parents=True)
+        layer = {"layer": "conv", "kind": "tactic", "value": side}
+        Path("builds", side, "0001_choices.json").write_text(json.dumps({"bisect_trt_build": 1, "choices": [layer]}))
     Path("data.py").write_text("import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n")
     Path("compare.py").write_text(
         "def compare_outputs(a, b):\n    return {name: a[name].shape == b[name].shape for name in a}\n"

@@ -260,7 +260,7 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
-        order they run, each with ``name``, ``kind`` and ``precisions``.
+        order they run, each with ``name``, ``kind``, ``precisions``, ``tactic`` and ``formats``.
     """
     tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
@@ -279,5 +279,14 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
         "version": str(tensorrt.trt.__version__),
         "inputs": tensors["INPUT"],
         "outputs": tensors["OUTPUT"],
-        "layers": [{"name": each.name, "kind": each.kind, "precisions": list(each.precisions)} for each in layers],
+        "layers": [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "precisions": list(each.precisions),
+                "tactic": each.tactic,
+                "formats": list(each.formats),
+            }
+            for each in layers
+        ],
     }

@@ -22,7 +22,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell
+from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell, tell_average
 from bisect_trt.workflows.compare.self_check import self_check
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
@@ -51,6 +51,7 @@ class CompareSettings:
         warm_up: How often a target runs before it is timed; ``None`` if it is not.
         save_onnx: Where the model goes that the first target runs.
         self_check: Whether to compare each target with itself, see :mod:`bisect_trt.workflows.compare.self_check`.
+        average: Whether the averages over samples decide.
     """
 
     target: TargetSettings
@@ -67,6 +68,7 @@ class CompareSettings:
     warm_up: int | None = None
     save_onnx: Path | None = None
     self_check: bool = False
+    average: bool = False
 
     def each(self) -> list[CompareSettings]:
         """The settings for one target after the other."""
@@ -91,6 +93,7 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
     runs = [run for path in settings.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
     comparisons: list[TensorComparison] = []
+    averages: list[TensorComparison] | None = [] if settings.average else None
     targets = result.extra["targets"] = []
     for each in settings.each():
         console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
@@ -100,7 +103,9 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
             console.say(
                 f"  {samples.latency_ms:.3f} ms a run, the median of {TIMED_RUNS} after {each.warm_up} to warm up"
             )
-        failed = sum(not comparison.passed for comparison in found)
+        if averages is not None:
+            averages += samples.averages
+        failed = sum(not comparison.passed for comparison in (samples.averages if settings.average else found))
         targets.append(
             {
                 "name": each.target.describe(),
@@ -115,7 +120,7 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
     if len(targets) > 1:
         for target in targets:
             console.answer(f"{target['name']}: {target['failed']} of {target['compared']} do not match.")
-    return conclude(comparisons, console, result)
+    return conclude(comparisons, console, result, averages)
 
 
 class _Samples:
@@ -128,6 +133,7 @@ class _Samples:
         self._names = names
         self._console = examination.console
         self.latency_ms: float | None = None
+        self.averages: list[TensorComparison] = []
         self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
         if settings.save_onnx is not None:
             self._save_model(settings.save_onnx)
@@ -189,6 +195,8 @@ class _Samples:
         self.latency_ms = reply.latency_ms
         comparisons = list(reply.comparisons)
         tell(comparisons, prefix, self._console)
+        if settings.average:
+            self.averages += tell_average(comparisons, prefix, self._console)
         files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
         seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
         settings.pictures.draw(comparisons, seen, self._console, self._result)
