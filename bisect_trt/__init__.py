@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         reduce,
         releases,
         repeat,
+        samples,
+        sweep,
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
@@ -42,6 +44,8 @@ __all__ = [
     "reduce",
     "releases",
     "repeat",
+    "samples",
+    "sweep",
     "workaround",
 ]
 _HOMES = {

@@ -5,6 +5,7 @@ Each function runs the same engine as the command of its name, takes its options
 the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`.
 """
 
+from bisect_trt.api.inputs import samples, sweep
 from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise, workaround
 from bisect_trt.api.searches import cause, precision, reduce, releases, repeat
 
@@ -18,5 +19,7 @@ __all__ = [
     "reduce",
     "releases",
     "repeat",
+    "samples",
+    "sweep",
     "workaround",
 ]

@@ -60,7 +60,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     sure = settings.search.confidence
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
-    return job.diagnose(settings)
+    return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -147,7 +147,6 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    settings.check_shapes(given[Data])
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 

@@ -48,6 +48,13 @@ class Diagnose:
         bool,
         option("--releases", help="Also find since which release it fails; installs releases from the package index."),
     ] = False
+    self_check: Annotated[
+        bool,
+        option(
+            "--self-check",
+            help="Where no reference runs the model: find the layer at which the target begins to contradict itself.",
+        ),
+    ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
 
 

@@ -98,6 +98,14 @@ class Job:
                 return diagnose_metric(investigation, settings)
             return diagnose(investigation, settings)
 
+    def diagnose_itself(self, check: CheckSettings) -> Result:
+        """Find where the target contradicts itself; see :func:`bisect_trt.workflows.itself.diagnose_itself`."""
+        from bisect_trt.workflows.itself import diagnose_itself  # noqa: PLC0415 - see above
+
+        assert check.target is not None, "a target was required"
+        with self._examined(check.timeout, check.target) as examination:
+            return diagnose_itself(examination, check)
+
     def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
         """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
         from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
@@ -220,6 +228,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
         opened = job.subject(settings.check.timeout, settings.check.target)
