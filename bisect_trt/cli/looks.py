@@ -12,7 +12,7 @@ from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Show
-from bisect_trt.options.commands import Inspect, Log, Report, Resume, View
+from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -21,6 +21,7 @@ from bisect_trt.reporting.html.page import REPORT_FILE, write_report
 from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.builds.diff import diff_builds
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
@@ -110,6 +111,15 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said in kinds and not Path(said).exists():
         raise UsageError(f"there is no file to inspect as {said}; name one.")
     return guess_kind(Path(said)), Path(said)
+
+
+def diff(given: Given, console: Console, result: Result) -> Result:
+    """Show what bad builds chose and good ones did not."""
+    own = given[Diff]
+    paths = [*own.paths, *([] if own.folder is None else [own.folder])]
+    if not (paths or own.good or own.bad):
+        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+    return diff_builds(paths, own.good, own.bad, console, result)
 
 
 def doctor(given: Given, console: Console, result: Result) -> Result:

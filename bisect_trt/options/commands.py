@@ -107,6 +107,28 @@ class Inspect:
 
 
 @dataclass
+class Diff:
+    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
+
+    paths: Annotated[
+        list[Path],
+        argument(
+            "A run of repeat, or a folder with good/ and bad/; or files and folders of both.", metavar="GOOD... BAD..."
+        ),
+    ] = field(default_factory=list)
+    good: Annotated[list[Path], option("-g", "--good", metavar="PATH", help="Files or folders of good builds.")] = (
+        field(default_factory=list)
+    )
+    bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
+        default_factory=list
+    )
+    folder: Annotated[
+        Path | None, option("--dir", metavar="DIR", help="A folder with good/ and bad/, as by its name alone.")
+    ] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+
+
+@dataclass
 class Doctor:
     """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target."""
 

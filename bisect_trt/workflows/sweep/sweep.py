@@ -154,11 +154,11 @@ def _fill(
 ) -> Point | None:
     """Put what was seen into the result; the smallest point that fails."""
     smallest = _smallest(seen)
-    reasons = {record.key: record for record in investigation.prober.ledger.records}
+    records = {record.title: record for record in investigation.prober.ledger.records}
     entries = []
     for point, verdict in sorted(seen.items()):
         refused = sized.refused(point)
-        record = None if refused is not None else reasons.get(sized.candidate(point).key)
+        record = None if refused is not None else records.get(sized.title(point))
         entries.append(
             {
                 "sizes": _sizes(swept, point),
