@@ -28,6 +28,7 @@ from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, d
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
 from bisect_trt.workflows.places import look_there, open_places
+from bisect_trt.workflows.rethreshold import Tolerances, show_with
 from bisect_trt.workflows.view.view import view as show
 from bisect_trt.workflows.view.view import write_once
 
@@ -154,7 +155,11 @@ def log(given: Given) -> None:
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
-    if own.times:
+    if own.atol or own.rtol:
+        if own.times or number is not None:
+            raise UsageError("--atol and --rtol say what would change of a whole run; leave the probe and --times out.")
+        show_with(folder, Tolerances(own.atol, own.rtol), Console())
+    elif own.times:
         show_times(folder, number, Console())
     elif number is None:
         show_run(folder, Console())

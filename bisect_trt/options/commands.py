@@ -12,7 +12,7 @@ from typing import Annotated
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.searches import Model
 from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import shape, size
+from bisect_trt.options.values import shape, size, tolerance
 
 
 @dataclass
@@ -149,6 +149,17 @@ class Log:
     run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
     times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
+    atol: Annotated[
+        dict[str, float],
+        option(
+            metavar="[OUT:]TOL",
+            help="Say what this absolute tolerance would have changed, from what was kept; nothing is run.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    rtol: Annotated[
+        dict[str, float], option(metavar="[OUT:]TOL", help="The same of a relative tolerance.", read=tolerance)
+    ] = field(default_factory=dict)
 
 
 @dataclass

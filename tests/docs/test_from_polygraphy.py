@@ -94,7 +94,13 @@ READ = (
     "run model.onnx --trt --version-compatible --hardware-compatibility-level none --save-engine m.engine",
     "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
     "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
-    "run model.onnx --trt --fp8 --load-engine a.npz",
+    "run model.onnx --trt --fp8 --load-engine a.npz --load-runtime a.npz --optimization-profile 1",
+    "run model.onnx --trt --weight-streaming --weight-streaming-budget 40% --allocation-strategy runtime --refittable",
+    "run model.onnx --trt --load-tactics tactics.json --save-tactics t.json --plugin-instancenorm --onnx-flags adjust_for_dla",
+    "run model.onnx --trt --max-aux-streams 0 --sparse-weights --direct-io --preview-features none --strip-plan",
+    "run model.onnx --trt --use-dla --allow-gpu-fallback --exclude-lean-runtime --error-on-timing-cache-miss",
+    "run model.onnx --trt --disable-compilation-cache --builder-flag refit",
+    "convert model.onnx -o m.engine --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 1",
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
@@ -154,6 +160,7 @@ def files(here: Path) -> None:
     script(here / "check", f"echo left > left.txt; {has('<1>')} && echo wrong && exit 1; exit 0")
     values = np.array([[1.0, 5.0, 3.0]], np.float32)
     np.savez("a.npz", t1=values)
+    Path("tactics.json").write_text('{"replay": {"conv": {"implementation": 1, "tactic": 2}}}')
     np.savez("b.npz", t1=np.array([[1.0, 4.0, 4.5]], np.float32))
     np.savez("flat.npz", t1=values.ravel())
     np.savez("inf.npz", t1=np.array([np.inf]))

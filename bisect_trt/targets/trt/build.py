@@ -123,6 +123,7 @@ class TensorRtRuntime:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and of how many it could
             choose; where there is an algorithm selector (8.6 to 10). ``sources``: the sources of tactics by default.
             ``flags`` and ``previews``: the builder flags that there are; the preview features, and whether they are on.
+            ``routes``: the knobs of build routes as JSON, since 11.1.
 
         Raises:
             BuildError: TensorRT refuses the model.
@@ -138,6 +139,8 @@ class TensorRtRuntime:
             "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
+        if hasattr(config, "all_build_routes"):
+            found["routes"] = str(config.all_build_routes)
         if trt.has("IAlgorithmSelector", "select_algorithms"):
             recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
