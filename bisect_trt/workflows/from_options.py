@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm
@@ -27,8 +28,10 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import Low
-from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
 from bisect_trt.workflows.settings import CheckSettings, MetricSettings, ModelSettings, SearchSettings
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
 
 
 def data_files(data: Data) -> list[Path]:
@@ -237,6 +240,8 @@ def releases_settings(
     Raises:
         UsageError: Of what is not said, or they are none.
     """
+    from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of  # noqa: PLC0415 - of this command alone
+
     if own.package is not None and not has_check:
         raise UsageError(
             "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
