@@ -19,6 +19,7 @@ from bisect_trt.options.searches import (
     Precision,
     Reduce,
     Releases,
+    Repeat,
     Samples,
     Sweep,
     Workaround,
@@ -31,6 +32,7 @@ from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
     releases_settings,
+    repeat_settings,
     search_settings,
     tolerance_options,
     validation_files,
@@ -56,7 +58,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     sure = settings.search.confidence
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
-    return job.diagnose(settings)
+    return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -96,14 +98,13 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - see above
 
     own = given[Precision]
-    low, runtime = low_precision(given[Target])
-    own.refuse_ends(low)
+    low, runtime = low_precision(given[Target], own)
+    own.refuse_ends(low[0])
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
-    )
+    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
+    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
     return job.precision(settings, checks, search_settings(given[Search]))
 
 
@@ -126,6 +127,14 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     return job.releases(settings, checks, search_settings(given[Search]))
 
 
+def repeat(given: Given, console: Console, result: Result) -> Result:
+    """Build or run a model again and again."""
+    own, runtime = given[Repeat], given[Target].settings()
+    settings = repeat_settings(own, given[Search], given[Check])
+    job, checks = open_search(own.model, given, runtime, console, result, None)
+    return job.repeat(settings, checks, search_settings(given[Search]))
+
+
 def samples(given: Given, console: Console, result: Result) -> Result:
     """Find which of many inputs fail, and the smallest of them."""
     from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - see above
@@ -146,7 +155,6 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    settings.check_shapes(given[Data])
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 

@@ -123,6 +123,7 @@ class TensorRtRuntime:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and of how many it could
             choose; where there is an algorithm selector (8.6 to 10). ``sources``: the sources of tactics by default.
             ``flags`` and ``previews``: the builder flags that there are; the preview features, and whether they are on.
+            ``routes``: the knobs of build routes as JSON, since 11.1.
 
         Raises:
             BuildError: TensorRT refuses the model.
@@ -138,6 +139,8 @@ class TensorRtRuntime:
             "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
+        if hasattr(config, "all_build_routes"):
+            found["routes"] = str(config.all_build_routes)
         if trt.has("IAlgorithmSelector", "select_algorithms"):
             recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
@@ -257,7 +260,7 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
-        order they run, each with ``name``, ``kind`` and ``precisions``.
+        order they run, each with ``name``, ``kind``, ``precisions``, ``tactic`` and ``formats``.
     """
     tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
@@ -276,5 +279,14 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
         "version": str(tensorrt.trt.__version__),
         "inputs": tensors["INPUT"],
         "outputs": tensors["OUTPUT"],
-        "layers": [{"name": each.name, "kind": each.kind, "precisions": list(each.precisions)} for each in layers],
+        "layers": [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "precisions": list(each.precisions),
+                "tactic": each.tactic,
+                "formats": list(each.formats),
+            }
+            for each in layers
+        ],
     }
