@@ -78,6 +78,9 @@ def test_a_wrong_kernel_is_named_and_turned(here: Path) -> None:
         assert Path(build["files"]["choices"]).parent == Path(found["artifacts"][side])
         assert Path(build["files"]["model"]).name == f"{build['number']:04d}_model.engine"
     run = found["artifacts"]["run"]
+    page = (Path(run) / "report.html").read_text(encoding="utf-8")
+    assert "bad: tactic wrong_kernel" in page
+    assert f"{found['bad']} of {found['runs']} fail" in page
     told = unsteady("diff", run, "--json", "diff.json")
     assert told.status == 0
     compared = read_json(Path("diff.json"))
