@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,8 +56,9 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
     wanted = _wanted(own, kind)
     if kind is Kind.MODEL:
         words = {word.value for word in wanted}
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
-            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
+        # A folder that nobody needs is one that stays behind when the command is killed.
+        with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
+            model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
         tree = model_tree(str(file), plain)
     elif kind is Kind.DATA:
