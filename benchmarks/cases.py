@@ -164,7 +164,7 @@ def overflowing(nodes: int, culprits: int, seed: int = 0) -> onnx.ModelProto:
     model = generated(nodes, seed)
     graph = model.graph
     graph.initializer.extend(
-        numpy_helper.from_array(np.float32(v).reshape(()), n) for n, v in (("up", 3e4), ("down", 1 / 3e4))
+        numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("up", 3e4), ("down", 1 / 3e4))
     )
     places = {round((place + 0.5) * nodes / culprits): place for place in range(culprits)}
     ordered: list[onnx.NodeProto] = []

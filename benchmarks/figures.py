@@ -20,6 +20,7 @@ BENCHMARKS = {
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
     "reduce": "benchmarks.reduce:figures",
+    "graphs": "benchmarks.large:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""
 

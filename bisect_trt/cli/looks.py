@@ -13,7 +13,7 @@ from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Show
-from bisect_trt.options.commands import Inspect, Log, Report, Resume
+from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -22,12 +22,16 @@ from bisect_trt.reporting.html.page import REPORT_FILE, write_report
 from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.builds.diff import diff_builds
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
 from bisect_trt.workflows.places import look_there, open_places
+from bisect_trt.workflows.rethreshold import Tolerances, show_with
+from bisect_trt.workflows.view.view import view as show
+from bisect_trt.workflows.view.view import write_once
 
 _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
@@ -111,6 +115,15 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     return guess_kind(Path(said)), Path(said)
 
 
+def diff(given: Given, console: Console, result: Result) -> Result:
+    """Show what bad builds chose and good ones did not."""
+    own = given[Diff]
+    paths = [*own.paths, *([] if own.folder is None else [own.folder])]
+    if not (paths or own.good or own.bad):
+        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+    return diff_builds(paths, own.good, own.bad, console, result)
+
+
 def doctor(given: Given, console: Console, result: Result) -> Result:
     """Print what is here or in some places, and what is missing for which target."""
     where = open_places(given[Places], console)
@@ -144,7 +157,11 @@ def log(given: Given) -> None:
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
-    if own.times:
+    if own.atol or own.rtol:
+        if own.times or number is not None:
+            raise UsageError("--atol and --rtol say what would change of a whole run; leave the probe and --times out.")
+        show_with(folder, Tolerances(own.atol, own.rtol), Console())
+    elif own.times:
         show_times(folder, number, Console())
     elif number is None:
         show_run(folder, Console())
@@ -161,6 +178,18 @@ def report(given: Given) -> None:
     check_output(path, overwrite=True)
     write_report(result, path)
     Console().answer(str(path))
+
+
+def view(given: Given) -> None:
+    """Show runs in a browser, or once in a file."""
+    own = given[View]
+    folder = newest_run() if own.run is None else own.run
+    if own.once is None:
+        show(folder, Console(), own.port, browser=not own.no_browser)
+        return
+    check_output(own.once, overwrite=True)
+    write_once(folder, own.once)
+    Console().answer(str(own.once))
 
 
 def resume(given: Given) -> None:

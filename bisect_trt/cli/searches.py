@@ -16,6 +16,7 @@ from bisect_trt.options.searches import (
     Precision,
     Reduce,
     Releases,
+    Repeat,
     Samples,
     Sweep,
     Workaround,
@@ -29,6 +30,7 @@ from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
     releases_settings,
+    repeat_settings,
     search_settings,
     tolerance_options,
     validation_files,
@@ -58,7 +60,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     sure = settings.search.confidence
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
-    return job.diagnose(settings)
+    return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
@@ -92,14 +94,13 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
     own = given[Precision]
-    low, runtime = low_precision(given[Target])
-    own.refuse_ends(low)
+    low, runtime = low_precision(given[Target], own)
+    own.refuse_ends(low[0])
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    job, checks = open_search(
-        own.model, given, runtime, console, result, own.annotate, validation_files(own.validation_data), scored=True
-    )
+    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
+    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
     return job.precision(settings, checks, search_settings(given[Search]))
 
 
@@ -122,6 +123,14 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     return job.releases(settings, checks, search_settings(given[Search]))
 
 
+def repeat(given: Given, console: Console, result: Result) -> Result:
+    """Build or run a model again and again."""
+    own, runtime = given[Repeat], given[Target].settings()
+    settings = repeat_settings(own, given[Search], given[Check])
+    job, checks = open_search(own.model, given, runtime, console, result, None)
+    return job.repeat(settings, checks, search_settings(given[Search]))
+
+
 def samples(given: Given, console: Console, result: Result) -> Result:
     """Find which of many inputs fail, and the smallest of them."""
     own = given[Samples]
@@ -138,7 +147,6 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    settings.check_shapes(given[Data])
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.searches import Model
 from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import shape, size
+from bisect_trt.options.values import shape, size, tolerance
 
 
 @dataclass
@@ -107,6 +107,28 @@ class Inspect:
 
 
 @dataclass
+class Diff:
+    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
+
+    paths: Annotated[
+        list[Path],
+        argument(
+            "A run of repeat, or a folder with good/ and bad/; or files and folders of both.", metavar="GOOD... BAD..."
+        ),
+    ] = field(default_factory=list)
+    good: Annotated[list[Path], option("-g", "--good", metavar="PATH", help="Files or folders of good builds.")] = (
+        field(default_factory=list)
+    )
+    bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
+        default_factory=list
+    )
+    folder: Annotated[
+        Path | None, option("--dir", metavar="DIR", help="A folder with good/ and bad/, as by its name alone.")
+    ] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+
+
+@dataclass
 class Doctor:
     """Print what is here (versions, providers, GPUs, driver, CUDA, TensorRT), and what is missing for which target."""
 
@@ -127,6 +149,17 @@ class Log:
     run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
     times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
+    atol: Annotated[
+        dict[str, float],
+        option(
+            metavar="[OUT:]TOL",
+            help="Say what this absolute tolerance would have changed, from what was kept; nothing is run.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    rtol: Annotated[
+        dict[str, float], option(metavar="[OUT:]TOL", help="The same of a relative tolerance.", read=tolerance)
+    ] = field(default_factory=dict)
 
 
 @dataclass
@@ -140,4 +173,21 @@ class Report:
     output: Annotated[
         Path | None,
         option("-o", "--output", metavar="FILE", help="Where the page goes; default report.html beside the result."),
+    ] = None
+
+
+@dataclass
+class View:
+    """Show a run in a browser, while it runs and after, and runs beside each other; on this machine alone."""
+
+    run: Annotated[
+        Path | None,
+        argument("The folder of a run, or one that holds runs, such as .bisect-trt; the newest run if left out."),
+    ] = None
+    port: Annotated[
+        int, option("--port", min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")
+    ] = 0
+    no_browser: Annotated[bool, option("--no-browser", help="Only say the address; open no browser.")] = False
+    once: Annotated[
+        Path | None, option("--once", metavar="FILE", help="Write what the page shows now into FILE, and end.")
     ] = None

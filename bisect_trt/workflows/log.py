@@ -27,7 +27,7 @@ def show_run(run: Path, console: Console) -> None:
     command, *words = binding.argv or ("",)
     console.answer(f"bisect_trt.{command}({', '.join(words)})" if called else f"bisect-trt {shlex.join(binding.argv)}")
     console.answer(f"in {binding.cwd}, version {binding.version}")
-    verdicts, unfinished = _read(run)
+    verdicts, unfinished = read_probes(run)
     for entry in verdicts:
         console.answer(
             f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
@@ -44,7 +44,7 @@ def show_probe(run: Path, number: int, console: Console) -> None:
         UsageError: It has no such probe.
     """
     Binding.read(run, CALL_FILE if (run / CALL_FILE).exists() else RUN_FILE)
-    verdicts, _ = _read(run)
+    verdicts, _ = read_probes(run)
     entry = next((entry for entry in verdicts if entry["number"] == number), None)
     if entry is None:
         raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
@@ -72,7 +72,7 @@ def show_times(run: Path, number: int | None, console: Console) -> None:
         UsageError: It has no such probe.
     """
     Binding.read(run, CALL_FILE if (run / CALL_FILE).exists() else RUN_FILE)
-    verdicts, _ = _read(run)
+    verdicts, _ = read_probes(run)
     chosen = [entry for entry in verdicts if number in (None, entry["number"])]
     if number is not None and not chosen:
         raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
@@ -90,7 +90,7 @@ def _times(name: str, times: Mapping[str, float], parts: Sequence[str]) -> str:
     return "  ".join([f"{name:>5}", *cells])
 
 
-def _read(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_probes(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The decisions, by number, and the probes that never ended."""
     verdicts: dict[int, dict[str, Any]] = {}
     times: dict[str, dict[str, float]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -46,12 +46,18 @@ _NAME_LENGTH = 120
 
 def sentence(result: Json) -> str:
     """The answer."""
-    answers = result.get("report", {}).get("story", {}).get("answers", [])
-    if result["status"] == "error" or not answers:
+    chosen = _answer(result)
+    if result["status"] == "error" or chosen is None:
         return str(result["why"] or _names(result["culprits"]) or f"The run ended as '{result['status']}'.")
-    if result["status"] == "interrupted":
-        return f"Stopped by the user. {answers[0]}"
-    return str(answers[0])
+    return f"Stopped by the user. {chosen}" if result["status"] == "interrupted" else chosen
+
+
+def _answer(result: Json) -> str | None:
+    """Of all that was answered, what names a culprit; else the first."""
+    answers = result.get("report", {}).get("story", {}).get("answers", [])
+    named = [f"'{culprit['name'] or culprit['outputs'][0]}'" for culprit in result["culprits"]]
+    telling = [str(said) for said in answers if not said.startswith(" ") and any(name in said for name in named)]
+    return next(iter([*telling, *map(str, answers)]), None)
 
 
 def _names(culprits: Sequence[Json]) -> str:
@@ -64,10 +70,13 @@ def answer_section(result: Json) -> Markup:
     said = sentence(result)
     report = result.get("report", {})
     why = result["why"] if result["why"] and result["why"] not in said else None
-    rest = [line for line in report.get("story", {}).get("answers", [])[1:] if line.strip() != why]
+    rest = list(report.get("story", {}).get("answers", []))
+    if (chosen := _answer(result)) in rest:
+        rest.remove(chosen)
+    rest = [line for line in rest if line.strip() != why]
     return tag(
         "section",
-        tag("p", _badge(result), tag("span", result["command"], class_="quiet"), class_="eyebrow"),
+        tag("p", badge(result), tag("span", result["command"], class_="quiet"), class_="eyebrow"),
         tag("h1", said),
         tag("p", why, class_="why") if why else None,
         tag("div", *_rest(rest), class_="rest") if rest else None,
@@ -91,7 +100,8 @@ def _rest(lines: Sequence[str]) -> list[Markup]:
     return parts
 
 
-def _badge(result: Json) -> Markup:
+def badge(result: Json) -> Markup:
+    """How a run ended, in a word or two."""
     words, style = _BADGES.get(result["status"], (result["status"], "neutral"))
     if result["command"] in ("run", "layerwise"):
         words, style = _COMPARED.get(result["status"], (words, style))
@@ -181,12 +191,16 @@ def _render(result: Json) -> str:
         "FOOT": _foot(result),
         "SCRIPT": script,
     }
-    # In one pass, so that nothing that was put in is looked at again.
+    return fill(parts)
+
+
+def fill(parts: Mapping[str, str]) -> str:
+    """The frame of a page with what goes into its places; in one pass, so that nothing that was put in is looked at again."""
     return _PLACE.sub(lambda match: parts[match[1]], template("report.html"))
 
 
 def template(name: str) -> str:
-    """One of the frames of the page."""
+    """A file of the templates."""
     return resources.files("bisect_trt.reporting").joinpath(f"templates/{name}").read_text("utf-8")
 
 

@@ -51,7 +51,7 @@ def _probes(probes: Sequence[Json], counts: Json) -> Markup | None:
     return tag(
         "div",
         tag("h3", "Probes"),
-        _chart(probes, most),
+        chart(probes, most),
         _filters(probes),
         tag(
             "div",
@@ -126,7 +126,7 @@ def _short(step: str) -> str:
     return called if len(called) <= _STEP_LENGTH else textwrap.shorten(step, _STEP_LENGTH, placeholder=" ...")
 
 
-def _chart(probes: Sequence[Json], most: int) -> Markup | None:
+def chart(probes: Sequence[Json], most: int) -> Markup | None:
     """A bar a probe, as high as the logarithm of its units; only where that says something."""
     if not _FEWEST_BARS <= len(probes) <= _MOST_BARS or most < 2:
         return None
