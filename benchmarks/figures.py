@@ -19,6 +19,8 @@ BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
+    "all": "benchmarks.questions:disjoint",
+    "own-time": "benchmarks.own_time:figures",
     "reduce": "benchmarks.reduce:figures",
     "graphs": "benchmarks.large:figures",
 }

@@ -23,6 +23,7 @@ from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
 from bisect_trt.workflows.builds.diff import diff_builds
+from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
@@ -37,6 +38,7 @@ _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
     Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
+    Kind.TACTICS: {Show.LAYERS},
 }
 _MODES = {
     Depth.NONE: set[Show](),
@@ -69,6 +71,9 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         values = own.num_items if Show.VALUES in wanted else None
         plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
         tree = data_tree(str(file), plain)
+    elif kind is Kind.TACTICS:
+        plain = describe_choices(file)
+        tree = choices_tree(str(file), plain)
     else:
         with TemporaryDirectory(prefix="bisect-trt-") as folder:
             plain = describe_engine(file, Path(folder))
