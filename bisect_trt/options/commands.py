@@ -12,7 +12,7 @@ from typing import Annotated
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.searches import Model
 from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import shape, size
+from bisect_trt.options.values import shape, size, tolerance
 
 
 @dataclass
@@ -82,8 +82,12 @@ class Convert:
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
-    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
-    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    said: Annotated[
+        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    ] = None
+    path: Annotated[
+        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+    ] = None
     show: Annotated[
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
@@ -149,6 +153,17 @@ class Log:
     run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
     times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
+    atol: Annotated[
+        dict[str, float],
+        option(
+            metavar="[OUT:]TOL",
+            help="Say what this absolute tolerance would have changed, from what was kept; nothing is run.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    rtol: Annotated[
+        dict[str, float], option(metavar="[OUT:]TOL", help="The same of a relative tolerance.", read=tolerance)
+    ] = field(default_factory=dict)
 
 
 @dataclass

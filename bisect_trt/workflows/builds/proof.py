@@ -7,26 +7,51 @@ are in, and to the good one's where they are not. So chance has no part in it, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol, TypeVar
 
-from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.chosen import Choice
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.builds.compared import Build
-from bisect_trt.workflows.builds.record import recorded_choices
-from bisect_trt.workflows.investigation import Investigation
 
+T = TypeVar("T")
 MOST_REASONS = 8
 """Of bad builds that are unlike each other so many are explained."""
-_TRIED, _TRIED_COSTLY = 10, 2
-"""How many builds are held to what was found and to nothing else."""
 _NOT_GOOD = "held to all that a good build chose, of what can be pinned, the build is not good: something else decides"
 Place = tuple[str, str]
 """A layer, and the kind of choice."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A build that is held to choices.
+
+    Attributes:
+        title: What it is, in a few words.
+        pins: What it has to choose.
+        bans: What it shall not.
+        units: Which of the bad build's choices are in, for a search over those.
+        repetition: Which of several that are held alike, from 1; 0 if there is one.
+    """
+
+    title: str
+    pins: tuple[Choice, ...] = ()
+    bans: tuple[Choice, ...] = ()
+    units: Subset = frozenset()
+    repetition: int = 0
+
+
+class Bench(Protocol):
+    """Who builds, and says what is good or bad."""
+
+    def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
+        """Whether a build is bad, and what it chose."""
+
+    def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
+        """Run a search whose sets of units are builds."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +89,29 @@ class Pair:
         """Where they differ, in the order in which the bad one chose."""
         return [place for place, choice in self.bad.items() if self.good.get(place) != choice]
 
-    def pins(self, units: Subset) -> list[Choice]:
-        """The choices of the bad build at some of those places, and of the good one everywhere else."""
+    def held(self, units: Subset) -> Held:
+        """A build held to the bad one's choices at some of those places, and to the good ones' everywhere else."""
         turned = {place for unit, place in enumerate(self.places) if unit in units}
         rest = [choice for place, choice in self.good.items() if place not in turned]
-        return [*(self.bad[place] for place in self.places if place in turned), *rest]
+        pins = (*(self.bad[place] for place in self.places if place in turned), *rest)
+        title = f"{len(units)} of {len(self.places)} choices of {self.name}, the rest of good builds"
+        return Held(title, pins, units=units)
+
+    def kept_from(self, choices: frozenset[Choice]) -> Held:
+        """A build kept from some of the bad one's choices, and held to the good ones' everywhere else."""
+        kept = {(each.layer, each.kind) for each in choices}
+        pins = tuple(choice for place, choice in self.good.items() if place not in kept)
+        return Held(f"choices of good builds, kept from {len(choices)} of {self.name}", pins, tuple(sorted(choices)))
 
 
-def find_reasons(
-    investigation: Investigation, target: TargetSettings, builds: Sequence[Build], known: Sequence[Reason] = ()
-) -> list[Reason]:
+def find_reasons(bench: Bench, builds: Sequence[Build], tries: int, known: Sequence[Reason] = ()) -> list[Reason]:
     """Explain each bad build that no reason found before, or ``known``, explains.
+
+    Args:
+        bench: Who builds.
+        builds: Those that were seen; at least one is good.
+        tries: How many builds are held to what was found and to nothing else, to see that it is all.
+        known: What was found before.
 
     Returns:
         What is known and what was found; the last one is no reason if one of them cannot be explained.
@@ -86,7 +123,7 @@ def find_reasons(
             continue
         if len(reasons) == MOST_REASONS:
             break
-        reasons.append(_explained(investigation, target, build, list(goods)))
+        reasons.append(_explained(bench, build, list(goods), tries))
         if not reasons[-1].choices:
             break
     return reasons
@@ -116,71 +153,57 @@ def _unlike(bad: Mapping[Place, Choice], goods: Sequence[Mapping[Place, Choice]]
     }
 
 
-def _explained(
-    investigation: Investigation, target: TargetSettings, bad: Build, goods: list[Mapping[Place, Choice]]
-) -> Reason:
+def _explained(bench: Bench, bad: Build, goods: list[Mapping[Place, Choice]], tries: int) -> Reason:
     """The same as :func:`_explain`, and that it is all: builds that are held to that alone are bad, whatever else they choose.
 
     One that is good shows that it takes more, which what it chose helps to find.
     """
-    tried = _TRIED_COSTLY if target.target.capabilities.costly else _TRIED
-    reason = _explain(investigation, target, bad, goods)
+    reason = _explain(bench, bad, goods)
     for _ in range(MOST_REASONS):
-        good = _passing(investigation, target, reason, tried) if reason.proven else None
+        good = _passing(bench, reason, tries) if reason.proven else None
         if good is None:
             return reason
         if good in goods:
             break
         goods.append(good)
-        reason = _explain(investigation, target, bad, goods)
+        reason = _explain(bench, bad, goods)
     why = "builds that are held to it are good now and then, so it takes something else too"
     return replace(reason, proven=False, why=why)
 
 
-def _passing(
-    investigation: Investigation, target: TargetSettings, reason: Reason, tried: int
-) -> Mapping[Place, Choice] | None:
+def _passing(bench: Bench, reason: Reason, tries: int) -> Mapping[Place, Choice] | None:
     """What a build chose that is held to a reason and good all the same; ``None`` if there is none."""
-    held = target.target.pinned(target, sorted(reason.choices))
-    for number in range(1, tried + 1):
+    for number in range(1, tries + 1):
         title = f"held to what was found alone, build {number}"
-        candidate = replace(investigation.subject.original, title=title, target=held, repetition=number)
-        if investigation.prober.probe(candidate).verdict is Verdict.PASS:
-            return _pinnable(Build(title, True, recorded_choices(investigation, candidate)))
+        verdict, chose = bench.build(Held(title, tuple(sorted(reason.choices)), repetition=number))
+        if verdict is Verdict.PASS:
+            return _pinnable(Build(title, good=True, choices=chose))
     return None
 
 
-def _explain(
-    investigation: Investigation, target: TargetSettings, bad: Build, goods: Sequence[Mapping[Place, Choice]]
-) -> Reason:
+def _explain(bench: Bench, bad: Build, goods: Sequence[Mapping[Place, Choice]]) -> Reason:
     """The fewest choices of a bad build that make a good one bad."""
-    console, chosen = investigation.console, _pinnable(bad)
-    known = [choice for good in goods for choice in good.values()]
+    chosen = _pinnable(bad)
     found: Minimum | str = "it chose what a good build did, of what can be pinned"
     for good in (_unlike(chosen, goods), _nearest(chosen, goods)):
         pair = Pair(chosen, good, bad.name)
-        places, build = pair.places, partial(_candidate, investigation, target, pair)
-        if not places:
+        if not pair.places:
             continue
-        console.say(f"  {bad.name} made {len(places)} choices that can be pinned and that good builds made otherwise")
-        search = over_units(Verdict.FAIL, partial(_search, len(places)))
-        found = investigation.prober.search(search, build, investigation.subject.original)
+        found = bench.search(partial(_search, len(pair.places)), pair.held)
         if found != _NOT_GOOD:
             break
     if isinstance(found, str):
         return Reason(frozenset(), proven=False, why=found)
-    choices = frozenset(pair.bad[places[unit]] for unit in found.units)
-    pinned = build(found.units)
-    chose = recorded_choices(investigation, pinned)
+    choices = frozenset(pair.bad[pair.places[unit]] for unit in found.units)
+    _, chose = bench.build(pair.held(found.units))
     if not choices <= chose:
         missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
         return Reason(choices, proven=False, why=f"the build that is held to it does not say that it chose {missing}")
-    free = _candidate(investigation, target, pair, found.units, bans=choices, known=known)
-    verdict = investigation.prober.probe(free).verdict
+    verdict, chose = bench.build(pair.kept_from(choices))
     if verdict is not Verdict.PASS:
         why = "kept from it, the build is bad too" if verdict is Verdict.FAIL else "the build cannot be kept from it"
         return Reason(choices, proven=False, why=why)
-    if choices & recorded_choices(investigation, free):
+    if choices & chose:
         return Reason(choices, proven=False, why="the build that is kept from it says that it chose it all the same")
     return Reason(choices, found.proven, found.why)
 
@@ -192,28 +215,5 @@ def _search(count: int, ask: Ask) -> Minimum | str:
             "held to all that the bad build chose, of what can be pinned, the build is not bad: something else decides"
         )
     if ask(frozenset()) is not Verdict.PASS:
-        return (
-            "held to all that a good build chose, of what can be pinned, the build is not good: something else decides"
-        )
+        return _NOT_GOOD
     return minimise(range(count), ask)
-
-
-def _candidate(
-    investigation: Investigation,
-    target: TargetSettings,
-    pair: Pair,
-    units: Subset,
-    bans: frozenset[Choice] = frozenset(),
-    known: Sequence[Choice] = (),
-) -> Candidate:
-    """The original, held to choices; where ``bans`` are given, kept from them instead of held to the bad build's."""
-    original, settings = investigation.subject.original, target.target
-    if bans:
-        kept = {(each.layer, each.kind) for each in bans}
-        pins = [choice for place, choice in pair.good.items() if place not in kept]
-        title = f"choices of good builds, kept from {len(bans)} of {pair.name}"
-    else:
-        pins = pair.pins(units)
-        title = f"{len(units)} of {len(pair.places)} choices of {pair.name}, the rest of good builds"
-    turned = settings.pinned(target, pins, sorted(bans), known)
-    return replace(original, title=title, target=turned, units=units)

@@ -20,8 +20,8 @@ from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
 from bisect_trt.targets.chosen import Choice
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.builds.compared import Build, Table, compare_builds, tell_table
-from bisect_trt.workflows.builds.proof import MOST_REASONS, Reason, find_reasons
-from bisect_trt.workflows.builds.record import FOLDERS, BuildSorter, recorded_choices
+from bisect_trt.workflows.builds.proof import MOST_REASONS, Bench, Held, Reason, find_reasons
+from bisect_trt.workflows.builds.record import FOLDERS, BuildSorter, ProbedBuilds, recorded_choices
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import RepeatSettings
 
@@ -32,6 +32,8 @@ _WANTED: dict[str, tuple[Verdict, ...]] = {
 }
 _SHARED = "build"
 """The folder of the one build that is run again and again."""
+_TRIED, _TRIED_COSTLY = 10, 2
+"""How many builds are held to what was found and to nothing else."""
 _MOST_TRIED, _MOST_TRIED_COSTLY = 10, 3
 """How often a build that is kept from what was found is made, to see that it is good."""
 
@@ -227,14 +229,16 @@ def _prove(story: _Story, builds: Sequence[Build], table: Table) -> None:
         console.answer(f"Not proven: {result.why}.")
         return
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
-    reasons = find_reasons(investigation, target, builds)
+    bench = ProbedBuilds(investigation, target, [choice for build in builds for choice in sorted(build.choices)])
+    tries = _TRIED_COSTLY if target.target.capabilities.costly else _TRIED
+    reasons = find_reasons(bench, builds, tries)
     more: list[Build] = []
     while reasons and all(reason.proven for reason in reasons):
-        tried = _without(story, reasons, len(more))
+        tried = _without(story, bench, reasons)
         if all(build.good for build in tried) or len(reasons) == MOST_REASONS:
             break
         more += tried  # another reason than those that were seen until now
-        reasons = find_reasons(investigation, target, [*builds, *more], reasons)
+        reasons = find_reasons(bench, [*builds, *more], tries, reasons)
     proven = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
     result.extra |= table.proven(proven).to_json()
     result.extra["reasons"] = [
@@ -271,31 +275,26 @@ def _tell(story: _Story, reason: Reason) -> None:
         console.answer(f"No choice is proven to be the reason: {reason.why}.")
 
 
-def _without(story: _Story, reasons: Sequence[Reason], before: int) -> list[Build]:
+def _without(story: _Story, bench: Bench, reasons: Sequence[Reason]) -> list[Build]:
     """Build without what was found, all else free, as a user will; as often as it takes to be sure, within reason.
 
-    Args:
-        story: What is repeated.
-        reasons: Of each, its first choice is forbidden: without that the others do no harm.
-        before: How many builds without less were made.
+    Of each reason the first choice is forbidden: without that the others do no harm.
     """
-    investigation, result, target = story.investigation, story.investigation.result, story.target
+    result, target = story.investigation.result, story.target
     assert target is not None, "something was built"
-    kept = target.target.pinned(target, (), [min(reason.choices) for reason in reasons])
+    bans = tuple(min(reason.choices) for reason in reasons)
     most = _MOST_TRIED_COSTLY if target.target.capabilities.costly else _MOST_TRIED
     rate = result.extra["rate"]
     enough = 1 if rate >= 1 else math.ceil(math.log(1 - story.settings.confidence) / math.log(1 - rate))
     builds: list[Build] = []
     for number in range(1, max(1, min(most, enough)) + 1):
-        title = f"build {before + number} without what was found"
-        candidate = replace(investigation.subject.original, title=title, target=kept, repetition=number)
-        verdict = investigation.prober.probe(candidate).verdict
-        choices = recorded_choices(investigation, candidate)
+        verdict, choices = bench.build(Held(f"build {number} without what was found", bans=bans, repetition=number))
         if verdict is not Verdict.UNRESOLVED:
-            builds.append(Build(title, verdict is Verdict.PASS, choices))
+            builds.append(Build(f"build {number} without {len(bans)}", verdict is Verdict.PASS, choices))
         if verdict is Verdict.FAIL:
             break
-    bad = sum(not build.good for build in builds)
     if builds:
-        result.extra["avoid"] = {"options": target.target.flags(kept), "runs": len(builds), "bad": bad}
+        bad = sum(not build.good for build in builds)
+        options = target.target.flags(target.target.pinned(target, (), bans))
+        result.extra["avoid"] = {"options": options, "runs": len(builds), "bad": bad}
     return builds
