@@ -250,7 +250,7 @@ def deliver(
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
-    say_dynamic(investigation)
+    say_dynamic(investigation, answer)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
     return left, fault
 

@@ -84,6 +84,7 @@ SEARCHES = {
     "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
     "repeat model.onnx --onnxrt --same-engine --until 3": 1,
     f"repeat model.onnx --until bad {CHECK}": 0,
+    "inspect tactics builds/bad/0001_choices.json": 0,
     "diff --dir builds": 0,
     "diff --good builds/good --bad builds/bad": 0,
 }
