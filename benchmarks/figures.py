@@ -19,6 +19,7 @@ BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
+    "metric": "benchmarks.metric:figures",
     "reduce": "benchmarks.reduce:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""
