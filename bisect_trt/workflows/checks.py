@@ -70,7 +70,8 @@ def require_reference(subject: Subject) -> None:
     for index, why in subject.reference.missing.items():
         raise UnavailableError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
-            "`bisect-trt reduce` with a --check command of your own goes on all the same."
+            "`bisect-trt reduce` with a --check command of your own goes on all the same, and `bisect-trt diagnose --self-check` "
+            "compares the target with itself."
         )
 
 
