@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,7 @@ from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
 from bisect_trt.workflows.builds.diff import diff_builds
+from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
@@ -36,6 +38,7 @@ _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
     Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
+    Kind.TACTICS: {Show.LAYERS},
 }
 _MODES = {
     Depth.NONE: set[Show](),
@@ -59,14 +62,18 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
     wanted = _wanted(own, kind)
     if kind is Kind.MODEL:
         words = {word.value for word in wanted}
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
-            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
+        # A folder that nobody needs is one that stays behind when the command is killed.
+        with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
+            model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
         tree = model_tree(str(file), plain)
     elif kind is Kind.DATA:
         values = own.num_items if Show.VALUES in wanted else None
         plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
         tree = data_tree(str(file), plain)
+    elif kind is Kind.TACTICS:
+        plain = describe_choices(file)
+        tree = choices_tree(str(file), plain)
     else:
         with TemporaryDirectory(prefix="bisect-trt-") as folder:
             plain = describe_engine(file, Path(folder))

@@ -82,8 +82,12 @@ class Convert:
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
-    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
-    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    said: Annotated[
+        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    ] = None
+    path: Annotated[
+        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+    ] = None
     show: Annotated[
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
