@@ -37,6 +37,7 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --compare distance_metrics --l2-threshold 9 --cosine-similarity-threshold 0.5": 0,
     "run --load-outputs a.npz b.npz --compare quality_metrics --psnr-threshold 1 --snr-threshold t1:99 --check-average": 1,
     "run --load-outputs a.npz b.npz --compare psnr": 1,
+    "run --load-outputs a.npz b.npz --accuracy-algorithm l2 --accuracy-threshold 9": 0,
     "run --load-outputs a.npz b.npz --check-error-stat t1:snr --snr-threshold 1": 0,
     "run --load-outputs a.npz b.npz --check-error-stat elemwise --lpips-threshold 1": 2,
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
