@@ -47,7 +47,7 @@ class RunOptions:
         option(
             "--onnx-outputs",
             "--trt-outputs",
-            metavar="NAME",
+            metavar="TENSOR",
             help="Tensors to compare instead of the outputs, by name or glob; or: mark all.",
         ),
     ] = field(default_factory=list)
@@ -58,7 +58,7 @@ class RunOptions:
             "--onnx-exclude-outputs",
             "--trt-exclude-outputs",
             "--exclude-outputs",
-            metavar="NAME",
+            metavar="TENSOR",
             help="Tensors to leave out, by name or glob.",
         ),
     ] = field(default_factory=list)
@@ -81,6 +81,9 @@ class RunOptions:
     ] = False
     use_subprocess: Annotated[bool, option("--use-subprocess", help="Accepted: it is always so.")] = False
     fail_fast: Annotated[bool, option("--fail-fast", help="Stop at the first output that does not match.")] = False
+    check_average: Annotated[
+        bool, option("--check-average", help="Of each output, the average over samples decides, not each sample.")
+    ] = False
     timeout: Annotated[
         float | None, seconds(help="Time the target may take; default 10 minutes, 2 hours on TensorRT.")
     ] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -65,16 +66,18 @@ def number(low: float, high: float, wanted: str) -> Callable[[Any], float]:
 
 tolerance = number(0, math.inf, "a number from 0 up")
 quantile = number(0, 1, "a number from 0 to 1")
+similarity = number(-1, 1, "a number from -1 to 1")
+decibels = number(-math.inf, math.inf, "a number of decibels")
 
 
-def one_of(kind: type[Enum]) -> Callable[[Any], Any]:
+def one_of(*kinds: type[Enum]) -> Callable[[Any], Any]:
     """A reader of one of several choices, by its word."""
 
     def read(value: Any) -> Enum:  # noqa: ANN401 - whatever was given
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"one of {', '.join(each.value for each in kind)}") from None
+        for kind in kinds:
+            with suppress(ValueError):
+                return kind(value)
+        raise ValueError(f"one of {', '.join(each.value for kind in kinds for each in kind)}")
 
     return read
 
@@ -225,6 +228,19 @@ def pool_limit(value: Any) -> tuple[str, int]:  # noqa: ANN401 - whatever was gi
         return pool, size(limit)
     except ValueError:
         raise ValueError("POOL:SIZE, such as workspace:4G") from None
+
+
+def streaming_budget(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """How much of the weights a GPU holds: ``-2`` for all, ``-1`` for TensorRT's choice, ``40%``, or bytes (``4G``)."""
+    text = str(value).strip()
+    if text in ("-1", "-2"):
+        return text
+    try:
+        if text.endswith("%") and 0 <= float(text[:-1]) <= 100:
+            return f"{float(text[:-1]):g}%"
+        return str(size(value))
+    except ValueError:
+        raise ValueError("-2, -1, a share such as 40%, or a size in bytes such as 512M") from None
 
 
 def size(value: Any) -> int:  # noqa: ANN401 - whatever was given

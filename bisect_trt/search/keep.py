@@ -14,7 +14,7 @@ from bisect_trt.search.counters import reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept, partition
 from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
@@ -23,7 +23,12 @@ _TIER = 1 / 20
 
 
 def find_keep(
-    units: Sequence[int], ask: Ask, *, suspects: Sequence[int] = (), groups: Sequence[Subset] = ()
+    units: Sequence[int],
+    ask: Ask,
+    *,
+    suspects: Sequence[int] = (),
+    groups: Sequence[Subset] = (),
+    most: int | None = None,
 ) -> Minimum:
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
 
@@ -35,7 +40,16 @@ def find_keep(
         ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set is asked about twice.
         suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
         groups: Units that are lowered together before each is tried alone. One that is in several counts for the first.
+        most: How many questions may be asked, if that is limited; the answer is then the best so far, unproven.
     """
+    limited = Limited(ask, frozenset(units), most)
+    try:
+        return _find(units, limited, suspects, groups)
+    except Enough:
+        return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+
+def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Sequence[Subset]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
     tiers = _tiers(kept.units, ranking, groups)

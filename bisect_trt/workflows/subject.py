@@ -57,6 +57,7 @@ class Subject:
         where: Where targets run.
         seen: What there is in those places, as far as they were asked.
         declared: The shapes that its file gives the inputs, by name.
+        truth: The graph whose run is the reference: the model's own, unless that is not what is right.
         console: Who is told what is noticed on the way.
         freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
@@ -115,6 +116,7 @@ class Subject:
         except UnavailableError as error:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
+        self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
@@ -154,7 +156,7 @@ class Subject:
             self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
             return
         declare_shapes(self.network.proto, self.network.inferred)
-        self.network = Network(self.network.proto)
+        self.network = self.truth = Network(self.network.proto)
 
     def __enter__(self) -> Subject:
         return self
@@ -208,7 +210,7 @@ class Subject:
         """What every tensor should be; computed when first asked for."""
         with spending("reference"):
             first, *more = (
-                Reference(self.network, sample, self.workspace, self.models, number, self.swap_limit)
+                Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
                 for number, sample in enumerate(self.samples, 1)
             )
         for reference in more:
@@ -224,7 +226,7 @@ class Subject:
             )
         for index, why in reference.missing.items():
             self.console.warn(
-                f"ONNX Runtime cannot run {self.network.describe(index)}: {why}. Tensors that depend on it have no "
+                f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so nothing that would need them is cut."
             )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bisect_trt.graph.exported import in_module
 from bisect_trt.reporting.html.markup import Json, Markup, breakable, number, plural, shorten, table, tag
+from bisect_trt.reporting.html.quantized_groups import groups_section
 
 MOST_ROWS = 200
 _NAME_LENGTH = 100
@@ -23,6 +24,7 @@ def findings_section(result: Json) -> Markup | None:
         _alone(tensors),
         _hiding(result.get("hiding"), {tensor["name"]: tensor["op"] for tensor in tensors}),
         _kept(result.get("keep_fp32") or [], _held(result)),
+        groups_section(result.get("groups") or [], result.get("error_all_quantized")),
     ]
     found = [part for part in parts if part is not None]
     return tag("section", *found, id="findings") if found else None

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
-from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
+from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs
@@ -24,7 +24,7 @@ from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
-from bisect_trt.targets.trt.messages import is_out_of_memory
+from bisect_trt.targets.trt.messages import is_out_of_memory, reason
 from bisect_trt.targets.trt.network import (
     Feed,
     Parsed,
@@ -93,10 +93,13 @@ class TensorRtRuntime:
         proto = load_proto(model)
         if self._own.load_engine is not None:
             path = Path(self._own.load_engine)
-            return TensorRtSession(self._tensorrt, _load_prebuilt(path, self._tensorrt), output_types(proto))
+            engine = _load_prebuilt(path, self._tensorrt, self._own)
+            return TensorRtSession(self._tensorrt, engine, output_types(proto), own=self._own)
         parsed, plan = self._build(proto, model, feed)
-        engine = _deserialise(plan, self._tensorrt)
-        return TensorRtSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        return TensorRtSession(
+            self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto), self._own
+        )
 
     def load_unfused(self, model: Path, feed: Feed | None = None) -> UnfusedSession | None:
         """Build an engine that shows what it does not fuse away; ``None`` before TensorRT 10.12, or with a prebuilt one.
@@ -108,8 +111,10 @@ class TensorRtRuntime:
             return None
         proto = load_proto(model)
         parsed, plan = self._build(proto, model, feed, show_unfused=True)
-        engine = _deserialise(plan, self._tensorrt)
-        return UnfusedSession(self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto))
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        return UnfusedSession(
+            self._tensorrt, engine, output_types(proto), parsed.skipped, _origins(parsed, proto), self._own
+        )
 
     def trace(self, model: Path, feed: Feed | None = None) -> dict[str, Any]:
         """What a build does, and what this version has to turn.
@@ -118,6 +123,7 @@ class TensorRtRuntime:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and of how many it could
             choose; where there is an algorithm selector (8.6 to 10). ``sources``: the sources of tactics by default.
             ``flags`` and ``previews``: the builder flags that there are; the preview features, and whether they are on.
+            ``routes``: the knobs of build routes as JSON, since 11.1.
 
         Raises:
             BuildError: TensorRT refuses the model.
@@ -133,6 +139,8 @@ class TensorRtRuntime:
             "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
+        if hasattr(config, "all_build_routes"):
+            found["routes"] = str(config.all_build_routes)
         if trt.has("IAlgorithmSelector", "select_algorithms"):
             recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
@@ -145,7 +153,9 @@ class TensorRtRuntime:
         Raises:
             UnavailableError: The engine is not for this TensorRT.
         """
-        return describe_engine(_load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt), self._tensorrt)
+        return describe_engine(
+            _load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt, self._own), self._tensorrt
+        )
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.
@@ -182,12 +192,16 @@ class TensorRtRuntime:
         Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
         engine inspector names.
         """
-        layers = describe_layers(_deserialise(plan, self._tensorrt), origins, self._tensorrt)
-        chosen = choices_of_layers(layers)
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        inspector = engine.create_engine_inspector()
+        said = inspector.get_engine_information(self._tensorrt.trt.LayerInformationFormat.JSON)
+        write(folder / LAYERS, said.encode())
+        chosen = choices_of_layers(describe_layers(engine, origins, self._tensorrt))
         if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
             took = [
                 Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
             ]
+            write(folder / REPLAY, knobs.replay().encode())
             named = {each.layer for each in took}
             chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
         try:
@@ -201,9 +215,9 @@ def _origins(parsed: Parsed, original: ModelProto) -> Origins:
     return Origins(parsed.model, named_layers(parsed.network, parsed.model), original)
 
 
-def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
+def _load_prebuilt(path: Path, tensorrt: TensorRt, own: TrtSettings) -> Any:
     try:
-        return _deserialise(read(path), tensorrt)
+        return _deserialise(read(path), tensorrt, own)
     except RunError as error:
         if is_out_of_memory([error.message]):
             raise
@@ -213,9 +227,18 @@ def _load_prebuilt(path: Path, tensorrt: TensorRt) -> Any:
         ) from error
 
 
-def _deserialise(plan: bytes, tensorrt: TensorRt) -> Any:
+def _deserialise(plan: bytes, tensorrt: TensorRt, own: TrtSettings) -> Any:
     tensorrt.log.take()
-    engine = tensorrt.runtime.deserialize_cuda_engine(plan)
+    runtime = tensorrt.runtime
+    if own.load_runtime is not None:
+        runtime = runtime.load_runtime(own.load_runtime)
+        if runtime is None:
+            why = reason(tensorrt.log.take(), "it does not say why")
+            raise UnavailableError(
+                f"--load-runtime: TensorRT {tensorrt.trt.__version__} cannot load {own.load_runtime}: "
+                f"{why}; name the lean runtime of the TensorRT that built the engine."
+            )
+    engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise failed(tensorrt, "the engine cannot be loaded, and TensorRT does not say why")
     return engine
@@ -241,7 +264,7 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
-        order they run, each with ``name``, ``kind`` and ``precisions``.
+        order they run, each with ``name``, ``kind``, ``precisions``, ``tactic`` and ``formats``.
     """
     tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
@@ -260,5 +283,14 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
         "version": str(tensorrt.trt.__version__),
         "inputs": tensors["INPUT"],
         "outputs": tensors["OUTPUT"],
-        "layers": [{"name": each.name, "kind": each.kind, "precisions": list(each.precisions)} for each in layers],
+        "layers": [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "precisions": list(each.precisions),
+                "tactic": each.tactic,
+                "formats": list(each.formats),
+            }
+            for each in layers
+        ],
     }

@@ -24,7 +24,7 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
-from bisect_trt.targets.trt.knobs import PIN_MISSED, lift, missed
+from bisect_trt.targets.trt.knobs import PIN_MISSED, lift, missed, replay
 from bisect_trt.targets.trt.layers import constrain, layers_of
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.network import Feed, Parsed, parse
@@ -135,7 +135,8 @@ def build_engine(
     trt.memory = memory
     with watch.on("parse"):
         key = network_key(proto, path, settings, feed, trt, show_unfused=show_unfused)
-        parsed = memory.network(key)
+        # Calibration may leave ranges in a network, so that one is parsed anew.
+        parsed = None if settings.int8 else memory.network(key)
         if parsed is None:
             memory.parsed = None  # before the next one: two networks are twice the weights
             parsed = parse(proto, path, settings, feed, trt)
@@ -152,7 +153,8 @@ def build_engine(
     calibrate(config, settings, trt)
     told = hashlib.sha256(key + _orders(parsed.network, settings, trt)).digest()
     own = settings.of(TrtSettings)
-    looked_at = recorder is not None or own.record is not None  # what another build chose is not to be seen any more
+    # What another build chose is not to be seen any more.
+    looked_at = recorder is not None or (own.record or own.save_tactics) is not None
     content = None if looked_at else memory.plan(told, settings.keep)
     if content is not None:
         print("TensorRT: these nodes come to the orders of an engine that was built before, which is taken", flush=True)
@@ -165,6 +167,8 @@ def build_engine(
     watch.say()
     if own.save_timing_cache is not None:
         write(Path(own.save_timing_cache), timings(settings, trt))
+    if own.save_tactics is not None:
+        write(Path(own.save_tactics), replay().encode())
     if own.save_engine is not None:
         write(Path(own.save_engine), content)
     return parsed, content
@@ -181,7 +185,11 @@ def network_key(
     digest = hashlib.sha256(model.SerializeToString(deterministic=True))
     if has_external_data(model):
         digest.update(str(path.parent.resolve()).encode())
-    digest.update(repr((network_flags(settings, trt), own.onnx_flags, own.plugins, show_unfused)).encode())
+    digest.update(
+        repr(
+            (network_flags(settings, trt), own.onnx_flags, own.plugin_instancenorm, own.plugins, show_unfused)
+        ).encode()
+    )
     for name, value in sorted((feed or {}).items()):
         if value.dtype.kind in "iub":
             digest.update(repr((name, value.dtype.str, value.shape)).encode() + value.tobytes())

@@ -14,7 +14,7 @@ import numpy as np
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.knobs import NoSuch, turn
+from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, turn
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
@@ -54,13 +54,7 @@ def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
         raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
     if settings.of(TrtSettings).precision_constraints != "none" and version >= _STRONG_ONLY:
         raise UsageError(f"--precision-constraints needs TensorRT 8.6 to 10, and {have}; its types are the graph's.")
-    if settings.of(TrtSettings).pin_timings is not None and not tensorrt.has(
-        "BuilderFlag", "ERROR_ON_TIMING_CACHE_MISS"
-    ):
-        raise UsageError(
-            f"--pin: {have}, and its build of this model chose no tactic that another build can be held to: what it does not "
-            "choose layer by layer it compiles as a whole; leave --pin out."
-        )
+    _check_own(settings, tensorrt)
     strong = is_strongly_typed(settings, version)
     if settings.of(TrtSettings).precision_constraints != "none" and strong:
         raise UsageError(
@@ -76,6 +70,28 @@ def check_settings(settings: TargetSettings, tensorrt: TensorRt) -> None:
             continue
         instead = "quantise the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
         raise UsageError(f"--{name} is nothing that this build can be asked for, and {have}; {instead}.")
+
+
+def _check_own(settings: TargetSettings, tensorrt: TensorRt) -> None:
+    """What builds are held to, and how engines are run.
+
+    Raises:
+        UsageError: An option that this version does not have.
+    """
+    own, said = settings.of(TrtSettings), str(tensorrt.trt.__version__)
+    if own.pin_timings is not None and not tensorrt.has("BuilderFlag", "ERROR_ON_TIMING_CACHE_MISS"):
+        raise UsageError(
+            f"--pin: this is TensorRT {said}, and its build of this model chose no tactic that another build can be held to: "
+            "what it does not choose layer by layer it compiles as a whole; leave --pin out."
+        )
+    try:
+        check_running(vars(own), tensorrt.version, said)
+    except NoSuch as error:
+        raise UsageError(f"{error}.") from error
+    if own.save_tactics is not None and not tensorrt.has("IAlgorithmSelector", "select_algorithms"):
+        raise UsageError(
+            f"--save-tactics needs TensorRT 8.6 to 10, whose builds say what they chose, and this is TensorRT {said}; drop it."
+        )
 
 
 def network_flags(settings: TargetSettings, tensorrt: TensorRt) -> int:
@@ -154,12 +170,13 @@ def _entry(option: str, enum: Any, name: str) -> Any:
 def calibrate(config: Any, settings: TargetSettings, tensorrt: TensorRt) -> None:
     """Give a configuration what it needs to find the ranges, if there is something.
 
-    Entropy calibration as TensorRT recommends it for convolutional networks (``IInt8EntropyCalibrator2``).
+    Unless another one is asked for, by entropy, as TensorRT recommends for convolutional networks (``IInt8EntropyCalibrator2``).
     """
     data, cache = settings.of(TrtSettings).calibration_data, settings.of(TrtSettings).calibration_cache
     if settings.int8 and (data or cache is not None):
+        base = calibrator_base(tensorrt.trt, vars(settings.of(TrtSettings)))
         config.int8_calibrator = _make_calibrator(
-            [Path(path) for path in data], None if cache is None else Path(cache), tensorrt
+            [Path(path) for path in data], None if cache is None else Path(cache), base, tensorrt
         )
 
 
@@ -187,15 +204,15 @@ class _Uploads:
         return list(self._addresses)
 
 
-def _make_calibrator(samples: list[Path], cache: Path | None, tensorrt: TensorRt) -> Any:
+def _make_calibrator(samples: list[Path], cache: Path | None, base: Any, tensorrt: TensorRt) -> Any:
     """Hands out one sample after the other, and keeps what TensorRT makes of them.
 
     Args:
         samples: Inputs by tensor name, ``.npz``.
         cache: Where the ranges are read from, if it is there, and else written to.
+        base: The class of TensorRT's that says how ranges are found.
         tensorrt: This process's TensorRT.
     """
-    base: Any = tensorrt.trt.IInt8EntropyCalibrator2
     uploads = _Uploads(samples, tensorrt)
 
     class Calibrator(base):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.inspect import Origins
 from bisect_trt.targets.trt.session import TensorRtSession, to_dtype
+from bisect_trt.targets.trt.settings import TrtSettings
 
 FIRST_VERSION = (10, 12, 0)
 """Of TensorRT, with debug tensors that are chosen after fusion."""
@@ -27,10 +28,16 @@ class UnfusedSession(TensorRtSession):
     """An engine that gives back, beside its outputs, every tensor that it has under a name of the model's."""
 
     def __init__(
-        self, tensorrt: TensorRt, engine: Any, wanted: Mapping[str, int], skipped: Mapping[str, str], origins: Origins
+        self,
+        tensorrt: TensorRt,
+        engine: Any,
+        wanted: Mapping[str, int],
+        skipped: Mapping[str, str],
+        origins: Origins,
+        own: TrtSettings | None = None,
     ) -> None:
         """As :class:`TensorRtSession`, of an engine whose unfused tensors were marked."""
-        super().__init__(tensorrt, engine, wanted, skipped, origins)
+        super().__init__(tensorrt, engine, wanted, skipped, origins, own)
         self._listener = make_listener(tensorrt)
         self._context.set_debug_listener(self._listener)
         self._context.unfused_tensors_debug_state = True

@@ -6,6 +6,7 @@ whatever a version has can be said, and what it has not is refused.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -50,10 +51,17 @@ def turn(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
         chosen = {member(trt, "PreviewFeature", name, "--preview-features") for name in wanted}
         for feature in getattr(trt, "PreviewFeature").__members__.values():  # noqa: B009 - named as in the API lists
             config.set_preview_feature(feature, feature in chosen)
-    recorded = settings.get("record") is not None and hasattr(trt, "IAlgorithmSelector")
+    recorded = (settings.get("record") or settings.get("save_tactics")) is not None and hasattr(
+        trt, "IAlgorithmSelector"
+    )
     if settings["avoid_tactics"] or settings["pin_tactics"] or recorded:
-        _KEPT[:] = [*_KEPT[-8:], selector(trt, settings["avoid_tactics"], settings["pin_tactics"])]
+        _KEPT[:] = [*_KEPT[-8:], _selector_of(trt, settings)]
         config.algorithm_selector = _KEPT[-1]
+
+
+def _selector_of(trt: Any, settings: Mapping[str, Any]) -> Any:
+    formats = (settings.get("record") or settings.get("save_tactics")) is not None
+    return selector(trt, settings["avoid_tactics"], settings["pin_tactics"], formats)
 
 
 def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
@@ -102,6 +110,106 @@ def set_parser_flags(trt: Any, parser: Any, names: Any) -> None:
         parser.set_flag(flag)
 
 
+def plug_instancenorm(trt: Any, parser: Any) -> None:
+    """Have InstanceNormalization be the plugin's, by taking back a flag that is set by default since TensorRT 10.
+
+    Raises:
+        NoSuch: This version does not have it.
+    """
+    flag = member(trt, "OnnxParserFlag", "NATIVE_INSTANCENORM", "--plugin-instancenorm")
+    parser.clear_flag(flag)
+
+
+def calibrator_base(trt: Any, settings: Mapping[str, Any]) -> Any:
+    """The class that a calibrator is derived of.
+
+    The legacy one asks for more than the others: where it cuts a distribution off.
+    """
+    name = settings["calib_base_cls"] or "IInt8EntropyCalibrator2"
+    base = getattr(trt, name)
+    if name != "IInt8LegacyCalibrator":
+        return base
+    quantile, cutoff = (0.5 if settings[key] is None else settings[key] for key in ("quantile", "regression_cutoff"))
+
+    class Legacy(base):  # type: ignore[misc, valid-type]
+        def get_quantile(self) -> float:
+            return float(quantile)
+
+        def get_regression_cutoff(self) -> float:
+            return float(cutoff)
+
+        def read_histogram_cache(self, *_: Any) -> None:
+            return None
+
+        def write_histogram_cache(self, *_: Any) -> None:
+            return None
+
+    return Legacy
+
+
+def stream_weights(engine: Any, budget: str | None) -> None:
+    """Say how much of its weights the GPU holds; before an execution context is made.
+
+    Args:
+        engine: Built with weight streaming.
+        budget: ``-2`` for all of them, ``-1`` for TensorRT's choice, ``40%``, or bytes; ``None`` for nothing said.
+    """
+    if budget is None:
+        return
+    if budget == "-2":
+        size = engine.streamable_weights_size
+    elif budget == "-1":
+        size = engine.get_weight_streaming_automatic_budget()
+    elif budget.endswith("%"):
+        size = int(engine.streamable_weights_size * float(budget[:-1]) / 100)
+    else:
+        size = int(budget)
+    engine.weight_streaming_budget_v2 = size
+
+
+def make_context(trt: Any, engine: Any, settings: Mapping[str, Any], stream: int | None) -> Any:
+    """An execution context, which takes its memory when it is told to and runs the profile that is asked for.
+
+    With ``runtime``, that is just before it runs; see ``IExecutionContext.update_device_memory_size_for_shapes``.
+
+    Raises:
+        NoSuch: The engine has no such profile.
+    """
+    profile, strategy = settings["optimization_profile"], settings["allocation_strategy"]
+    if profile is not None and profile >= engine.num_optimization_profiles:
+        raise NoSuch(
+            f"--optimization-profile {profile}: the engine's profiles are numbered from 0 to "
+            f"{engine.num_optimization_profiles - 1}"
+        )
+    stream_weights(engine, settings["weight_streaming_budget"])
+    if strategy in (None, "static"):
+        context = engine.create_execution_context()
+    else:
+        strategies = getattr(trt, "ExecutionContextAllocationStrategy")  # noqa: B009 - named as in the API lists
+        chosen = strategies.ON_PROFILE_CHANGE if strategy == "profile" else strategies.USER_MANAGED
+        context = engine.create_execution_context(chosen)
+    if context is not None and profile:
+        context.set_optimization_profile_async(profile, stream)
+    return context
+
+
+def check_running(settings: Mapping[str, Any], version: tuple[int, ...], said: str) -> None:
+    """Make sure that a version has what is said of running an engine.
+
+    Args:
+        settings: The fields of :class:`~bisect_trt.targets.trt.settings.TrtSettings`.
+        version: Of TensorRT: major, minor, and maybe more.
+        said: The same in words.
+
+    Raises:
+        NoSuch: It has not.
+    """
+    for name in ("weight_streaming_budget", "allocation_strategy"):
+        if settings[name] not in (None, "static") and version[:2] < (10, 1):
+            option = "--" + name.replace("_", "-")
+            raise NoSuch(f"{option} needs TensorRT 10.1 or later, and this is TensorRT {said}; leave it out")
+
+
 def member(trt: Any, enum: str, name: str, option: str) -> Any:
     """A member of one of TensorRT's enumerations, by name in any case.
 
@@ -115,7 +223,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     return known[name.lower()]
 
 
-def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
+def selector(trt: Any, avoided: Any, pinned: Any = (), formats: bool = False) -> Any:
     """An algorithm selector that keeps layers from tactics where they have others, and records what they took.
 
     A layer for which tactics are ``pinned`` takes one of those. TensorRT may ask about a layer more than once, for each format
@@ -138,7 +246,7 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
         """What layers took.
 
         Attributes: ``took``, of each its name, tactic, and how many it could choose of; ``missed``, pins not taken; ``lifted``,
-        layers that no pin is for any more.
+        layers that no pin is for any more; ``replay``, what layers took as Polygraphy has it, where ``formats`` are asked for.
         """
 
         def __init__(self) -> None:
@@ -146,6 +254,7 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
             self.took: list[list[Any]] = []
             self.missed: list[str] = []
             self.lifted: set[str] = set()
+            self.replay: dict[str, Any] = {}
             self._offered: dict[str, int] = {}
 
         def select_algorithms(self, where: Any, choices: Any) -> list[int]:
@@ -160,6 +269,8 @@ def selector(trt: Any, avoided: Any, pinned: Any = ()) -> Any:
             for where, choice in zip(contexts, choices):
                 count = self._offered.get(where.name, 1)
                 self.took.append([where.name, tactic(where.name, choice), count])
+                if formats:
+                    self.replay[where.name] = replayed(where, choice)
             taken = {name: (each, count) for name, each, count in self.took}
             gone = {part for name in held - taken.keys() for part in pieces(name)}
             self.missed = [
@@ -204,6 +315,36 @@ def missed(settings: Mapping[str, Any]) -> str | None:
 
 PIN_MISSED = "pin"
 """The signature of a build that does not choose what it is held to."""
+
+
+def replayed(where: Any, choice: Any) -> dict[str, Any]:
+    """What a layer took, as Polygraphy's ``--load-tactics`` reads it: its kernel, and how its tensors lie in memory."""
+    count, more = where.num_inputs, where.num_outputs
+    given = [choice.get_algorithm_io_info(index) for index in range(count + more)]
+    plain = [
+        {
+            "dtype": str(end.dtype),
+            "strides": list(end.strides),
+            "vectorized_dim": end.vectorized_dim,
+            "components_per_element": end.components_per_element,
+            "polygraphy_class": "TensorInfo",
+        }
+        for end in given
+    ]
+    variant = choice.algorithm_variant
+    return {
+        "implementation": variant.implementation,
+        "tactic": variant.tactic,
+        "inputs": plain[:count],
+        "outputs": plain[count:],
+        "polygraphy_class": "Algorithm",
+    }
+
+
+def replay() -> str:
+    """What layers took in the build of the last configuration, as a file of Polygraphy's."""
+    layers = _KEPT[-1].replay if _KEPT else {}
+    return json.dumps({"replay": layers, "polygraphy_class": "TacticReplayData"}, indent=1) + "\n"
 
 
 def tactic(layer: str, choice: Any) -> str:

@@ -19,7 +19,7 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
-from bisect_trt.targets.trt.knobs import NoSuch, set_parser_flags
+from bisect_trt.targets.trt.knobs import NoSuch, plug_instancenorm, set_parser_flags
 from bisect_trt.targets.trt.messages import reason, signature
 from bisect_trt.targets.trt.settings import TrtSettings
 
@@ -75,6 +75,8 @@ def _parse(model: ModelProto, path: Path, settings: TargetSettings, tensorrt: Te
     parser = tensorrt.parser(network)
     try:
         set_parser_flags(tensorrt.trt, parser, settings.of(TrtSettings).onnx_flags)
+        if settings.of(TrtSettings).plugin_instancenorm:
+            plug_instancenorm(tensorrt.trt, parser)
     except NoSuch as error:
         raise UsageError(f"{error}.") from error
     tensorrt.log.take()

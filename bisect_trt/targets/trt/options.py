@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import assignment, pool_limit, shape
+from bisect_trt.options.values import assignment, pool_limit, shape, streaming_budget
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -17,7 +18,9 @@ from bisect_trt.targets.trt.settings import TrtSettings
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
 
-_WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process")
+_RUN = ("load-runtime", "optimization-profile", "allocation-strategy", "weight-streaming-budget")
+"""What says how an engine is run, not how it is built."""
+_WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *_RUN)
 """What a prebuilt engine leaves to be said."""
 
 
@@ -42,6 +45,23 @@ class Constraints(str, Enum):
     NONE = "none"
     PREFER = "prefer"
     OBEY = "obey"
+
+
+class Allocation(str, Enum):
+    """When an engine takes memory for what it computes."""
+
+    STATIC = "static"
+    PROFILE = "profile"
+    RUNTIME = "runtime"
+
+
+class Calibrator(str, Enum):
+    """TensorRT's ways to find ranges for INT8."""
+
+    ENTROPY_2 = "IInt8EntropyCalibrator2"
+    ENTROPY = "IInt8EntropyCalibrator"
+    MIN_MAX = "IInt8MinMaxCalibrator"
+    LEGACY = "IInt8LegacyCalibrator"
 
 
 class LoweringChoice(str, Enum):
@@ -151,6 +171,47 @@ class TrtOptions(OwnOptions):
     ] = field(default_factory=list)
     load_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Timings to start from (T).")] = None
     save_timing_cache: Annotated[Path | None, option(metavar="FILE", help="Where timings go (T).")] = None
+    load_tactics: Annotated[
+        Path | None, option(metavar="FILE", help="Tactics that layers have to take, as Polygraphy saves them (T).")
+    ] = None
+    save_tactics: Annotated[
+        Path | None, option(metavar="FILE", help="Where the tactics go that layers took, as Polygraphy saves them (T).")
+    ] = None
+    plugin_instancenorm: Annotated[
+        bool, option("--plugin-instancenorm", help="InstanceNormalization by the plugin (T).")
+    ] = False
+    calib_base_cls: Annotated[
+        Calibrator | None,
+        option(
+            "--calib-base-cls",
+            "--calibration-base-class",
+            metavar="CLASS",
+            help="TensorRT's calibrator for --int8; default IInt8EntropyCalibrator2 (T).",
+        ),
+    ] = None
+    quantile: Annotated[
+        float | None, option(metavar="P", min=0, max=1, help="Of IInt8LegacyCalibrator; default 0.5 (T).")
+    ] = None
+    regression_cutoff: Annotated[
+        float | None, option(metavar="P", min=0, max=1, help="Of IInt8LegacyCalibrator; default 0.5 (T).")
+    ] = None
+    load_runtime: Annotated[
+        Path | None, option(metavar="FILE", help="A lean runtime, for engines that have none inside (T).")
+    ] = None
+    optimization_profile: Annotated[
+        int | None, option(metavar="N", min=0, help="Which profile of a --load-engine is run, from 0 (T).")
+    ] = None
+    allocation_strategy: Annotated[
+        Allocation | None, option(help="When memory for activations is taken; default static (T).")
+    ] = None
+    weight_streaming_budget: Annotated[
+        str | None,
+        option(
+            metavar="SIZE",
+            help="Weights that the GPU holds: 512M, 40%, -1 for TensorRT's choice, -2 for all (T).",
+            read=streaming_budget,
+        ),
+    ] = None
     load_engine: Annotated[
         Path | None, option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).")
     ] = None
@@ -164,6 +225,11 @@ class TrtOptions(OwnOptions):
         """
         self._check_engines(common.given(), engines=engines)
         self._check_types(common)
+        self._check_calibrator(common)
+        if self.optimization_profile and self.load_engine is None:
+            raise UsageError(
+                "--optimization-profile chooses among the profiles of a --load-engine; an engine that is built here has one, 0."
+            )
         low, usual, high = (tuple(getattr(self, f"trt_{name}_shapes").items()) for name in ("min", "opt", "max"))
         for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
             if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
@@ -187,16 +253,25 @@ class TrtOptions(OwnOptions):
             preview_features=_only(self.preview_features),
             onnx_flags=tuple(name.upper() for name in self.onnx_flags),
             avoid_tactics=tuple(self.avoid_tactic),
-            pin_tactics=tuple(self.pin_tactic),
+            pin_tactics=(*self.pin_tactic, *_replayed(self.load_tactics)),
             load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
             save_timing_cache=_text(self.save_timing_cache),
+            save_tactics=_text(self.save_tactics),
+            plugin_instancenorm=self.plugin_instancenorm,
+            calib_base_cls=None if self.calib_base_cls is None else self.calib_base_cls.value,
+            quantile=self.quantile,
+            regression_cutoff=self.regression_cutoff,
+            load_runtime=_text(_existing("--load-runtime", self.load_runtime)),
+            optimization_profile=self.optimization_profile,
+            allocation_strategy=None if self.allocation_strategy is None else self.allocation_strategy.value,
+            weight_streaming_budget=self.weight_streaming_budget,
             load_engine=_text(_existing("--load-engine", self.load_engine)),
             save_engine=_text(self.save_engine),
         )
 
     def files(self) -> list[Path]:
         """Those that are read."""
-        named = (self.load_timing_cache, self.load_engine, *self.plugins)
+        named = (self.load_timing_cache, self.load_engine, self.load_tactics, self.load_runtime, *self.plugins)
         return [path for path in named if path is not None]
 
     def _named_flags(self) -> list[str]:
@@ -226,7 +301,7 @@ class TrtOptions(OwnOptions):
     def _check_engines(self, options: list[str], *, engines: bool) -> None:
         """Make sure that an engine that is loaded or saved is the one of the model that is run."""
         for flag in options:
-            if flag in ("--load-engine", "--save-engine") and not engines:
+            if flag in ("--load-engine", "--save-engine", "--save-tactics") and not engines:
                 raise UsageError(
                     f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "
                     "timings instead (--save-timing-cache)."
@@ -235,6 +310,21 @@ class TrtOptions(OwnOptions):
         idle = [flag for flag in options if flag[2:] not in (*PRECISIONS, *_WITH_AN_ENGINE)]
         if self.load_engine is not None and idle:
             raise UsageError(f"{idle[0]} says how an engine is built, and --load-engine brings one that is; drop it.")
+
+    def _check_calibrator(self, common: TargetOptions) -> None:
+        """Make sure that what says how ranges are found is about a calibrator that is asked for."""
+        named = self.calib_base_cls is not None
+        if (named or self.quantile is not None or self.regression_cutoff is not None) and not common.int8:
+            raise UsageError(
+                "--calib-base-cls, --quantile and --regression-cutoff say how ranges for INT8 are found, which is not asked for; "
+                "add --int8."
+            )
+        if (
+            self.quantile is not None or self.regression_cutoff is not None
+        ) and self.calib_base_cls is not Calibrator.LEGACY:
+            raise UsageError(
+                "--quantile and --regression-cutoff are of one calibrator; add --calib-base-cls IInt8LegacyCalibrator."
+            )
 
     def _check_types(self, common: TargetOptions) -> None:
         """Make sure that those who say what runs in which type do not contradict each other."""
@@ -255,6 +345,25 @@ def _existing(flag: str, path: Path | None) -> Path | None:
 def _only(names: list[str] | None) -> tuple[str, ...] | None:
     """Names of which no others count; the word none is none of them."""
     return None if names is None else tuple(name for name in names if name.lower() != "none")
+
+
+def _replayed(path: Path | None) -> list[str]:
+    """The tactics of one of Polygraphy's replays, as ``--pin-tactic`` has them.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if path is None:
+        return []
+    file = _existing("--load-tactics", path)
+    assert file is not None
+    try:
+        layers = json.loads(file.read_text(encoding="utf-8"))["replay"]
+        return [f"{name}={each['implementation']}:{each['tactic']}" for name, each in layers.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"--load-tactics: {path} is no tactic replay of Polygraphy's ({error!r}); --save-tactics writes one."
+        ) from error
 
 
 def _text(path: Path | None) -> str | None:

@@ -52,6 +52,11 @@ def _range(name: str) -> Words:
     return lambda value: [name, *(f"{key}:{list(shape)}".replace(" ", "") for key, shape in value)]
 
 
+def _budget(value: Value) -> str:
+    """``-1``, ``-2``, ``40%``, ``1024B``."""
+    return f"{value}B" if str(value).isdigit() else str(value)
+
+
 def _sources(value: Value) -> str:
     wanted = {name.upper() for name in value}
     return ",".join(f"{'+' if name in wanted else '-'}{name}" for name in TACTIC_SOURCES)
@@ -99,8 +104,13 @@ _TRTEXEC_SETTINGS = {
     "max_num_tactics": "--maxTactics",
     "runtime_platform": "--runtimePlatform",
     "DLA_core": "--useDLACore",
+    "build_route": "--setBuildRoute",
 }
 """What of TensorRT's flags and attributes each tool has options for."""
+
+
+_POLYGRAPHYS = ("calib_base_cls", "quantile", "regression_cutoff")
+"""What `trtexec`, which calibrates by entropy alone, has no words for."""
 
 
 def unsaid(tool: str, own: Mapping[str, Value]) -> str | None:
@@ -111,6 +121,7 @@ def unsaid(tool: str, own: Mapping[str, Value]) -> str | None:
     missing = [name for name in own.get("builder_flags", ()) if name not in flags]
     missing += [name for name, _ in own.get("builder_settings", ()) if name not in settings]
     missing += list(own.get("onnx_flags", ())) if tool == TRTEXEC else []
+    missing += [name for name in _POLYGRAPHYS if name in own] if tool == TRTEXEC else []
     missing += [*own.get("avoid_tactics", ()), *own.get("pin_tactics", ())]
     return ", ".join(missing) or None
 
@@ -153,6 +164,13 @@ SAID: Mapping[str, Said] = {
     "onnx_flags": Said(lambda value: ["--onnx-flags", *(name.lower() for name in value)], lambda value: []),  # noqa: ARG005
     "avoid_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - neither has words for it
     "pin_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - as above
+    "plugin_instancenorm": Said(_flag("--plugin-instancenorm"), _flag("--pluginInstanceNorm")),
+    "load_runtime": Said(_option("--load-runtime"), lambda value: ["--useRuntime=lean", f"--leanDLLPath={value}"]),
+    "weight_streaming_budget": Said(_option("--weight-streaming-budget"), _equals("--weightStreamingBudget", _budget)),
+    "allocation_strategy": Said(_option("--allocation-strategy"), _equals("--allocationStrategy")),
+    "calib_base_cls": Said(_option("--calib-base-cls"), lambda value: []),  # noqa: ARG005 - see unsaid
+    "quantile": Said(_option("--quantile"), lambda value: []),  # noqa: ARG005 - as above
+    "regression_cutoff": Said(_option("--regression-cutoff"), lambda value: []),  # noqa: ARG005 - as above
     "load_timing_cache": Said(_option("--load-timing-cache"), _equals("--timingCacheFile")),
     "calibration_cache": Said(_option("--calibration-cache"), _equals("--calib")),
 }

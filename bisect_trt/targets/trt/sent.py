@@ -54,6 +54,10 @@ class There:
             raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {tensorrt.__version__} is there.")
         if settings["lowering"] == "layer" and version >= _STRONG_ONLY:
             raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {tensorrt.__version__} is there.")
+        try:
+            knobs.check_running(settings, version, str(tensorrt.__version__))
+        except knobs.NoSuch as error:
+            raise UsageError(f"{error}.") from error
         self._errors: list[str] = []
         self._logger = standalone.make_logger(tensorrt, self._errors)
         self._cudart = _cudart()
@@ -67,6 +71,8 @@ class There:
         tensorrt.init_libnvinfer_plugins(self._logger, "")
         try:
             self._runtime = tensorrt.Runtime(self._logger)
+            if settings["load_runtime"] is not None:
+                self._runtime = self._runtime.load_runtime(settings["load_runtime"])
         except Exception as error:
             raise UnavailableError(f"TensorRT {tensorrt.__version__} cannot use the GPU there: {error}.") from error
         by_cast = settings["lowering"] == "cast" or settings["strongly_typed"] or version >= _STRONG_ONLY
@@ -103,7 +109,7 @@ class There:
             )
         if engine is None:
             raise RunError(standalone.why(self._errors, "the engine cannot be loaded, and TensorRT does not say why"))
-        return Session(self._trt, engine, self._errors, hints)
+        return Session(self._trt, engine, self._errors, hints, self._settings)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -145,11 +151,13 @@ class Session:
         skipped: Outputs of the model that the engine does not have.
     """
 
-    def __init__(self, trt: Any, engine: Any, errors: list[str], hints: Mapping[str, Any]) -> None:
+    def __init__(
+        self, trt: Any, engine: Any, errors: list[str], hints: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
         """``hints`` say what the model gives back."""
         import numpy as np
 
-        self._trt, self._engine, self._errors = trt, engine, errors
+        self._trt, self._engine, self._errors, self._settings = trt, engine, errors, settings
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.inputs = [
             TensorInfo(name, np.dtype(trt.nptype(engine.get_tensor_dtype(name))), tuple(engine.get_tensor_shape(name)))
@@ -171,7 +179,7 @@ class Session:
             RunError: It fails.
         """
         try:
-            return standalone.execute(self._trt, self._engine, inputs, self._errors)
+            return standalone.execute(self._trt, self._engine, inputs, self._errors, self._settings)
         except Refused as refused:
             poisoned = is_poisoning([*self._errors, refused.message])
             raise RunError(refused.message, signature=signature(refused.message, ()), poisoned=poisoned) from refused

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.values import element_dtype
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.inspect import Origins, describe_layers
+from bisect_trt.targets.trt.knobs import NoSuch, make_context
 from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _DTYPES = {
@@ -30,6 +33,10 @@ _DTYPES = {
     "BOOL": "bool",
 }
 """NumPy's names of TensorRT's types."""
+
+
+_WORKING = ""
+"""What an engine computes in, among the tensors that it needs memory for; none of them has this name."""
 
 
 def to_dtype(kind: Any) -> np.dtype[Any]:
@@ -53,6 +60,7 @@ class TensorRtSession:
         wanted: Mapping[str, int],
         skipped: Mapping[str, str] | None = None,
         origins: Origins | None = None,
+        own: TrtSettings | None = None,
     ) -> None:
         """Make an execution context.
 
@@ -62,6 +70,11 @@ class TensorRtSession:
             wanted: ONNX element types that outputs are to be given in; TensorRT computes int64 as int32 before 10.
             skipped: Outputs of the model that the engine does not have.
             origins: Which nodes the engine's layers come from; ``None`` where that is not known.
+            own: How it is run; ``None`` for as by default.
+
+        Raises:
+            RunError: There is no execution context.
+            UsageError: It has no such profile.
         """
         self.engine = engine
         self.skipped = dict(skipped or {})
@@ -69,7 +82,12 @@ class TensorRtSession:
         self._wanted = wanted
         self._origins = origins
         tensorrt.log.take()
-        self._context = engine.create_execution_context()
+        said = vars(own or TrtSettings())
+        self._takes_memory = said["allocation_strategy"] == "runtime"
+        try:
+            self._context = make_context(tensorrt.trt, engine, said, tensorrt.stream)
+        except NoSuch as error:
+            raise UsageError(f"{error}.") from error
         if self._context is None:
             raise failed(tensorrt, "no execution context could be made")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -106,11 +124,15 @@ class TensorRtSession:
         host = {name: np.empty(known[name], self._dtype(name)) for name in known if self._on_host(name)}
         sizes = {name: value.nbytes for name, value in given.items() if not self._on_host(name)}
         sizes |= {name: prod(known[name]) * self._dtype(name).itemsize for name in known if name not in host}
+        if self._takes_memory:
+            sizes[_WORKING] = self._context.update_device_memory_size_for_shapes()
         grown = {name: _make_allocator(self._tensorrt) for name in shapes if name not in known}
         with _memory(self._tensorrt, sizes) as addresses:
             for name, array in {**given, **host}.items():
                 if name not in addresses:
                     self._context.set_tensor_address(name, array.ctypes.data)
+            if self._takes_memory:
+                self._context.set_device_memory(addresses.pop(_WORKING), sizes[_WORKING])
             for name, address in addresses.items():
                 self._context.set_tensor_address(name, address)
             for name, allocator in grown.items():

@@ -38,8 +38,17 @@ class TrtSettings(OwnSettings):
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
         load_timing_cache: A timing cache to start from.
         save_timing_cache: Where the timing cache goes.
+        save_tactics: Where the tactics that a build took go, as Polygraphy replays them.
         load_engine: A prebuilt engine to run instead of the model.
         save_engine: Where the engine goes.
+        load_runtime: The library of a lean runtime that loads engines which have none inside.
+        optimization_profile: Which profile of a prebuilt engine is run, from 0; ``None`` for the first.
+        weight_streaming_budget: Weights that the GPU holds: bytes, ``N%``, ``-1`` for TensorRT's choice, ``-2`` for all.
+        allocation_strategy: When memory for activations is taken: ``static``, ``profile`` or ``runtime``.
+        plugin_instancenorm: Whether InstanceNormalization is the plugin's.
+        calib_base_cls: Which of TensorRT's calibrators finds ranges for INT8; ``None`` for ``IInt8EntropyCalibrator2``.
+        quantile: Of the legacy calibrator; ``None`` for 0.5.
+        regression_cutoff: The same.
         calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
         calibration_data: Files of sample inputs to find those ranges with.
     """
@@ -66,7 +75,16 @@ class TrtSettings(OwnSettings):
     record: str | None = None
     load_timing_cache: str | None = None
     save_timing_cache: str | None = None
+    save_tactics: str | None = None
     load_engine: str | None = None
     save_engine: str | None = None
+    load_runtime: str | None = None
+    optimization_profile: int | None = None
+    weight_streaming_budget: str | None = None
+    allocation_strategy: Literal["static", "profile", "runtime"] | None = None
+    plugin_instancenorm: bool = False
+    calib_base_cls: str | None = None
+    quantile: float | None = None
+    regression_cutoff: float | None = None
     calibration_cache: str | None = None
     calibration_data: tuple[str, ...] = ()

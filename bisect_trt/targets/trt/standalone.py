@@ -12,7 +12,15 @@ import sys
 from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
-from bisect_trt.targets.trt.knobs import lift, missed, set_parser_flags, turn
+from bisect_trt.targets.trt.knobs import (
+    calibrator_base,
+    lift,
+    make_context,
+    missed,
+    plug_instancenorm,
+    set_parser_flags,
+    turn,
+)
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
 
 
@@ -27,8 +35,10 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     logger = make_logger(tensorrt, errors)
     tensorrt.init_libnvinfer_plugins(logger, "")
     plan = build(tensorrt, logger, errors, path, inputs, settings)
-    engine = tensorrt.Runtime(logger).deserialize_cuda_engine(plan)
-    return execute(tensorrt, engine, inputs, errors)
+    runtime = tensorrt.Runtime(logger)
+    if settings["load_runtime"] is not None:
+        runtime = runtime.load_runtime(str(path.parent / settings["load_runtime"]))
+    return execute(tensorrt, runtime.deserialize_cuda_engine(plan), inputs, errors, settings)
 
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
@@ -68,6 +78,8 @@ def build(
     network = builder.create_network(bits)
     parser = trt.OnnxParser(network, logger)
     set_parser_flags(trt, parser, settings["onnx_flags"])
+    if settings["plugin_instancenorm"]:
+        plug_instancenorm(trt, parser)
     if not parser.parse_from_file(str(path)):
         raise Refused("build", why_not_parsed(parser, path))
     config = builder.create_builder_config()
@@ -80,7 +92,7 @@ def build(
     if profile is not None:
         config.add_optimization_profile(profile)
     if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
-        config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"])
+        config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"], settings)
     timings = settings["load_timing_cache"]
     cache = config.create_timing_cache(b"" if timings is None else (path.parent / timings).read_bytes())
     config.set_timing_cache(cache, ignore_mismatch=False)
@@ -169,12 +181,13 @@ def make_profile(profile: Any, network: Any, inputs: Mapping[str, Any], settings
     return profile if free or any(-1 in tuple(tensor.shape) for tensor in outputs) else None
 
 
-def make_calibrator(trt: Any, cache: pathlib.Path) -> Any:
+def make_calibrator(trt: Any, cache: pathlib.Path, settings: Mapping[str, Any]) -> Any:
     """Hands out the ranges for INT8 that were found before."""
+    base = calibrator_base(trt, settings)
 
-    class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
+    class Calibrator(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
-            trt.IInt8EntropyCalibrator2.__init__(self)
+            base.__init__(self)
 
         def get_batch_size(self) -> int:
             return 1
@@ -264,7 +277,9 @@ def load_cudart() -> Any:
     raise RuntimeError("libcudart.so is not found; add its folder to LD_LIBRARY_PATH")
 
 
-def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
+def execute(
+    trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """The outputs of an engine, by name."""
     import numpy as np
 
@@ -275,9 +290,9 @@ def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str])
         if status:
             raise Refused("run", f"CUDA error {status} in {name}")
 
-    context = engine.create_execution_context()
     stream = ctypes.c_void_p()
     cuda("cudaStreamCreate", ctypes.byref(stream))
+    context = make_context(trt, engine, {"optimization_profile": None, **settings}, stream.value)
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     given = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     arrays: dict[str, Any] = {}
@@ -296,6 +311,11 @@ def execute(trt: Any, engine: Any, inputs: Mapping[str, Any], errors: list[str])
         cuda("cudaMalloc", ctypes.byref(buffers[name]), ctypes.c_size_t(max(arrays[name].nbytes, 1)))
         context.set_tensor_address(name, buffers[name].value)
         copy(cuda, buffers[name], ctypes.c_void_p(arrays[name].ctypes.data), arrays[name].nbytes, 1)
+    if settings["allocation_strategy"] == "runtime":
+        size = max(context.update_device_memory_size_for_shapes(), 1)
+        working = ctypes.c_void_p()
+        cuda("cudaMalloc", ctypes.byref(working), ctypes.c_size_t(size))
+        context.set_device_memory(working.value, size)
     del errors[:]
     if not context.execute_async_v3(stream.value):
         raise Refused("run", why(errors, "the engine does not run and does not say why"))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.switches import Looked, Snippet, Switch
 
+_RUN = ("load_runtime", "allocation_strategy", "weight_streaming_budget")
+"""What says how an engine is run that another process has built."""
 _REPEATED = {
     "builder_flags": "--builder-flag",
     "builder_settings": "--builder-set",
@@ -45,7 +47,9 @@ class TensorRtEngines:
 
     def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """What else there is to say of a target says how an engine is built, but for plugins."""
-        own = TrtSettings(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
+        given = settings.of(TrtSettings)
+        kept = {name: getattr(given, name) for name in ("plugins", *_RUN)}
+        own = TrtSettings(load_engine=str(engine.absolute()), **kept)
         return replace(settings, own=own, keep=(), held=False)
 
     def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
@@ -78,7 +82,7 @@ class TensorRtTarget(Target):
     precisions = PRECISIONS
     needs = "tensorrt"
     packages = (Package("tensorrt"),)
-    files = ("plugins", "load_timing_cache", "calibration_cache")
+    files = ("plugins", "load_timing_cache", "calibration_cache", "load_runtime")
     sent = (
         "bisect_trt.targets.standalone",
         "bisect_trt.targets.trt.messages",
@@ -90,6 +94,8 @@ class TensorRtTarget(Target):
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {
         "lowering": NotReproducible("what it leads to is said: a model with Casts, or the precisions of layers"),
         "save_timing_cache": NotReproducible("says where a file goes, and changes no engine"),
+        "save_tactics": NotReproducible("says where a file goes, and changes no engine"),
+        "optimization_profile": NotReproducible("chooses among those of a prebuilt engine, which a reproducer has not"),
         "save_engine": NotReproducible("says where a file goes, and changes no engine"),
         "pin_timings": NotReproducible("timings are of one machine and one version; tactics that are pinned are said"),
         "record": NotReproducible("says where files go, and changes no engine"),

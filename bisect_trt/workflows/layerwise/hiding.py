@@ -11,7 +11,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.layerwise.origins import Layerwise
@@ -104,13 +104,7 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
     everything = frozenset(range(len(names)))
 
     def story(ask: Ask) -> Minimum | None:
-        if ask(everything) is not Verdict.PASS:
-            return None
-        limited = Limited(ask, everything, most)
-        try:
-            return find_keep(sorted(everything), limited)
-        except Enough:
-            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        return find_keep(sorted(everything), ask, most=most) if ask(everything) is Verdict.PASS else None
 
     try:
         minimum = prober.search(over_units(Verdict.PASS, story), lambda marks: marked_candidate(look, names, marks))

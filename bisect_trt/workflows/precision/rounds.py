@@ -54,8 +54,12 @@ class Fresh:
         given: Whether they are the user's.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, ways: Sequence[str] | None = None) -> None:
         """Read the user's.
+
+        Args:
+            task: The search.
+            ways: How values are made, where that is not in all of them; see ``FreshSamples``.
 
         Raises:
             UsageError: They do not fit the model.
@@ -65,6 +69,7 @@ class Fresh:
         self._next = 0
         subject = task.subject
         self._law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
+        self._law = self._law if ways is None else replace(self._law, ways=tuple(ways))
         data = task.settings.validation_data
         self._given = user_samples(task, data)
         self.given = bool(data)
@@ -128,7 +133,7 @@ class Fresh:
         )
         if not files:
             return None
-        path = models.write(name, subject.network.proto)
+        path = models.write(name, subject.truth.proto)
         if not _run(models, path, files):
             for each in files:  # one that the model does not run on (an index past the end of a table) is none
                 _run(models, path, [each])

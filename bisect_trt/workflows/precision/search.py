@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Enough, Limited, Minimum, Oracle, Search, Subset, Verdict, about_units
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect
@@ -43,11 +43,7 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
             return everything
         if ask(nothing) is not Verdict.FAIL:
             return nothing
-        limited = Limited(ask, everything, most)
-        try:
-            minimum = find_keep(units, limited, suspects=ranking, groups=groups)
-        except Enough:
-            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        minimum = find_keep(units, ask, suspects=ranking, groups=groups, most=most)
         return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
     answer = task.prober.search(Search(Verdict.PASS, story), task.lowering.candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,9 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.lowering import Lowering
 
-Low = Literal["fp16", "bf16"]
+Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]
+BITS: tuple[Low, ...] = ("int8", "fp8", "int4")
+"""What a search for quantized groups is about."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class PrecisionSettings:
         fresh_samples: How many samples that the search has not seen the safe set is held against; 0 for none.
         validation_data: The user's own, files or scripts, instead.
         minimal_output: Where the model of the minimal set goes, if it was asked for.
+        bits: The quantized types whose groups are searched, of a quantized model; none for a search of nodes.
+        float_model: The model from before quantization, if it was given.
+        sensitivity: Whether to measure what each group costs alone.
         tolerance: How far a target may be off on them, as the user gave it; ``None`` for as on the samples of the search.
     """
 
@@ -52,21 +58,24 @@ class PrecisionSettings:
     fresh_samples: int = FRESH_SAMPLES
     validation_data: tuple[str, ...] = ()
     minimal_output: Path | None = None
+    bits: tuple[Low, ...] = ()
+    float_model: Path | None = None
+    sensitivity: bool = True
     tolerance: ToleranceOptions | None = None
 
     @classmethod
-    def of(cls, own: Precision, output: Path, low: Low, target: TargetSettings | None) -> PrecisionSettings:
+    def of(cls, own: Precision, output: Path, low: Sequence[Low], target: TargetSettings | None) -> PrecisionSettings:
         """Those of a command, or of a Python function, from its options.
 
         Args:
             own: The options.
             output: Where the mixed model goes.
-            low: What the rest is to run in.
+            low: What the rest is to run in; of quantized types there may be several.
             target: The runtime under suspicion.
         """
         return cls(
             output,
-            low,
+            low[0],
             target,
             tuple(own.include),
             tuple(own.exclude),
@@ -77,6 +86,9 @@ class PrecisionSettings:
             fresh_samples=own.fresh_samples,
             validation_data=tuple(own.validation_data),
             minimal_output=own.minimal_output,
+            bits=tuple(each for each in low if each in BITS),
+            float_model=own.reference,
+            sensitivity=own.sensitivity,
         )
 
     @property

@@ -99,7 +99,7 @@ def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcom
     check = task.prober.runner.check
     assert isinstance(check, BuiltinCheck)
     tolerance = check.tolerance
-    if task.settings.tolerance is not None:
+    if task.settings.tolerance is not None and not task.settings.bits:
         tolerance = replace(task.settings.tolerance, precision=Precision(task.settings.precision))
     fresh = FreshCheck(check, samples.files, tolerance)
     runner = Runner(fresh, task.subject.workspace, task.subject.reference)

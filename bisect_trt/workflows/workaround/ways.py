@@ -16,7 +16,7 @@ from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.proof import Prover, Way
 
@@ -100,13 +100,7 @@ def _fewest(
     everything = frozenset(range(len(names)))
 
     def story(ask: Ask) -> Minimum | None:
-        if ask(everything) is not Verdict.PASS:
-            return None
-        limited = Limited(ask, everything, most)
-        try:
-            return find_keep(sorted(everything), limited)
-        except Enough:
-            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        return find_keep(sorted(everything), ask, most=most) if ask(everything) is Verdict.PASS else None
 
     def candidate(units: Subset) -> Candidate:
         some = [names[place] for place in sorted(units)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,16 +10,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from polygraphy.backend.trt import Algorithm, TacticReplayData
 from trt_api import APIS, OLD, STRONG, VERSIONS, WEAK
 from trt_standin import StandIn, make_module, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.chosen import Choice
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier
 from bisect_trt.targets.trt.config import check_settings, make_config
-from bisect_trt.targets.trt.knobs import ENUMS, NoSuch, lift, missed, selector, set_parser_flags, turn
-from bisect_trt.targets.trt.options import OWN_OPTIONS
+from bisect_trt.targets.trt.knobs import (
+    ENUMS,
+    NoSuch,
+    calibrator_base,
+    lift,
+    make_context,
+    missed,
+    plug_instancenorm,
+    replay,
+    selector,
+    set_parser_flags,
+    turn,
+)
+from bisect_trt.targets.trt.options import OWN_OPTIONS, Calibrator
 from bisect_trt.targets.trt.settings import TrtSettings
 
 METHODS = ("add_", "all_", "can_", "clear_", "create_", "get_", "is_", "num_", "reset", "set_")
@@ -175,6 +190,133 @@ def test_timings_are_what_is_left_to_be_held_to() -> None:
     assert target.target.held_to(target, choices[1:], folder) == trt_target("fp16", pin_timings="/pinned/timing.cache")
 
 
+def test_what_layers_took_is_said_as_polygraphy_reads_it(tmp_path: Path) -> None:
+    class Tensors:
+        algorithm_variant = SimpleNamespace(implementation=1, tactic=2)
+
+        def get_algorithm_io_info(self, index: int) -> Any:  # noqa: ANN401 - as above
+            return SimpleNamespace(
+                dtype="DataType.FLOAT", strides=(index, 1), vectorized_dim=-1, components_per_element=1
+            )
+
+    settings = {**asdict(TrtSettings(save_tactics="tactics.json"))}
+    config = StandIn(OLD, "IBuilderConfig")
+    turn(make_module(OLD), config, settings)
+    where = SimpleNamespace(name="conv", num_inputs=1, num_outputs=2)
+    config.values["algorithm_selector"].report_algorithms([where], [Tensors()])
+    written = json.loads(replay())
+    layer = written["replay"]["conv"]
+    assert [each["strides"] for each in layer["inputs"]] == [[0, 1]]
+    assert [each["strides"] for each in layer["outputs"]] == [[1, 1], [2, 1]]
+    for each in (*layer["inputs"], *layer["outputs"]):  # those take TensorRT itself to be read
+        assert each.pop("polygraphy_class") == "TensorInfo"
+    written["replay"]["conv"] |= {"inputs": [], "outputs": []}
+    (tmp_path / "tactics.json").write_text(json.dumps(written))
+    found = TacticReplayData.load(str(tmp_path / "tactics.json"))
+    assert {name: (each.implementation, each.tactic) for name, each in found.items()} == {"conv": (1, 2)}
+
+
+def asked(**options: Any) -> TargetSettings:  # noqa: ANN401 - options of many types
+    made: Any = Target
+    settings: TargetSettings = made(trt=True, **options).required()
+    return settings
+
+
+def test_what_polygraphy_saved_is_pinned(tmp_path: Path) -> None:
+    path = tmp_path / "tactics.json"
+    TacticReplayData().add("conv + relu", Algorithm(1, -2, [], [])).save(str(path))
+    settings = asked(load_tactics=path)
+    assert settings.of(TrtSettings).pin_tactics == ("conv + relu=1:-2",)
+    assert settings.flags() == ["--trt", "--pin-tactic", "conv + relu=1:-2"]
+    path.write_text("[]")
+    with pytest.raises(UsageError, match=r"--load-tactics: .* is no tactic replay of Polygraphy's"):
+        asked(load_tactics=path)
+
+
+class Parts(StandIn):
+    """An engine with two profiles, whose weights are 1000 bytes."""
+
+    def __init__(self, version: str) -> None:
+        made = StandIn(version, "IExecutionContext")
+        known = {"num_optimization_profiles": 2, "create_execution_context": lambda *how: self.made(made, how)}
+        streaming = {"streamable_weights_size": 1000, "get_weight_streaming_automatic_budget": lambda: 77}
+        super().__init__(version, "ICudaEngine", {**known, **streaming})
+
+    def made(self, context: StandIn, how: tuple[Any, ...]) -> StandIn:
+        self.calls.append(how)
+        return context
+
+
+@pytest.mark.parametrize(("said", "size"), [("-2", 1000), ("-1", 77), ("40%", 400), ("123", 123)])
+def test_weights_that_the_gpu_holds(said: str, size: int) -> None:
+    engine = Parts(WEAK)
+    make_context(make_module(WEAK), engine, vars(TrtSettings(weight_streaming_budget=said)), 0)
+    assert engine.values["weight_streaming_budget_v2"] == size
+
+
+@pytest.mark.parametrize("version", [WEAK, STRONG])
+def test_when_memory_is_taken_and_which_profile_is_run(version: str) -> None:
+    module = make_module(version)
+    strategies = module.ExecutionContextAllocationStrategy
+    user, change = strategies.USER_MANAGED, strategies.ON_PROFILE_CHANGE
+    said: Any
+    for said, how in ((None, ()), ("static", ()), ("profile", (change,)), ("runtime", (user,))):
+        engine = Parts(version)
+        context = make_context(module, engine, vars(TrtSettings(allocation_strategy=said, optimization_profile=1)), 7)
+        assert engine.calls == [how]
+        assert context.calls == [("set_optimization_profile_async", 1, 7)]
+    with pytest.raises(NoSuch, match="--optimization-profile 2: the engine's profiles are numbered from 0 to 1"):
+        make_context(module, Parts(version), vars(TrtSettings(optimization_profile=2)), 7)
+
+
+def test_what_a_version_cannot_say_of_running() -> None:
+    for name, value in (("weight_streaming_budget", "-1"), ("allocation_strategy", "runtime")):
+        target = trt_target().with_own(**{name: value})
+        said = f"--{name.replace('_', '-')} needs TensorRT 10.1 or later, and this is TensorRT 8.6.0; leave it out"
+        with pytest.raises(UsageError, match=said):
+            check_settings(target, make_tensorrt(OLD))
+        check_settings(target, make_tensorrt(WEAK))
+    with pytest.raises(UsageError, match=r"--save-tactics needs TensorRT 8.6 to 10, .* this is TensorRT 11"):
+        check_settings(trt_target(save_tactics="tactics.json"), make_tensorrt(STRONG))
+    with pytest.raises(
+        NoSuch, match=r"--plugin-instancenorm: this is TensorRT 8.6.0, which has no 'NATIVE_INSTANCENORM'"
+    ):
+        plug_instancenorm(make_module(OLD), StandIn(OLD, "OnnxParser"))
+    parser = StandIn(STRONG, "OnnxParser")
+    plug_instancenorm(make_module(STRONG), parser)
+    assert parser.calls == [("clear_flag", make_module(STRONG).OnnxParserFlag.NATIVE_INSTANCENORM)]
+
+
+@pytest.mark.parametrize("version", [OLD, WEAK])
+def test_each_calibrator_is_the_one_that_is_asked_for(version: str) -> None:
+    module = make_module(version)
+    for name in Calibrator:
+        base = calibrator_base(module, vars(TrtSettings(calib_base_cls=name.value, quantile=0.25)))
+        assert issubclass(base, getattr(module, name.value))
+        if name is Calibrator.LEGACY:
+            assert base.get_quantile(None) == 0.25
+            assert base.get_regression_cutoff(None) == 0.5
+            assert base.read_histogram_cache(None, 3) is base.write_histogram_cache(None, 3, 3) is None
+    assert calibrator_base(module, vars(TrtSettings())) is module.IInt8EntropyCalibrator2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"calib_base_cls": Calibrator.MIN_MAX},
+            "say how ranges for INT8 are found, which is not asked for; add --int8",
+        ),
+        ({"int8": True, "quantile": 0.0}, "are of one calibrator; add --calib-base-cls IInt8LegacyCalibrator"),
+        ({"optimization_profile": 1}, "an engine that is built here has one, 0"),
+        ({"save_tactics": Path("tactics.json")}, "--save-tactics is for `run` alone"),
+    ],
+)
+def test_options_that_others_rule_out(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        asked(**options)
+
+
 def test_pins_are_refused_where_there_is_no_selector() -> None:
     with pytest.raises(UsageError, match=r"--pin-tactic: this is TensorRT 11.* has no algorithm selector"):
         configure(STRONG, pin_tactics=("conv=1:2",))
@@ -218,6 +360,34 @@ def test_switches_that_are_turned_together_all_are() -> None:
     assert own.tactic_sources == ()
     assert own.avoid_tactics == ("conv=1:2",)
     assert own.builder_flags == ("REFIT",)
+
+
+ROUTES = {
+    "tuner_options": [
+        {"option": "-fuse", "allowed_values": "[on|off]", "default_value": "on"},
+        {"option": "-depth", "allowed_values": "[1...9]", "default_value": "3"},
+        {"option": "-kind", "allowed_values": "one of [a|b|c]", "default_value": "b"},
+    ]
+}
+
+
+def test_knobs_of_build_routes_are_turned_one_by_one() -> None:
+    settings = trt_target(builder_settings=(("build_route", "-kind=a -other=1"),))
+    found = {
+        each.name: each.turn
+        for each in settings.target.switches(settings, Looked({"routes": json.dumps(ROUTES)}))
+        if each.kind == "build-route"
+    }
+    assert set(found) == {"build-route:-fuse=off", "build-route:-kind=b", "build-route:-kind=c"}
+    both = found["build-route:-kind=c"](found["build-route:-fuse=off"](settings))
+    assert both.of(TrtSettings).builder_settings == (("build_route", "-other=1 -fuse=off -kind=c"),)
+    assert configure(STRONG, builder_settings=both.of(TrtSettings).builder_settings).values == {
+        **configure(STRONG).values,
+        "build_route": "-other=1 -fuse=off -kind=c",
+    }
+    for text in ("", "no JSON", "{}", "[]"):
+        kinds = {each.kind for each in settings.target.switches(settings, Looked({"routes": text}))}
+        assert "build-route" not in kinds
 
 
 @pytest.mark.parametrize("version", [OLD, WEAK])

@@ -1,0 +1,228 @@
+"""The fewest quantized groups that have to go back to floats for the rest to stay in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.reporting.result import Result
+from bisect_trt.search.confirm import confirm_enough
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
+from bisect_trt.tensors.npz import load_npz
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, tell_bits, tell_misfits
+from bisect_trt.workflows.bits.case import Case, suspected
+from bisect_trt.workflows.bits.refit import try_refit
+from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity, measure_sensitivity
+from bisect_trt.workflows.bits.yardstick import TIMES, WAYS, mean_errors, run_files, tolerance_is_own
+from bisect_trt.workflows.investigation import saving_best
+from bisect_trt.workflows.precision.delivery import best_keep, checkable
+from bisect_trt.workflows.precision.precision import measure_lowered
+from bisect_trt.workflows.precision.rounds import Fresh, Round, refuse_validation
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import checker_problem
+from bisect_trt.workflows.precision.validation import Validation, hold_against, validated
+from bisect_trt.workflows.settings import SearchSettings
+
+CLEAR = 3.0
+"""A scale that costs so many bits more than usual is wrong, whatever comes of it on the samples here."""
+
+
+def find_bits(task: Task, case: Case, search: SearchSettings, given: ToleranceOptions) -> Result:
+    """See that quantization is the reason, search, write the answer, probe it once more.
+
+    Raises:
+        DoesNotReproduce: The model fails in floats too, or passes quantized.
+        UsageError: Validation data does not fit the model, or there is nothing to compare on it.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    task.result.extra |= {"keep_fp32": [], "minimal": [], "groups": [], "latency_ms": None}
+    refuse_validation(task)
+    with saving_best(lambda: _save_best(task, case)):
+        return task.until_done(lambda: _find(task, case, search, given))
+
+
+def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOptions) -> Result:
+    console, lowering = task.console, case.lowering
+    ranking = suspected(case)
+    what = f"{'/'.join(task.settings.bits)} ({len(lowering.units)} quantized groups)"
+    console.step(f"Which scales and zero points do not fit the values? {what}")
+    if case.plain.why is not None:
+        console.warn(case.plain.why)
+    tell_misfits(case.lowering.groups, case.misfits, ranking, console)
+    if case.yardstick is not None and tolerance_is_own(given):
+        console.say(f"  allowed: {case.yardstick.describe()}")
+    console.step(f"Probe all {len(lowering.units)} groups in floats, then all quantized, then search for the fewest")
+    if search.repeat is not None:
+        measure_lowered(task, search)
+    minimum = _search(task, case, ranking)
+    task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+    for step in minimum.steps:
+        console.say(f"  {step}")
+    errors = sensitivity = None
+    check = task.prober.runner.check
+    if isinstance(check, BuiltinCheck):
+        errors = Errors(task.subject, check.tolerance)
+        if task.settings.sensitivity:
+            console.step("What does each group cost, alone?")
+            sensitivity = measure_sensitivity(errors, lowering)
+    kept, validation, why = _hold(task, case, minimum, sensitivity)
+    refit = try_refit(task, case.misfits, minimum.units)
+    return _deliver(task, case, Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit))
+
+
+def _search(task: Task, case: Case, ranking: Sequence[int]) -> Minimum:
+    units = task.lowering.units
+    everything, nothing = frozenset(units), frozenset[int]()
+
+    def story(oracle: Oracle) -> Minimum | Subset:
+        """The answer, or the set of groups about which the check did not say what it should have."""
+        ask = about_units(oracle)
+        if ask(everything) is not Verdict.PASS:
+            return everything
+        if ask(nothing) is not Verdict.FAIL:
+            return nothing
+        minimum = find_keep(units, ask, suspects=ranking)
+        return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
+
+    answer = task.prober.search(Search(Verdict.PASS, story), task.lowering.candidate)
+    if isinstance(answer, Minimum):
+        return answer
+    raise _refusal(task, case, answer)
+
+
+def _refusal(task: Task, case: Case, asked: Subset) -> DoesNotReproduce:
+    """Why quantization is not what is wrong with the model."""
+    key, count = task.lowering.candidate(asked).key, len(task.lowering.units)
+    record = next(record for record in task.prober.ledger.records if record.key == key)
+    how = "in floats" if asked else "quantized"
+    if record.verdict is Verdict.UNRESOLVED:
+        return DoesNotReproduce(
+            f"the check cannot judge the model with all {count} groups {how}: {record.reason}. So nothing can be learned "
+            "from it; mend the check first."
+        )
+    if asked:
+        others = len(case.quantized.groups) - count
+        more = f" {others} groups of other types stay quantized: name these too." if others else ""
+        return DoesNotReproduce(
+            f"the check fails with all {count} groups in floats too: {record.reason}. So quantization is not the reason, or "
+            f"not the only one; `bisect-trt diagnose` finds what fails there.{more}"
+        )
+    return DoesNotReproduce(
+        f"the check passes with all {count} groups quantized: {record.reason}. So no group has to go back to floats; try "
+        "real input data (--load-inputs), the model from before quantization (--reference), or a tighter tolerance."
+    )
+
+
+def _hold(
+    task: Task, case: Case, minimum: Minimum, sensitivity: Sensitivity | None
+) -> tuple[Subset, Validation | None, str | None]:
+    """Grow the minimal set until it holds on samples that the search has not seen."""
+    if not isinstance(task.prober.runner.check, BuiltinCheck):
+        return minimum.units, None, "what a check of yours says of other inputs is for it to say"
+    kept, fresh = _with_clear(task, case, minimum.units), Fresh(task, WAYS)
+    if fresh.why_none is not None:
+        return kept, None, fresh.why_none
+    task.console.step("Does it hold on other inputs?")
+    task.console.say(f"  fresh samples: {fresh.drawn}")
+    held, learned = None, 0
+    for number in range(3):
+        samples = fresh.round(number)
+        if samples is None:
+            return kept, None, "the reference does not run on other inputs"
+        outcome = hold_against(task, kept, samples, f"{len(samples.files)} fresh samples")
+        if not outcome.errors:
+            return kept, None, f"they cannot be compared: {outcome.reason}"
+        outcome = replace(outcome, errors=_usual(task, case, samples, outcome.errors))
+        held = validated(outcome, fresh, learned)
+        failing = [place for place, error in enumerate(outcome.errors) if error > 1]
+        if not failing:
+            break
+        worst = sorted(failing, key=lambda place: -outcome.errors[place])[:16]
+        for units in _larger(case, kept, sensitivity):
+            some = samples.only(worst)
+            errors = hold_against(task, units, some, f"{len(worst)} that failed").errors
+            if errors and max(_usual(task, case, some, errors)) <= 1:
+                kept, learned = units, learned + len(worst) if fresh.given else 0
+                break
+        else:
+            break
+    return kept, held, None
+
+
+def _usual(task: Task, case: Case, samples: Round, errors: Sequence[float]) -> tuple[float, ...]:
+    """The errors on some samples, less what each is harder than those of the search: by what scales that fit make of it."""
+    yardstick = case.yardstick
+    if yardstick is None or not tolerance_is_own(task.settings.tolerance):
+        return tuple(errors)
+    made = run_files(task.subject, "fitted-fresh", yardstick.model, [each.inputs for each in samples.files])
+    if made is None:
+        return tuple(errors)
+    harder = []
+    for each, seen in zip(samples.files, made, strict=True):
+        found = mean_errors(load_npz(each.golden), seen)
+        harder.append(max((TIMES * error / yardstick.allowed(name) for name, error in found.items()), default=1.0))
+    return tuple(error / max(hard, 1.0) for error, hard in zip(errors, harder, strict=True))
+
+
+def _with_clear(task: Task, case: Case, units: Subset) -> Subset:
+    """With what does no harm here, but is so far off that it will on other inputs; as it was if that does not pass."""
+    more = units | frozenset(suspected(case, CLEAR))
+    if more == units or task.prober.probe(task.lowering.candidate(more)).verdict is Verdict.PASS:
+        return more
+    return units
+
+
+def _larger(case: Case, kept: Subset, sensitivity: Sensitivity | None) -> list[Subset]:
+    """Ever larger sets: the groups that fit worst, or cost most alone."""
+    costs = {unit: max((each.bits_lost for each in case.misfits[unit]), default=0.0) for unit in case.lowering.units}
+    if sensitivity is not None:
+        costs = {unit: sensitivity.quantized[unit] or 0.0 for unit in case.lowering.units}
+    order = [unit for unit in sorted(costs, key=lambda unit: (-costs[unit], unit)) if unit not in kept]
+    return [kept | frozenset(order[:size]) for size in (1, 2, 4, 8, 16) if size <= max(len(order) // 2, 1)]
+
+
+def _deliver(task: Task, case: Case, told: Told) -> Result:
+    """Write the answer, read it back, and probe what was read."""
+    task.console.step("Written and read back: does it pass?")
+    output, lowering, minimum = task.settings.output, case.lowering, told.minimum
+    lowering.write(told.kept, output)
+    record = task.prober.probe(lowering.read_back(told.kept, output), again=True)
+    problem = checker_problem(checkable(task.subject), output)
+    if record.verdict is not Verdict.PASS:
+        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    elif problem is not None:
+        minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
+    task.result.artifacts["mixed"] = str(output)
+    if task.settings.minimal_output is not None:
+        path = task.settings.minimal_output
+        lowering.write(minimum.units, path)
+        again = task.prober.probe(
+            replace(lowering.read_back(minimum.units, path), title=f"{path.name}, read back"), again=True
+        )
+        task.result.artifacts["minimal"] = str(path)
+        if again.verdict is not Verdict.PASS:
+            minimum = replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {again.reason}")
+    told = replace(told, minimum=minimum)
+    fill_in_bits(task, told, task.outcome(record))
+    task.conclude(minimum)
+    tell_bits(task, told)
+    return task.result
+
+
+def _save_best(task: Task, case: Case) -> None:
+    best = best_keep(task)
+    if best is None:
+        return
+    case.lowering.write(best, task.settings.output)
+    task.result.artifacts["mixed"] = str(task.settings.output)
+    minimum = Minimum(best, proven=False, why="the search did not come to its end")
+    told = Told(minimum, best, suspected(case), case, None, None, None, minimum.why, None)
+    fill_in_bits(task, told, task.prober.ledger.outcome(task.lowering.candidate(best).key))
+    task.console.answer(
+        f"{task.settings.output}: the best so far, {len(best)} of {len(case.lowering.units)} groups in floats."
+    )

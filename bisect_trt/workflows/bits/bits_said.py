@@ -1,0 +1,344 @@
+"""What a search for quantized groups says: what does not fit, the answer, the table of groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.qdq import Group, Pair
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.reporting.console import Console
+from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.workflows.bits.case import Case
+from bisect_trt.workflows.bits.misfit import Misfit
+from bisect_trt.workflows.bits.refit import Refit
+from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
+from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.validation import Validation
+
+_SHOWN, _SHOWN_GROUPS = 5, 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a search ended with.
+
+    Attributes:
+        minimum: The fewest groups, and whether that is proven.
+        kept: What is recommended.
+        ranking: The groups that were suspected, the worst first.
+        case: What it was about.
+        sensitivity: What each group costs; ``None`` if that was not measured.
+        errors: Who measures that.
+        validation: How what is recommended did on fresh samples; ``None`` if it was held against none.
+        why: Why not, then.
+        refit: What came of other scales; ``None`` if none were tried.
+    """
+
+    minimum: Minimum
+    kept: Subset
+    ranking: Sequence[int]
+    case: Case
+    sensitivity: Sensitivity | None
+    errors: Errors | None
+    validation: Validation | None
+    why: str | None
+    refit: Refit | None
+
+
+def tell_misfits(
+    groups: Sequence[Group], misfits: Sequence[Sequence[Misfit]], ranking: Sequence[int], console: Console
+) -> None:
+    """Say what is suspected, and why."""
+    if not ranking:
+        console.say("  all of them fit, as far as the values are known")
+    for unit in ranking[:_SHOWN]:
+        console.say(f"  {groups[unit].name}: {_reason(misfits[unit])[1]}")
+    if len(ranking) > _SHOWN:
+        console.say(f"  ... and {len(ranking) - _SHOWN} more, which fit better")
+
+
+def _reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
+    """The rule and the sentence of what is worst about a group; empty if nothing is."""
+    for each in sorted(misfits, key=lambda each: -each.bits_lost):
+        for rule, sentence in each.problems:
+            return rule, f"'{each.pair.tensor}': {sentence}"
+    return "", ""
+
+
+def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
+    """Put an answer into the result."""
+    case, settings = told.case, task.settings
+    groups = [describe_group(task, told, unit) for unit in task.lowering.units]
+    kernels = _kernels(task, told)
+    yardstick = case.yardstick
+    own = settings.tolerance
+    task.result.extra |= {
+        "keep_fp32": [_kept_entry(groups[unit]) for unit in sorted(told.kept)],
+        "minimal": [_kept_entry(groups[unit]) for unit in sorted(told.minimum.units)],
+        "groups": groups,
+        "precision": "/".join(settings.bits),
+        "lowered": len(task.lowering.units) - len(told.kept),
+        "not_lowered": len(case.quantized.left),
+        "suspects_lowered": [_kept_entry(groups[unit]) for unit in told.ranking if unit not in told.kept],
+        "validation": None if told.validation is None else told.validation.to_json(),
+        "not_validated": told.why,
+        "measured_on": _measured_on(task),
+        "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
+        "reference": str(settings.float_model) if settings.float_model is not None else "the model without Q/DQ",
+        "error_all_quantized": None if told.sensitivity is None else _finite(told.sensitivity.everything),
+        "tolerance": None
+        if yardstick is None or own is None
+        else {
+            "outputs": {name: yardstick.allowed(name) for name in yardstick.errors},
+            "fitted_error": dict(yardstick.errors),
+            "mean_size": dict(yardstick.sizes),
+            "samples": yardstick.samples,
+            "used": not (own.atol or own.rtol or own.stat),
+        },
+        "kernels": kernels,
+        "refit": _refit(told),
+    }
+    described = [node for unit in sorted(told.kept) for node in groups[unit]["operators"]]
+    task.result.culprits = described
+    if told.refit is not None and told.refit.path is not None:
+        task.result.artifacts["refitted"] = str(told.refit.path)
+
+
+def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
+    """A group for the result."""
+    network, group, misfits = task.subject.network, told.case.lowering.groups[unit], told.case.misfits[unit]
+    sensitivity = told.sensitivity
+    rule, sentence = _reason(misfits)
+    tensors = [_tensor(network, each) for each in misfits]
+    named = {pair.scale: None for pair in group.pairs}
+    zeros = {pair.zero_point: None for pair in group.pairs if pair.zero_point is not None}
+    return {
+        "id": unit,
+        "name": group.name,
+        "operators": task.subject.describe_nodes(group.operators),
+        "nodes": [_label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
+        "tensors": tensors,
+        "scales": list(named),
+        "zero_points": list(zeros),
+        "kept": unit in told.kept,
+        "minimal": unit in told.minimum.units,
+        "suspected": unit in told.ranking,
+        "bits_lost": round(max((each.bits_lost for each in misfits), default=0.0), 3),
+        "error_alone_removed": None if sensitivity is None else _finite(sensitivity.removed[unit]),
+        "error_alone_quantized": None if sensitivity is None else _finite(sensitivity.quantized[unit]),
+        "rule": rule or None,
+        "reason": sentence or None,
+        "reasons": [
+            {"tensor": each.pair.tensor, "scale": each.pair.scale, "rule": found, "sentence": said}
+            for each in misfits
+            for found, said in each.problems
+        ],
+    }
+
+
+def _tensor(network: Network, misfit: Misfit) -> dict[str, Any]:
+    pair = misfit.pair
+    return {
+        "tensor": pair.tensor,
+        "kind": pair.kind,
+        "type": pair.type_name,
+        "granularity": _granularity(misfit),
+        "axis": None if misfit.scale is None or misfit.scale.size == 1 else pair.axis,
+        "block_size": pair.block or None,
+        "scale": pair.scale,
+        "scale_value": _values(misfit.scale),
+        "zero_point": pair.zero_point,
+        "zero_point_value": _values(misfit.zero),
+        "fitted_scale": _values(misfit.fitted_scale),
+        "fitted_zero_point": _values(misfit.fitted_zero),
+        "quantize": [_label(network.nodes[index]) for index in pair.quantize],
+        "dequantize": [_label(network.nodes[index]) for index in pair.dequantize],
+        "seen": None if misfit.fitted_scale is None else [misfit.low, misfit.high],
+        "clipped": round(misfit.clipped, 6),
+        "bits_lost": round(misfit.bits_lost, 3),
+        "snr_db": misfit.snr_db,
+        "fitted_snr_db": misfit.fitted_db,
+        "bad": misfit.bits_lost > 1 or any(rule in ("scale", "weight scale") for rule, _ in misfit.problems),
+        "problems": [{"rule": rule, "sentence": sentence} for rule, sentence in misfit.problems],
+    }
+
+
+def _granularity(misfit: Misfit) -> str:
+    if misfit.scale is None:
+        return "dynamic"
+    if misfit.pair.block:
+        return "blocked"
+    return "per-tensor" if misfit.scale.size == 1 else "per-channel"
+
+
+_MOST_VALUES = 4096
+
+
+def _values(values: Any) -> float | list[float] | None:  # noqa: ANN401 - an array or nothing
+    if values is None:
+        return None
+    flat = [float(each) if math.isfinite(each) else None for each in np.asarray(values, np.float64).reshape(-1)]
+    return flat[0] if len(flat) == 1 else flat[:_MOST_VALUES]  # type: ignore[return-value]  # what is not finite is null
+
+
+def _kept_entry(group: dict[str, Any]) -> dict[str, Any]:
+    """A group as nodes to keep are given: its operator, and what it is known by."""
+    first = group["operators"][0] if group["operators"] else {"name": group["name"], "op": "", "outputs": []}
+    bad = [tensor for tensor in group["tensors"] if tensor["bad"]]
+    return {
+        **first,
+        "group": group["id"],
+        "operators": [node["name"] or next(iter(node["outputs"]), "") for node in group["operators"]],
+        "nodes": group["nodes"],
+        "scales": group["scales"],
+        "zero_points": group["zero_points"],
+        "tensors": [tensor["tensor"] for tensor in group["tensors"]],
+        "bad_scales": list(dict.fromkeys(tensor["scale"] for tensor in bad)),
+        "rule": group["rule"] or ("needed" if group["minimal"] else "safe"),
+        "reason": group["reason"]
+        or ("needed: without it the check fails" if group["minimal"] else "kept for what fresh samples showed"),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 6)
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return node.name or next(filter(None, node.output), "?")
+
+
+def _measured_on(task: Task) -> str:
+    settings, samples = task.settings, len(task.subject.samples)
+    if settings.target is None:
+        return "the check"
+    seen = "1 input sample" if samples == 1 else f"{samples} input samples"
+    return f"{settings.target.describe()}, on {seen}"
+
+
+def _kernels(task: Task, told: Told) -> dict[str, Any] | None:
+    """Whether it is the scales at all: what the quantized model is off by where Q/DQ is computed in floats, as it is written."""
+    errors, target = told.errors, task.settings.target
+    if errors is None or target is None:
+        return None
+    network = task.subject.network
+    found = told.sensitivity.everything if told.sensitivity is not None else errors.of(network.proto)
+    if found is None or not found <= 1:
+        return {"error_as_written": _finite(found), "to_blame": False, "sentence": None}
+    sentence = (
+        "with graph optimisations off, where Q/DQ is computed in floats as it is written, the quantized model passes: what fails "
+        f"is how {target.describe()} computes with integers"
+    )
+    if _saturates(told.case.lowering.groups, told.kept) and _without_vnni() and target.runtime == "onnxrt":
+        sentence += (
+            "; this CPU has no VNNI, so that its products of uint8 and int8 saturate at 16 bits: quantize with "
+            "reduce_range=True, or activations as int8"
+        )
+    return {"error_as_written": _finite(found), "to_blame": True, "sentence": sentence}
+
+
+def _saturates(groups: Sequence[Group], kept: Subset) -> bool:
+    """Whether uint8 is multiplied by int8 somewhere."""
+
+    def has(pairs: Sequence[Pair], kind: str, name: str) -> bool:
+        return any(pair.kind == kind and pair.type_name == name for pair in pairs)
+
+    return any(
+        has(groups[unit].pairs, "activation", "uint8") and has(groups[unit].pairs, "weight", "int8") for unit in kept
+    )
+
+
+def _without_vnni() -> bool:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - Linux on x86 only
+            flags = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return bool(flags) and "vnni" not in flags
+
+
+def _refit(told: Told) -> dict[str, Any] | None:
+    """Other scales, for the result."""
+    refit = told.refit
+    if refit is None:
+        return None
+    return {
+        "passed": refit.passed,
+        "reason": refit.reason,
+        "file": None if refit.path is None else str(refit.path),
+        "scales": [
+            {
+                "tensor": each.pair.tensor,
+                "scale": each.pair.scale,
+                "from": _values(each.scale),
+                "to": _values(each.fitted_scale),
+                "zero_point": each.pair.zero_point,
+                "zero_point_from": _values(each.zero),
+                "zero_point_to": _values(each.fitted_zero),
+            }
+            for each in refit.misfits
+        ],
+    }
+
+
+def tell_bits(task: Task, told: Told) -> None:
+    """Say what to keep, why, and what else would do."""
+    console, result, extra = task.console, task.result, task.result.extra
+    count, low = len(told.kept), extra["precision"]
+    groups = "1 group" if count == 1 else f"{count} groups"
+    proof = f" ({result.minimality})" if told.kept == told.minimum.units else ""
+    console.answer(f"{task.settings.output}: {groups} in floats, {extra['lowered']} in {low}{proof}.")
+    if told.validation is not None:
+        console.answer(f"  {told.validation.describe()}")
+    elif told.why is not None:
+        console.answer(f"  not held against fresh samples: {told.why}")
+    if told.minimum.units < told.kept:
+        console.answer(f"  {len(told.minimum.units)} of these are enough for what was given ({result.minimality})")
+    for node in extra["keep_fp32"][:_SHOWN_GROUPS]:
+        console.answer(f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}")
+    if count > _SHOWN_GROUPS:
+        console.answer(f"  ... and {count - _SHOWN_GROUPS} more (--json lists them)")
+    if extra["kernels"] is not None and extra["kernels"]["sentence"]:
+        console.answer(f"  {extra['kernels']['sentence']}")
+    if told.refit is not None and told.refit.passed:
+        console.answer(f"  or leave all of it quantized, with scales that fit: {told.refit.path} passes too:")
+        for each in extra["refit"]["scales"][:_SHOWN]:
+            zero = "" if each["zero_point"] is None else f", zero point {_short(each['zero_point_to'])}"
+            was = f"{_short(each['from'])}" + (
+                "" if each["zero_point"] is None else f", {_short(each['zero_point_from'])}"
+            )
+            console.answer(f"    '{each['scale']}' = {_short(each['to'])}{zero} (was {was})")
+    _tell_costs(told, console)
+    console.answer(f"  measured on {extra['measured_on']}")
+    if result.why:
+        console.answer(f"  {result.why}")
+
+
+def _short(value: float | list[float] | None) -> str:
+    if isinstance(value, list):
+        known = [each for each in value if each is not None]
+        return f"{min(known):.4g} to {max(known):.4g}" if known else "?"
+    return "?" if value is None else f"{value:.6g}"
+
+
+def _tell_costs(told: Told, console: Console) -> None:
+    """The groups that cost most."""
+    sensitivity = told.sensitivity
+    if sensitivity is None:
+        return
+    known = [(cost, unit) for unit, cost in enumerate(sensitivity.quantized) if cost is not None]
+    known.sort(key=lambda entry: (-entry[0], entry[1]))
+    console.say("  errors in tolerances, as written, on ONNX Runtime's CPU provider (all groups: --json, report.html):")
+    for cost, unit in known[:_SHOWN]:
+        removed = sensitivity.removed[unit]
+        without = "?" if removed is None else f"{removed:.3g}"
+        console.say(
+            f"    {told.case.lowering.groups[unit].name}: alone quantized {cost:.3g}, alone in floats {without}"
+        )

@@ -1,0 +1,138 @@
+"""What a search for quantized groups is about, before anything is probed: the groups, what is right, what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.qdq import Group, Quantized, find_quantized
+from bisect_trt.probing.activations import Reference
+from bisect_trt.workflows.bits.group_lowering import GroupLowering
+from bisect_trt.workflows.bits.misfit import BAD, Misfit, find_misfits, usual_ratio
+from bisect_trt.workflows.bits.plain import Plain, make_plain
+from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
+from bisect_trt.workflows.precision.task import PrecisionSettings
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
+
+_LOOKED_AT = 4
+"""Samples whose values are held against the scales."""
+_RANDOM = 4
+_TYPES = {
+    "int8": ("int8", "uint8", "int16", "uint16"),
+    "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
+    "int4": ("int4", "uint4", "int2", "uint2", "float4e2m1"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a search for quantized groups is about, before anything is probed.
+
+    Attributes:
+        lowering: Makes candidates.
+        quantized: All that is quantized in the model.
+        plain: The model in floats.
+        misfits: How each pair fits, by group.
+        yardstick: What the model is off by with scales that fit; ``None`` if that is not known.
+    """
+
+    lowering: GroupLowering
+    quantized: Quantized
+    plain: Plain
+    misfits: Sequence[Sequence[Misfit]]
+    yardstick: Yardstick | None
+
+
+def with_samples(model: ModelSettings) -> ModelSettings:
+    """The model with several random samples, where none are given: the error of one is a matter of chance."""
+    data = model.data
+    if data.load_inputs or data.data_loader_script is not None or data.iterations is not None:
+        return model
+    return replace(model, data=replace(data, iterations=_RANDOM))
+
+
+def open_case(subject: Subject, settings: PrecisionSettings) -> Case:
+    """Find the groups, and what is right: the model with none of them quantized.
+
+    Raises:
+        UsageError: It has none, or the model that it was made from does not fit it.
+        UnavailableError: ONNX Runtime does not dequantize its weights.
+    """
+    quantized = find_quantized(subject.network)
+    plain = make_plain(subject, chosen_groups(subject, quantized, settings), settings.float_model)
+    subject.truth, groups = plain.truth, plain.groups
+    lowering = GroupLowering(subject, groups, plain.weights, "/".join(settings.bits))
+    first = subject.reference
+    if plain.truth is plain.network:
+        references = [first, *first.more][:_LOOKED_AT]
+    else:
+        references = [
+            Reference(plain.network, sample, subject.workspace, subject.models, 5001 + place, subject.swap_limit)
+            for place, sample in enumerate(subject.samples[:_LOOKED_AT])
+        ]
+    misfits = [find_misfits(subject, plain.taken or {}, group.pairs, references) for group in groups]
+    yardstick = None
+    if settings.target is not None:
+        yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)
+    return Case(lowering, quantized, plain, misfits, yardstick)
+
+
+def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSettings) -> list[Group]:
+    """The groups of the types that are asked for.
+
+    Raises:
+        UsageError: There are none.
+    """
+    path, wanted = subject.settings.path, {name for bits in settings.bits for name in _TYPES[bits]}
+    types = sorted({pair.type_name for group in quantized.groups for pair in group.pairs if pair.kind != "bias"})
+    chosen = [
+        group
+        for group in quantized.groups
+        if any(pair.type_name in wanted for pair in group.pairs if pair.kind != "bias")
+    ]
+    asked = " and ".join(f"--{bits}" for bits in settings.bits)
+    if chosen:
+        return chosen
+    if types:
+        flags = " ".join(f"--{bits}" for bits, names in _TYPES.items() if set(names) & set(types))
+        raise UsageError(f"{path} has nothing quantized that {asked} is about, but {', '.join(types)}; give {flags}.")
+    operators = sorted({n.op_type for n in subject.network.nodes if _is_integer_operator(n.op_type)})
+    if operators:
+        raise UsageError(
+            f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
+            "cannot be taken back one by one; quantize in QDQ format (onnxruntime.quantization: "
+            "quant_format=QuantFormat.QDQ) and give that model."
+        )
+    left = next(iter(quantized.left.values()), None)
+    if left is not None:
+        raise UsageError(f"{path} has no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}.")
+    raise UsageError(
+        f"{path} has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back; quantize it first, for "
+        "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
+        f"model, with --reference {path}."
+    )
+
+
+def _is_integer_operator(op: str) -> bool:
+    return op.startswith("QLinear") or op in (
+        "ConvInteger",
+        "MatMulInteger",
+        "DynamicQuantizeLinear",
+        "QGemm",
+        "QAttention",
+    )
+
+
+def suspected(case: Case, least: float = BAD) -> list[int]:
+    """The groups with a scale that does not fit, the worst first.
+
+    Args:
+        case: The search.
+        least: By how many bits more than is usual in this model.
+    """
+    usual = math.log2(usual_ratio([each for found in case.misfits for each in found]))
+    scores = {unit: max((each.bits_lost for each in case.misfits[unit]), default=0.0) for unit in case.lowering.units}
+    return [unit for unit in sorted(scores, key=lambda unit: (-scores[unit], unit)) if scores[unit] > least + usual]

@@ -1,0 +1,350 @@
+"""How well the scale and zero point of each quantized tensor fit the values that it has, and what is wrong where they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from bisect_trt.errors import BisectError
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.qdq import Pair
+from bisect_trt.probing.activations import Reference
+from bisect_trt.tensors.grid import Array, Grid, along, ranges
+from bisect_trt.workflows.subject import Subject
+
+BIT = 6.0206
+"""Decibels of noise that a bit is worth."""
+BAD = 1.5
+"""What costs so many bits more than usual is suspected."""
+_UNEVEN = 8.0
+"""Channels whose largest value is so many times the middle one's are outliers."""
+_MOST = 1 << 22
+"""Elements of a tensor that are looked at."""
+Problem = tuple[str, str]
+Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A quantized tensor, and how its values fit.
+
+    Attributes:
+        pair: Its nodes.
+        scale: The scale; ``None`` where it is computed as the model runs.
+        zero: The zero point, of the same shape.
+        fitted_scale: A scale that has room for the values that were seen, and no more; ``None`` where they are not known.
+        fitted_zero: Its zero point.
+        low: The least value seen.
+        high: The largest.
+        clipped: The share of values for which there is no room.
+        bits_lost: By how many bits the rounding is coarser than it would be with the fitted scale.
+        snr_db: Signal to noise of the tensor as it is quantized.
+        fitted_db: The same with the fitted scale.
+        problems: What is wrong: a rule and a sentence, each.
+        lows: The least values, of each sample; of the shape of the scale.
+        highs: The largest.
+    """
+
+    pair: Pair
+    scale: Array | None = None
+    zero: Array | None = None
+    fitted_scale: Array | None = None
+    fitted_zero: Array | None = None
+    low: float = 0.0
+    high: float = 0.0
+    clipped: float = 0.0
+    bits_lost: float = 0.0
+    snr_db: float | None = None
+    fitted_db: float | None = None
+    problems: tuple[Problem, ...] = ()
+    lows: tuple[Array, ...] = ()
+    highs: tuple[Array, ...] = ()
+
+    def fitted_without(self, sample: int) -> tuple[Array, Array] | None:
+        """The scale and zero point that fit the other samples; those for all where there are none."""
+        grid = Grid.of(self.pair.type_name)
+        if (
+            grid is None
+            or self.scale is None
+            or self.fitted_scale is None
+            or self.fitted_zero is None
+            or self.zero is None
+        ):
+            return None
+        lows, highs = ([each for place, each in enumerate(ends) if place != sample] for ends in (self.lows, self.highs))
+        if len(self.lows) < 2 or not lows:
+            return self.fitted_scale, self.fitted_zero
+        symmetric = grid.signed and not self.zero.any()
+        scale, zero = grid.fit(np.minimum.reduce(lows), np.maximum.reduce(highs), symmetric=symmetric)
+        return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
+
+    @property
+    def ratio(self) -> float | None:
+        """The scale over the fitted one; the middle one of several."""
+        if self.scale is None or self.fitted_scale is None or self.scale.shape != self.fitted_scale.shape:
+            return None
+        with np.errstate(all="ignore"):
+            return float(np.median(np.abs(self.scale) / self.fitted_scale))
+
+
+def find_misfits(
+    subject: Subject, taken: Weights, pairs: Iterable[Pair], references: Sequence[Reference]
+) -> list[Misfit]:
+    """Look at every pair.
+
+    Args:
+        subject: The quantized model.
+        taken: Weights of the model that it was made from, by the name of what dequantizes them makes.
+        pairs: Its pairs.
+        references: Runs of the float model.
+    """
+    return [_look(subject, taken, pair, references) for pair in pairs]
+
+
+def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Misfit:
+    network, grid = subject.network, Grid.of(pair.type_name)
+    scale = constant_of(subject, pair.scale)
+    zero = constant_of(subject, pair.zero_point) if pair.zero_point is not None else None
+    if scale is None or grid is None or (zero is None and pair.zero_point is not None):
+        return Misfit(pair)
+    scale = np.atleast_1d(scale.astype(np.float64))
+    zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
+    values = list(_values(subject, taken, pair, references))
+    if pair.kind == "bias" or not values:
+        return Misfit(pair, scale, zero, problems=tuple(_stored_problems(subject, pair, scale)))
+    axis = None if scale.size == 1 else pair.axis
+    lows, highs = zip(*(ranges(value, axis, pair.block) for value in values), strict=True)
+    low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
+    symmetric = grid.signed and not zero.any()
+    fitted, fitted_zero = grid.fit(low, high, symmetric=symmetric)
+    fitted, fitted_zero = fitted.reshape(scale.shape), fitted_zero.reshape(scale.shape)
+    signal = own = fit = clipped = 0.0
+    for value in values:
+        spread = [along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
+        exact = value.astype(np.float64)
+        signal += float(np.mean(np.square(exact)))
+        own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
+        fit += float(np.mean(np.square(grid.rounded(exact, spread[2], spread[3]) - exact)))
+        bottom, top = grid.ends(np.abs(spread[0]), spread[1])
+        slack = np.abs(spread[0]) * 0.5000001
+        clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
+    own_db, fit_db = _decibels(signal, own), _decibels(signal, fit)
+    lost = 0.0 if not signal else min(max((fit_db - own_db) / BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
+    seen = Misfit(
+        pair,
+        scale,
+        zero,
+        fitted,
+        fitted_zero,
+        float(low.min()),
+        float(high.max()),
+        clipped,
+        lost,
+        own_db,
+        fit_db,
+        lows=tuple(lows),
+        highs=tuple(highs),
+    )
+    return replace(seen, problems=tuple(_problems(network, seen, grid, values, symmetric=symmetric)))
+
+
+def constant_of(subject: Subject, name: str | None) -> NDArray[Any] | None:
+    """The value of a tensor that depends on no input; ``None`` of another one."""
+    network = subject.network
+    if name is None:
+        return None
+    tensor = network.initializers.get(name)
+    maker = network.producer.get(name)
+    if tensor is None and (maker is None or not network.constant[maker]):
+        return None
+    try:
+        return np.asarray(numpy_helper.to_array(tensor if tensor is not None else subject.constants.value(name)))
+    except (BisectError, ValueError, OSError):  # it lies outside of the model, or is of a type that NumPy lacks
+        return None
+
+
+def _values(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
+    """The floats that are quantized, as far as they are known."""
+    if pair.kind == "weight" and not pair.quantize:
+        for name in pair_outputs(subject.network, pair)[:1]:
+            if name in taken:
+                yield taken[name]
+        return
+    stored = constant_of(subject, pair.tensor)
+    if stored is not None:
+        yield stored
+        return
+    for reference in references:
+        value = reference.select([pair.tensor]).get(pair.tensor)
+        if value is not None and value.dtype.kind in "fV" and value.size:
+            plainly = value.astype(np.float32)
+            if pair.clip is not None:
+                plainly = np.clip(plainly, pair.clip[0], pair.clip[1])
+            if np.isfinite(plainly).all():
+                yield plainly
+
+
+def _decibels(signal: float, noise: float) -> float:
+    """Signal to noise; 120 dB where there is none, -60 where it is not a number."""
+    if not math.isfinite(noise):
+        return -60.0
+    return 10 * math.log10(max(signal, 1e-30) / max(noise, signal * 1e-12, 1e-42))
+
+
+def _problems(
+    network: Network, seen: Misfit, grid: Grid, values: Sequence[NDArray[Any]], *, symmetric: bool
+) -> Iterator[Problem]:
+    """What is wrong with a tensor, the worst first."""
+    scale, zero, fitted = seen.scale, seen.zero, seen.fitted_scale
+    assert scale is not None
+    assert zero is not None
+    assert fitted is not None
+    assert seen.fitted_zero is not None
+    if not np.isfinite(scale).all() or (scale <= 0).any():
+        yield "scale", f"the scale {_some(scale)} is none: it has to be above 0"
+        return
+    bottom, top = grid.ends(scale, zero)
+    room = f"[{float(bottom.min()):.4g}, {float(top.max()):.4g}]"
+    had = f"[{seen.low:.4g}, {seen.high:.4g}]"
+    worst = int(np.argmax(np.abs(np.log2(scale.reshape(-1) / fitted.reshape(-1)))))
+    ratio = float(scale.reshape(-1)[worst] / fitted.reshape(-1)[worst])
+    where = "" if scale.size == 1 else f" of slice {worst}"
+    if seen.bits_lost > 1:
+        if 1 / 2 < ratio < 2 and seen.clipped:
+            yield (
+                "zero point",
+                (
+                    f"the zero point {_some(zero)} leaves room for {room} where values are in {had}, so that "
+                    f"{seen.clipped:.1%} are clipped; {_some(seen.fitted_zero)} would fit"
+                ),
+            )
+        elif ratio >= 1:
+            used = max(1, round((grid.high - grid.low + 1) / ratio)) if grid.fraction is None else None
+            steps = "" if used is None else f", which leaves about {used} of {int(grid.high - grid.low + 1)} steps"
+            yield (
+                "scale too large",
+                f"the scale{where} ({scale.reshape(-1)[worst]:.4g}) is {ratio:.3g} times what values in {had} need{steps}",
+            )
+        else:
+            yield (
+                "clipping",
+                (
+                    f"{seen.clipped:.1%} of the values are clipped: the scale{where} ({scale.reshape(-1)[worst]:.4g}) is "
+                    f"{1 / ratio:.3g} times too small, with room for {room} where they are in {had}"
+                ),
+            )
+    elif seen.clipped > 1e-3:
+        yield "clipping", f"{seen.clipped:.1%} of the values are clipped: there is room for {room}, they are in {had}"
+    yield from _shape_problems(network, seen, grid, values, symmetric=symmetric)
+
+
+def _shape_problems(
+    network: Network, seen: Misfit, grid: Grid, values: Sequence[NDArray[Any]], *, symmetric: bool
+) -> Iterator[Problem]:
+    """What no single scale mends."""
+    pair = seen.pair
+    value = values[0]
+    if seen.scale is not None and seen.scale.size == 1 and value.ndim > 1 and value.size <= _MOST:
+        axis = _channels(network, pair, value)
+        low, high = ranges(value, axis)
+        largest = np.maximum(np.abs(low), np.abs(high))
+        middle, place = float(np.median(largest)), int(largest.argmax())
+        if middle > 0 and largest[place] / middle > _UNEVEN:
+            times = f"channel {place} is {largest[place] / middle:.0f} times as large as the middle one"
+            if pair.kind == "weight":
+                yield "per-tensor", f"one scale for all: {times}; a scale for each channel would do"
+            else:
+                yield "outlier channels", f"one scale for all: {times}"
+    maker = network.producer.get(pair.tensor)
+    if symmetric and seen.low >= 0 and seen.high > 0 and pair.kind == "activation":
+        softmax = maker is not None and network.nodes[maker].op_type == "Softmax"
+        what = "a signed Softmax: " if softmax else ""
+        yield ("signed", f"{what}values are never negative, so that half of the steps of {grid.name} are not used")
+
+
+def _channels(network: Network, pair: Pair, value: NDArray[Any]) -> int:
+    """The axis of a tensor that has its channels."""
+    if pair.kind == "activation":
+        return 1 if value.ndim in (4, 5) else value.ndim - 1
+    readers = [
+        network.nodes[i].op_type for name in pair_outputs(network, pair) for i in network.consumers.get(name, ())
+    ]
+    return value.ndim - 1 if "MatMul" in readers else 0
+
+
+def _stored_problems(subject: Subject, pair: Pair, scale: Array) -> Iterator[Problem]:
+    """What can be told of a weight that is stored quantized, where nothing is known of what it was made of."""
+    if not np.isfinite(scale).all() or (scale <= 0).any():
+        yield "scale", f"the scale {_some(scale)} is none: it has to be above 0"
+        return
+    if pair.kind == "bias":
+        wanted = _of_products(subject, pair)
+        if wanted is not None and wanted.size in (1, scale.size):
+            off = float(np.max(np.abs(np.log2(scale / wanted))))
+            if off > 1e-2:
+                yield (
+                    "bias",
+                    (
+                        f"the scale of the bias ({_some(scale)}) is not the input's times the weight's ({_some(wanted)}), which "
+                        "integer kernels take it to be: one of the three was changed"
+                    ),
+                )
+        return
+    if scale.size > 2 and (uneven := float(scale.max() / np.median(scale))) > 4 * _UNEVEN:
+        yield "weight scale", f"the scale of slice {int(scale.argmax())} is {uneven:.0f} times the middle one"
+
+
+def _of_products(subject: Subject, pair: Pair) -> Array | None:
+    """The product of the scales of what a bias is added to."""
+    network = subject.network
+    for name in pair_outputs(network, pair):
+        for index in network.consumers.get(name, ()):
+            node = network.nodes[index]
+            if node.op_type not in ("Conv", "Gemm", "ConvTranspose") or len(node.input) < 3 or node.input[2] != name:
+                continue
+            scales = []
+            for each in node.input[:2]:
+                maker = network.producer.get(each)
+                if maker is None or network.nodes[maker].op_type != "DequantizeLinear":
+                    return None
+                scales.append(constant_of(subject, network.nodes[maker].input[1]))
+            first, second = scales
+            if first is None or second is None or first.size != 1:
+                return None
+            return np.atleast_1d(first.astype(np.float64).reshape(()) * second.astype(np.float64))
+    return None
+
+
+def _some(values: Array) -> str:
+    """A number, or the ends of many."""
+    flat = np.asarray(values, np.float64).reshape(-1)
+    return f"{flat[0]:.4g}" if flat.size == 1 or (flat == flat[0]).all() else f"{flat.min():.4g} to {flat.max():.4g}"
+
+
+def usual_ratio(misfits: Sequence[Misfit]) -> float:
+    """How many times the fitted scale the scales of a model usually are, at least 1: calibrated on other data they differ.
+
+    The lower third counts, so that it is usual even where most of what is left is bad.
+    """
+    ratios = [each.ratio for each in misfits if each.pair.kind == "activation" and each.ratio is not None]
+    known = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
+    return min(max(float(np.quantile(known, 1 / 3)), 1.0), 8.0) if known else 1.0
+
+
+def scale_of(value: Array, name: str, like: TensorProto | None) -> TensorProto:
+    """A scale or zero point as an initializer, of another one's type and shape."""
+    if like is None:
+        return numpy_helper.from_array(np.asarray(value, np.float32), name)
+    old = numpy_helper.to_array(like)
+    return numpy_helper.from_array(np.asarray(value).astype(old.dtype).reshape(old.shape), name)
+
+
+def pair_outputs(network: Network, pair: Pair) -> list[str]:
+    """The float tensors that a pair makes."""
+    return [network.nodes[index].output[0] for index in pair.dequantize]

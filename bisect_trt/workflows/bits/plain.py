@@ -1,0 +1,209 @@
+"""The quantized model in floats: its weights dequantized, or those of the model that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.externals import external_files
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.qdq import Group, is_dequantize, is_quantize
+from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.graph.unquantize import Stored, unquantize
+from bisect_trt.probing.protocol import Failed
+from bisect_trt.workflows.bits.implied import with_implied
+from bisect_trt.workflows.subject import Subject
+
+_SAME = 1e-3
+"""Relative error up to which two float models compute the same."""
+_MOVES = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The model with nothing quantized of what is searched.
+
+    Attributes:
+        network: It.
+        groups: Those that are searched, with the activations that pairs are.
+        weights: The weights that are stored quantized, in floats, by the name of what dequantizes them makes.
+        original: The model that it was made from, if that was given; with the same input shapes.
+        taken: The weights that were taken from that, by the same names.
+        why: Why not all were, if so.
+    """
+
+    network: Network
+    groups: tuple[Group, ...]
+    weights: Stored
+    original: Network | None = None
+    taken: Mapping[str, NDArray[Any]] | None = None
+    why: str | None = None
+
+    @property
+    def truth(self) -> Network:
+        """What the reference is a run of."""
+        return self.network if self.original is None else self.original
+
+
+def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None) -> Plain:
+    """Take out every group.
+
+    Args:
+        subject: The model.
+        groups: Those that are searched.
+        original: The model that it was made from, if that is known.
+
+    Raises:
+        UsageError: That has other inputs or outputs.
+        UnavailableError: It cannot be read, or ONNX Runtime does not dequantize a weight.
+    """
+    network = subject.network
+    pairs = [pair for group in groups for pair in group.pairs]
+    stored = [network.nodes[i].output[0] for pair in pairs if not pair.quantize for i in pair.dequantize]
+    weights = _dequantized(subject, stored)
+    source = None if original is None else _original(subject, original)
+    groups = tuple(with_implied(subject, groups, weights, source))
+    pairs = [pair for group in groups for pair in group.pairs]
+    own = Network(unquantize(network, pairs, weights))
+    if source is None:
+        return Plain(own, groups, weights)
+    found = {name: tensor for name in stored if (tensor := _of_original(network, source, name)) is not None}
+    found = {name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)}
+    merged = {
+        **weights,
+        **{name: _stored(value, weights[name]) for name, value in found.items()},
+    }
+    mended = Network(unquantize(network, pairs, merged))
+    if _same(subject, source, mended):
+        missing = len(stored) - len(found)
+        why = f"{missing} of {len(stored)} quantized weights are not found in {original}" if missing else None
+        return Plain(mended, groups, merged, source, found, why)
+    why = f"with the weights of {original} the model computes something else, so they are dequantized"
+    return Plain(own, groups, weights, source, {}, why)
+
+
+def _stored(value: NDArray[Any], like: TensorProto) -> TensorProto:
+    dtype = numpy_helper.to_array(like).dtype
+    return numpy_helper.from_array(np.asarray(value, dtype), like.name)
+
+
+def _dequantized(subject: Subject, names: list[str]) -> dict[str, TensorProto]:
+    """The values of weights, computed by the reference runtime all at once."""
+    if not names:
+        return {}
+    network = subject.network
+    nodes, waiting = set[int](), list(names)
+    while waiting:
+        maker = network.producer.get(waiting.pop())
+        if maker is not None and maker not in nodes:
+            nodes.add(maker)
+            waiting += network.reads[maker]
+    model = onnx.ModelProto()
+    model.CopyFrom(network.proto)
+    read = {name for index in nodes for name in network.reads[index]}
+    copies = [onnx.NodeProto.FromString(network.nodes[i].SerializeToString()) for i in network.order if i in nodes]
+    stored = [tensor for tensor in network.proto.graph.initializer if tensor.name in read]
+    for field in ("node", "initializer", "input", "output", "value_info"):
+        model.graph.ClearField(field)
+    model.graph.node.extend(copies)
+    model.graph.initializer.extend(stored)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    made = subject.models.run("weights", model, {})
+    if isinstance(made, Failed):
+        raise UnavailableError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
+    return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
+
+
+def _original(subject: Subject, path: Path) -> Network:
+    """The model that it was made from, with its weights inside and of the shapes of the search."""
+    proto = load_model(path)
+    if external_files(proto):
+        load_external_data_for_model(proto, str(path.parent))
+    network = Network(proto)
+    if any(is_quantize(node) or is_dequantize(node) for node in network.nodes):
+        raise UsageError(f"--reference: {path} is quantized itself; give the model from before quantization.")
+    own = subject.network
+    for what, mine, theirs in (
+        ("inputs", own.inputs, network.inputs),
+        ("outputs", own.outputs, network.outputs),
+    ):
+        if set(mine) != set(theirs):
+            raise UsageError(
+                f"--reference: {path} has the {what} {sorted(theirs)} and the quantized model {sorted(mine)}; give the "
+                "model that it was quantized from."
+            )
+    fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in input_infos(own)})
+    return Network(proto)
+
+
+def _of_original(network: Network, source: Network, name: str) -> NDArray[Any] | None:
+    """The weight of the original that stands where a dequantized one does: the same input of the same operator."""
+    readers, seen = [(name, index) for index in network.consumers.get(name, ())], set[str]()
+    names = {node.name: index for index, node in enumerate(source.nodes) if node.name}
+    while readers:
+        read, index = readers.pop()
+        node = network.nodes[index]
+        if node.op_type in _MOVES and node.output[0] not in seen:
+            seen.add(node.output[0])
+            readers += [(node.output[0], other) for other in network.consumers.get(node.output[0], ())]
+        place = list(node.input).index(read) if read in node.input else None
+        twin = _twin(network, source, index, names)
+        if place is None or twin is None or place >= len(source.nodes[twin].input):
+            continue
+        other = source.nodes[twin].input[place]
+        found = _constant(source, other)
+        if found is not None:
+            return found
+    return None
+
+
+def _twin(network: Network, source: Network, index: int, names: Mapping[str, int]) -> int | None:
+    """The same operator in the original: by its name, else by what it makes."""
+    node = network.nodes[index]
+    if node.name and node.name in names and source.nodes[names[node.name]].op_type == node.op_type:
+        return names[node.name]
+    for name in node.output:  # ONNX Runtime's quantizer renames an output of the model that it quantizes
+        for form in (name, name.removesuffix("_QuantizeLinear_Input")):
+            maker = source.producer.get(form)
+            if maker is not None and source.nodes[maker].op_type == node.op_type:
+                return maker
+    return None
+
+
+def _constant(network: Network, name: str) -> NDArray[Any] | None:
+    if name in network.initializers:
+        return np.asarray(numpy_helper.to_array(network.initializers[name]))
+    maker = network.producer.get(name)
+    if maker is None:
+        return None
+    node = network.nodes[maker]
+    if node.op_type == "Constant":
+        return next((np.asarray(numpy_helper.to_array(a.t)) for a in node.attribute if a.name == "value"), None)
+    return _constant(network, node.input[0]) if node.op_type in ("Identity", "Cast") else None
+
+
+def _same(subject: Subject, one: Network, other: Network) -> bool:
+    """Whether two float models compute the same, but for rounding."""
+    sample = subject.samples[0]
+    made = [subject.models.run("same", network.proto, sample) for network in (one, other)]
+    first, second = made
+    if isinstance(first, Failed) or isinstance(second, Failed):
+        return False
+    for name, value in first.items():
+        if value.dtype.kind != "f":
+            continue
+        error = float(np.sqrt(np.mean(np.square(value.astype(np.float64) - second[name]))))
+        if not error <= _SAME * float(np.sqrt(np.mean(np.square(value.astype(np.float64))))) + 1e-12:
+            return False
+    return True

@@ -1,0 +1,224 @@
+"""Builds on a real GPU: a network that is parsed once, engines that are built once, builds that are held."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.chosen import RECORD, TACTIC, Choice, read_choices
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.api import tensorrt
+
+PLAIN = TargetSettings("trt")
+FP16 = replace(PLAIN, fp16=True, held=True)
+SHAPE = [2, 16, 24, 24]
+
+
+def convolutions(path: Path, sizes: Sequence[float] = (1, 1, 1, 1, 1, 1)) -> Path:
+    """Convolutions, each with a Tanh behind it; what one makes is as large as its entry in ``sizes`` until it is scaled."""
+    values = np.random.default_rng(0)
+    nodes, weights, tensor = [], [], "x"
+    for place, size in enumerate(sizes):
+        weight = values.normal(0, size / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{place}"))
+        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=[1] * 4))
+        made = f"c{place}"
+        if size != 1:
+            weights.append(numpy_helper.from_array(np.array(1 / size, np.float32), f"s{place}"))
+            nodes.append(helper.make_node("Mul", [made, f"s{place}"], [f"d{place}"], f"mul{place}"))
+            made = f"d{place}"
+        nodes.append(helper.make_node("Tanh", [made], [f"t{place}"], f"tanh{place}"))
+        tensor = f"t{place}"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", tensor)]
+    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def feed() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
+
+
+def needs_selector() -> None:
+    if not tensorrt().has("IAlgorithmSelector", "select_algorithms"):
+        pytest.skip("this TensorRT has no algorithm selector")
+
+
+def needs_layers() -> None:
+    if tensorrt().version >= (11, 0, 0):
+        pytest.skip("this TensorRT takes no precisions of layers")
+
+
+def overflowing(path: Path) -> Path:
+    """The squares of one node are past fp16, and their root is not."""
+    nodes = [
+        helper.make_node("Mul", ["x", "s"], ["m"], "m"),
+        helper.make_node("Mul", ["m", "m"], ["big"], "square"),
+        helper.make_node("Sqrt", ["big"], ["root"], "root"),
+        helper.make_node("Mul", ["root", "one"], ["y"], "last"),
+    ]
+    weights = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in (("s", 900), ("one", 1))]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y", "big")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:
+    needs_layers()
+    path, x = overflowing(tmp_path / "m.onnx"), np.ones((2, 3), np.float32)
+
+    def big(keep: tuple[str, ...]) -> float:
+        return float(make_runtime(replace(FP16, keep=keep)).load(path, {"x": x}).run({"x": x})["big"][0, 0])
+
+    assert np.isinf(big(()))
+    network = tensorrt().memory.parsed[1].network
+    assert big(("m", "big", "root")) == pytest.approx(810000)
+    assert np.isinf(big(("y",)))
+    assert big(("m", "big", "root", "y")) == pytest.approx(810000)
+    assert np.isinf(big(()))
+    assert tensorrt().memory.parsed[1].network is network
+
+
+def test_orders_that_come_to_the_same_are_one_build(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needs_layers()
+    path = overflowing(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.node.insert(
+        0, helper.make_node("Constant", [], ["seven"], value=numpy_helper.from_array(np.array(7, np.float32)))
+    )
+    model.graph.node.append(helper.make_node("Add", ["y", "seven"], ["z"], "z"))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3]))
+    onnx.save(model, path)
+    x = np.ones((2, 3), np.float32)
+    for keep in (("big",), ("big", "seven")):
+        make_runtime(replace(FP16, keep=keep)).load(path, {"x": x})
+    assert "an engine that was built before" in capfd.readouterr().out
+
+
+def recorded(path: Path, settings: TargetSettings, folder: Path) -> list[Choice]:
+    folder.mkdir()
+    make_runtime(settings.target.recording(settings, folder)).load(path, feed())
+    found = read_choices(json.loads((folder / RECORD).read_text()))
+    assert found is not None
+    return found
+
+
+def tactics(choices: Sequence[Choice]) -> dict[str, str]:
+    return {each.layer: each.value for each in choices if each.kind == TACTIC and each.pins}
+
+
+def test_a_build_that_is_held_chooses_what_the_other_one_did(tmp_path: Path) -> None:
+    needs_selector()
+    path = convolutions(tmp_path / "m.onnx")
+    first = recorded(path, PLAIN, tmp_path / "first")
+    assert len(tactics(first)) >= 4
+    held = PLAIN.target.held_to(PLAIN, first, tmp_path / "first")
+    assert held is not None
+    assert tactics(recorded(path, held, tmp_path / "again")) == tactics(first)
+    # Held to another tactic for one of them, it takes that.
+    layer, other = next(
+        (name, tactic)
+        for name, tactic in tactics(recorded(path, _avoiding(first), tmp_path / "other")).items()
+        if tactic != tactics(first).get(name, tactic)
+    )
+    moved = PLAIN.target.pinned(PLAIN, [Choice(layer, TACTIC, other, pins=True)])
+    assert tactics(recorded(path, moved, tmp_path / "moved"))[layer] == other
+
+
+def _avoiding(choices: Sequence[Choice]) -> TargetSettings:
+    convs = [each for each in choices if each.kind == TACTIC and each.pins and "conv3" in each.layer]
+    return PLAIN.target.pinned(PLAIN, [], convs)
+
+
+def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
+    needs_selector()
+    path = convolutions(tmp_path / "m.onnx")
+    layer = next(name for name in tactics(recorded(path, PLAIN, tmp_path / "first")) if "conv" in name)
+    held = PLAIN.target.pinned(PLAIN, [Choice(layer, TACTIC, "1:1", pins=True)])
+    with pytest.raises(BuildError, match="cannot be held to the tactic") as refused:
+        make_runtime(held).load(path, feed())
+    assert refused.value.signature == "pin"
+
+
+def test_a_search_that_is_pinned(tmp_path: Path) -> None:
+    needs_selector()
+    path = convolutions(tmp_path / "m.onnx", (1, 1, 1, 3e6, 1, 1))
+    words = ["reduce", str(path), "--trt", "--fp16", "--hold-precision", "--pin", "-o", "r.onnx", "--json", "r.json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "bisect_trt", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (tmp_path / "r.json").exists(), ended.stdout + ended.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(result["pinned"]["choices"]) >= 4
+    assert {node["op"] for node in result["culprits"]} <= {"Conv", "Mul", "Tanh"}
+
+
+OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {
+    "a calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8MinMaxCalibrator"}),
+    "the legacy calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8LegacyCalibrator", "quantile": 0.99}),
+    "the entropy calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8EntropyCalibrator"}),
+    "no aux streams": (PLAIN, {"builder_settings": (("max_aux_streams", "0"),)}),
+    "sparse weights": (PLAIN, {"builder_flags": ("SPARSE_WEIGHTS",)}),
+    "refittable": (PLAIN, {"builder_flags": ("REFIT",)}),
+    "direct io": (PLAIN, {"builder_flags": ("DIRECT_IO",)}),
+    "no lean runtime": (PLAIN, {"version_compatible": True, "builder_flags": ("EXCLUDE_LEAN_RUNTIME",)}),
+    "strict timing cache": (PLAIN, {"builder_flags": ("DISABLE_COMPILATION_CACHE",)}),
+    "weights streamed": (
+        PLAIN,
+        {"strongly_typed": True, "builder_flags": ("WEIGHT_STREAMING",), "weight_streaming_budget": "40%"},
+    ),
+    "memory by profile": (PLAIN, {"allocation_strategy": "profile"}),
+    "memory by shape": (PLAIN, {"allocation_strategy": "runtime"}),
+    "instancenorm by plugin": (PLAIN, {"plugin_instancenorm": True}),
+    "a profile by number": (PLAIN, {"optimization_profile": 0}),
+}
+"""What is asked for beside precisions: built and run, or refused in a sentence that names the option and this version."""
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    settings, own = OPTIONS[name]
+    if settings.int8:
+        np.savez(tmp_path / "sample.npz", x=feed()["x"])
+        own = {**own, "calibration_data": (str(tmp_path / "sample.npz"),)}
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    made, refused = {}, ""
+    try:
+        made = dict(make_runtime(settings.with_own(**own)).load(path, values).run(values))
+    except UsageError as error:
+        refused = str(error)
+    if not made:
+        assert re.match(r"--[a-z-]+.*TensorRT \d+\.\d+", refused)
+        return
+    right = dict(make_runtime(PLAIN).load(path, values).run(values))
+    for tensor, value in right.items():
+        np.testing.assert_allclose(made[tensor], value, atol=0.3 if settings.int8 else 1e-3)
+
+
+def test_tactics_are_saved_as_polygraphy_reads_them(tmp_path: Path) -> None:
+    needs_selector()
+    polygraphy = pytest.importorskip("polygraphy.backend.trt")
+    path, file = convolutions(tmp_path / "m.onnx"), tmp_path / "tactics.json"
+    make_runtime(PLAIN.with_own(save_tactics=str(file))).load(path, feed())
+    found = polygraphy.TacticReplayData.load(str(file))
+    assert len(found) >= 4
+    pins = tuple(f"{name}={each.implementation}:{each.tactic}" for name, each in found.items())
+    folder = tmp_path / "again"
+    again = tactics(recorded(path, PLAIN.with_own(pin_tactics=pins), folder))
+    assert {f"{name}={tactic}" for name, tactic in again.items()} <= set(pins)

@@ -1,0 +1,100 @@
+"""How many questions the searches ask: the figures of docs/search.md hold, with fewer seeds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.questions import RANKINGS, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
+from bisect_trt.search.density import Density, cold
+from bisect_trt.search.groups import skipping
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.oracle import Subset, Verdict
+
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
+SEARCHES = 12
+SIDES = [(by_minimise, Verdict.FAIL), (by_find_keep, Verdict.PASS)]
+
+
+@pytest.mark.parametrize(("search", "goal"), SIDES)
+@pytest.mark.parametrize(
+    ("units", "count", "most"),
+    [(668, 1, 1.2), (668, 2, 1.13), (668, 5, 1.2), (668, 10, 1.2), (1000, 20, 1.15), (1000, 50, 1.15)],
+)
+def test_culprits_anywhere(search: object, goal: Verdict, units: int, count: int, most: float) -> None:
+    problem = scattered(units, count)
+    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("search", "goal"), SIDES)
+@pytest.mark.parametrize(("units", "count", "most"), [(668, 10, 1.3), (1000, 20, 1.3)])
+def test_one_answer_in_five_says_nothing(search: object, goal: Verdict, units: int, count: int, most: float) -> None:
+    problem = scattered(units, count, untold=0.2)
+    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("search", "goal"), SIDES)
+@pytest.mark.parametrize("width", [2, 3])
+def test_neighbours_that_are_needed_together_cost_less_than_scattered_ones(
+    search: object, goal: Verdict, width: int
+) -> None:
+    together, apart = fused(668, 10, width), scattered(668, 10 * width)
+    assert cost(together, search, goal, SEARCHES) <= 1.3 * together.bound  # type: ignore[arg-type]
+    assert cost(together, search, goal, SEARCHES) < 0.8 * cost(apart, search, goal, SEARCHES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_a_wrong_ranking_costs_a_question_or_two_and_a_right_one_saves_many(count: int) -> None:
+    problem = scattered(668, count)
+    plain = cost(problem, by_find_keep, Verdict.PASS, SEARCHES)
+    costs = {
+        name: cost(problem, partial(by_ranking, rank=rank), Verdict.PASS, SEARCHES) for name, rank in RANKINGS.items()
+    }
+    assert max(costs.values()) <= 1.05 * plain + 1.5
+    assert costs["right"] <= plain
+    assert count == 1 or costs["right"] < 0.6 * plain
+
+
+@given(st.integers(2, 80), st.integers(0, 30), st.data())
+def test_a_search_that_is_ended_has_the_best_so_far(count: int, most: int, data: st.DataObject) -> None:
+    culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=8))
+    passed: list[Subset] = [frozenset(range(count))]
+    asked = 0
+
+    def ask(kept: Subset) -> Verdict:
+        nonlocal asked
+        asked += 1
+        if culprits <= kept:
+            passed.append(kept)
+        return Verdict.PASS if culprits <= kept else Verdict.FAIL
+
+    minimum = find_keep(range(count), ask, most=most)
+    assert asked <= most
+    assert minimum.units == min(passed, key=len)
+    assert minimum.proven or minimum.why == f"the search was ended after {most} questions"
+    assert not minimum.proven or minimum.units == culprits
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 50))
+def test_in_the_place_of_a_size_those_nearest_to_it_are_tried(size: int, fewest: int, more: int) -> None:
+    sizes = range(fewest, fewest + more)
+    tried = list(skipping(size, sizes))
+    assert len(set(tried)) == len(tried) == min(len(sizes), 4) or not (fewest <= size < fewest + more)
+    assert all(each in sizes for each in tried)
+    assert not tried or size not in sizes or tried[0] == size
+
+
+def test_what_came_side_by_side_is_expected_to_again() -> None:
+    density = Density(cold(500), units=500)
+    for time in range(3):
+        density.cleared(20)
+        density.hit()
+        assert not density.sure() or time > 0
+        density.hit()
+        density.cleared(20)
+    density.hit()
+    assert density.sure()

@@ -1,0 +1,223 @@
+"""Which quantized groups have to go back to floats: models that ONNX Runtime's own quantizer made, with planted bad scales."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from support import bisect_trt as command_line
+
+import bisect_trt
+from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
+from bisect_trt.errors import UsageError
+from bisect_trt.tensors.npz import save_npz
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def run(model: onnx.ModelProto, feed: Arrays) -> list[NDArray[Any]]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(each) for each in session.run(None, feed)]
+
+
+def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tuple[set[str], list[Arrays]]:
+    """Write a spoiled model; the names of its bad scales, and samples."""
+    quantize(source, path, samples=8, **how)
+    model, rng = onnx.load(path), np.random.default_rng(seed)
+    done = spoil(model, count, rng)
+    onnx.save(model, path)
+    return set(done), [source.draw(rng) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "how"),
+    [
+        (resnet(3, 2), 2, {}),
+        (resnet(4, 2), 3, {"per_channel": False, "signed": True}),
+        (bert(5, 1), 1, {"signed": True}),
+    ],
+)
+def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: int, how: dict[str, bool]) -> None:
+    """And the model without them is like the float one, which the search has not seen."""
+    path = tmp_path / "model.onnx"
+    bad, samples = planted(source, path, count, seed=count, **how)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=samples,
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=20,
+    )
+    groups = result.extra["groups"]
+    wanted = {group["id"] for group in groups if bad & set(group["scales"])}
+    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
+    assert {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]} == bad
+    assert result.minimality == "1-minimal"
+    left = {node.input[1] for node in onnx.load(tmp_path / "mixed.onnx").graph.node if node.op_type == "QuantizeLinear"}
+    assert not bad & left
+    spoiled, mixed = onnx.load(path), onnx.load(tmp_path / "mixed.onnx")
+    for sample in samples:
+        (right,) = run(source.model, sample)
+        errors = [float(np.abs(run(model, sample)[0] - right).mean()) for model in (spoiled, mixed)]
+        assert errors[1] < errors[0] / 2
+
+
+def test_command_line_and_json(tmp_path: Path) -> None:
+    """A scale that leaves a few steps is named, with what is wrong and what would fit."""
+    path = tmp_path / "model.onnx"
+    quantize(resnet(6, 1), path, samples=8)
+    model = onnx.load(path)
+    name = "/layer0/act1/Relu_output_0_scale"
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    was = numpy_helper.to_array(scale)
+    scale.CopyFrom(numpy_helper.from_array((was * 64).astype(np.float32), name))
+    onnx.save(model, path)
+    words = ["model.onnx", "--int8", "--onnxrt", "-o", "mixed.onnx", "--json", "r.json", "--load-inputs", "x.npz"]
+    save_npz(tmp_path / "x.npz", resnet(6, 1).draw(np.random.default_rng(1)))
+    ran = command_line("precision", *words, cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    assert "1 group in floats" in ran.out
+    assert "1-minimal" in ran.out
+    found = json.loads((tmp_path / "r.json").read_text())
+    (kept,) = found["keep_fp32"]
+    assert kept["bad_scales"] == [name]
+    assert kept["op"] == "Conv"
+    assert kept["rule"] == "scale too large"
+    assert [entry["group"] for entry in found["minimal"]] == [kept["group"]]
+    group = found["groups"][kept["group"]]
+    assert name in group["scales"]
+    assert group["error_alone_quantized"] > 1 > group["error_alone_removed"]
+    others = [each for each in found["groups"] if not each["kept"]]
+    assert all(each["error_alone_removed"] > 1 for each in others)
+    assert found["refit"]["passed"]
+    assert (tmp_path / found["refit"]["file"]).exists()
+    assert found["validation"]["samples"] == 200
+    assert "scale too large" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
+
+
+def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
+    """With the Relu that the quantizer dropped put back, and the original's weights where that is given."""
+    source = resnet(7, 2)
+    path = tmp_path / "model.onnx"
+    bad, samples = planted(source, path, 5, seed=1)
+    onnx.save(source.model, tmp_path / "float.onnx")
+    weight = next(t for t in onnx.load(path).graph.initializer if t.name.endswith("conv2.w_scale"))
+    model = onnx.load(path)
+    stored = next(t for t in model.graph.initializer if t.name == weight.name)
+    stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(8), stored.name))
+    onnx.save(model, path)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=samples,
+        output=tmp_path / "mixed.onnx",
+        reference=tmp_path / "float.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    groups = result.extra["groups"]
+    wanted = {group["id"] for group in groups if (bad | {weight.name}) & set(group["scales"])}
+    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
+
+
+def graph(
+    nodes: list[onnx.NodeProto], weights: Arrays, opset: int = 13, shape: tuple[int, ...] = (2, 8)
+) -> onnx.ModelProto:
+    """A model from x to y."""
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+PAIR = [
+    helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+    helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+]
+SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8)}
+FLOAT = graph([helper.make_node("Tanh", ["x"], ["y"])], {})
+PASSES = graph([*PAIR, helper.make_node("Tanh", ["d"], ["y"])], SCALE)
+INTEGER = graph(
+    [
+        PAIR[0],
+        helper.make_node("QLinearMatMul", ["q", "s", "z", "w", "s", "z", "s", "z"], ["p"]),
+        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
+    ],
+    {**SCALE, "w": np.ones((8, 8), np.int8)},
+)
+
+
+OTHER = helper.make_model(
+    helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["other"])],
+        "g",
+        list(FLOAT.graph.input),
+        [helper.make_tensor_value_info("other", TensorProto.FLOAT, None)],
+    ),
+    opset_imports=[helper.make_opsetid("", 13)],
+    ir_version=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
+        (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
+        (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
+        (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model from before quantization"),
+        (PASSES, {"low": "int8", "reference": "model"}, "model.onnx is quantized itself"),
+        (PASSES, {"low": "int8", "reference": "other"}, "other.onnx has the outputs ['other']"),
+    ],
+)
+def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    for name, each in (("model", model), ("float", FLOAT), ("other", OTHER)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    if "reference" in options:
+        options = {**options, "reference": tmp_path / f"{options['reference']}.onnx"}
+    with pytest.raises(UsageError) as raised:
+        bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "onnxrt"}, "the check passes with all 1 groups quantized"),
+        ({"check": "false"}, "the check fails with all 1 groups in floats too"),
+        ({"check": "exit 125"}, "the check cannot judge the model with all 1 groups in floats"),
+    ],
+)
+def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    onnx.save(PASSES, tmp_path / "model.onnx")
+    if options.get("check") == "exit 125":
+        options = {"check": f"{sys.executable} -c 'raise SystemExit(125)'"}
+    result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)  # type: ignore[arg-type]  # of several types
+    assert result.status in ("not_reproduced", "inconclusive")
+    assert message in str(result.why)
+
+
+def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> None:
+    quantize(resnet(0, 1), tmp_path / "model.onnx", samples=2)
+    model = onnx.load(tmp_path / "model.onnx")
+    scales = activation_scales(model)
+    assert scales
+    assert not any(name.endswith(("w_scale", "b_scale")) for name in scales)
