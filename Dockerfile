@@ -3,6 +3,7 @@
 #   docker run --rm --gpus all -v "$PWD:/data" -w /data bisect-trt diagnose model.onnx --onnxrt --fp16
 FROM nvidia/cuda:12.6.3-cudnn-runtime-ubuntu24.04
 
+# hadolint ignore=DL3008 -- the distribution's Python, whichever it has
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
@@ -13,8 +14,8 @@ RUN python3 -m venv /opt/bisect-trt \
     && /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
 
 # Not root, so that what it writes into a mounted folder is no longer root's.
-RUN useradd --create-home bisect
-USER bisect
+RUN useradd --create-home --uid 10001 bisect
+USER 10001
 WORKDIR /data
 ENV PATH=/opt/bisect-trt/bin:$PATH
 ENTRYPOINT ["bisect-trt"]
