@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,7 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Form, Show
-from bisect_trt.options.commands import Inspect, Log, Report, Resume, View
+from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -23,6 +24,8 @@ from bisect_trt.reporting.html.page import REPORT_FILE, write_report
 from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.builds.diff import diff_builds
+from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.inspect_files import (
@@ -47,6 +50,7 @@ _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
     Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
+    Kind.TACTICS: {Show.LAYERS},
 }
 _MODES = {
     Depth.NONE: set[Show](),
@@ -85,8 +89,9 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         tree = parsed_tree(str(file), plain)
     elif kind is Kind.MODEL:
         words = {word.value for word in wanted}
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
-            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
+        # A folder that nobody needs is one that stays behind when the command is killed.
+        with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
+            model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
             if own.visual is not None:
                 network = Network(load_model(model, own.external_data_dir, structure=True))
@@ -96,6 +101,9 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         values = own.num_items if Show.VALUES in wanted else None
         plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
         tree = data_tree(str(file), plain)
+    elif kind is Kind.TACTICS:
+        plain = describe_choices(file)
+        tree = choices_tree(str(file), plain)
     else:
         with TemporaryDirectory(prefix="bisect-trt-") as folder:
             plain = describe_engine(file, Path(folder))
@@ -140,6 +148,15 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said in kinds and not Path(said).exists():
         raise UsageError(f"there is no file to inspect as {said}; name one.")
     return guess_kind(Path(said)), Path(said)
+
+
+def diff(given: Given, console: Console, result: Result) -> Result:
+    """Show what bad builds chose and good ones did not."""
+    own = given[Diff]
+    paths = [*own.paths, *([] if own.folder is None else [own.folder])]
+    if not (paths or own.good or own.bad):
+        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+    return diff_builds(paths, own.good, own.bad, console, result)
 
 
 def doctor(given: Given, console: Console, result: Result) -> Result:

@@ -55,7 +55,10 @@ def _in_range(entry: Entry) -> Callable[[click.Context, click.Parameter, Any], A
 
 def _parameter(entry: Entry) -> click.Parameter:
     if entry.option.positional:
-        return click.Argument([entry.name], type=_type(entry), required=entry.required, metavar=_metavar(entry))
+        number = -1 if entry.several else 1
+        return click.Argument(
+            [entry.name], type=_type(entry), required=entry.required, metavar=_metavar(entry), nargs=number
+        )
     known: dict[str, Any] = {"required": entry.required, "help": entry.option.help}
     declared = [entry.name, *entry.flags]
     if entry.option.count:

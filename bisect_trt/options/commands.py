@@ -86,8 +86,12 @@ class Convert:
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
-    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
-    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    said: Annotated[
+        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    ] = None
+    path: Annotated[
+        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+    ] = None
     show: Annotated[
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
@@ -117,6 +121,28 @@ class Inspect:
     of: Annotated[
         Path | None,
         option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first."),
+    ] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+
+
+@dataclass
+class Diff:
+    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
+
+    paths: Annotated[
+        list[Path],
+        argument(
+            "A run of repeat, or a folder with good/ and bad/; or files and folders of both.", metavar="GOOD... BAD..."
+        ),
+    ] = field(default_factory=list)
+    good: Annotated[list[Path], option("-g", "--good", metavar="PATH", help="Files or folders of good builds.")] = (
+        field(default_factory=list)
+    )
+    bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
+        default_factory=list
+    )
+    folder: Annotated[
+        Path | None, option("--dir", metavar="DIR", help="A folder with good/ and bad/, as by its name alone.")
     ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 

@@ -283,6 +283,7 @@ class Compare(Request[Compared]):
         keep: Outputs that go into a store of their own,
         keep_in: which is this one; added to it if ``feeds`` is given.
         save_outputs: Where the outputs of each sample go, ``.npz``.
+        same: Whether the session is that of the last such request, if that was about the same model on the same target.
     """
 
     model: Path
@@ -300,6 +301,7 @@ class Compare(Request[Compared]):
     keep: tuple[str, ...] = ()
     keep_in: Path | None = None
     save_outputs: tuple[Path, ...] = ()
+    same: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
@@ -12,7 +13,7 @@ from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.searches import Releases
+from bisect_trt.options.searches import Releases, Repeat
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
@@ -29,8 +30,17 @@ from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, Tolera
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import BITS, Low
-from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
-from bisect_trt.workflows.settings import CheckSettings, MetricSettings, ModelSettings, SearchSettings
+from bisect_trt.workflows.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    RepeatSettings,
+    SearchSettings,
+    Until,
+)
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
 
 
 def data_files(data: Data) -> list[Path]:
@@ -288,6 +298,8 @@ def releases_settings(
     Raises:
         UsageError: Of what is not said, or they are none.
     """
+    from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of  # noqa: PLC0415 - of this command alone
+
     if own.package is not None and not has_check:
         raise UsageError(
             "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
@@ -296,6 +308,22 @@ def releases_settings(
     settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
     settings.check()
     return settings
+
+
+def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings:
+    """How often a model is built or run, and where what that leaves goes.
+
+    Raises:
+        UsageError: How often is said twice.
+    """
+    if search.repeat is not None:
+        raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+    if search.pin:
+        raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
+    most, wanted = own.limits()
+    sorts = bool(check.artifacts) or check.artifacts_dir != Check().artifacts_dir
+    folder = check.artifacts_dir if sorts else None
+    return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
 
 
 def case_of(model: Path) -> tuple[Path, list[Path]]:

@@ -14,6 +14,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
+from bisect_trt.graph.shapes import free_inputs
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.serve import TIMED_RUNS
 from bisect_trt.reporting.result import Result
@@ -24,6 +25,7 @@ from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell, tell_average
 from bisect_trt.workflows.compare.self_check import self_check
+from bisect_trt.workflows.freed import free_symbols
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
 
@@ -101,6 +103,8 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
         console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
         samples = _Samples(examination, each, names)
         found = samples.compare(runs)
+        if not runs and not settings.average and all(comparison.passed for comparison in found):
+            found = samples.compare_free() or found
         if samples.latency_ms is not None:
             console.say(
                 f"  {samples.latency_ms:.3f} ms a run, the median of {TIMED_RUNS} after {each.warm_up} to warm up"
@@ -174,6 +178,21 @@ class _Samples:
             save_samples(self._settings.save_outputs, saved, self._settings.target.describe())
         return comparisons
 
+    def compare_free(self) -> list[TensorComparison]:
+        """The same with the dimensions free that the file leaves so; empty if all matches, or the target takes none."""
+        subject, settings = self._subject, self._settings
+        if not free_symbols(subject, None) or settings.target.target.capabilities.compiles_shapes:
+            return []
+        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
+        model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
+        reply = subject.models.ask(self._request(model), settings.timeout)
+        if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
+            return []
+        self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")
+        tell(reply.comparisons, "", self._console)
+        self._result.extra["free_dimensions"] = True
+        return list(reply.comparisons)
+
     def _run_reference(self, number: int) -> None:
         inputs, golden = (self._scratch(name, number) for name in ("inputs", "golden"))
         self._made(self._subject.models.collect(self._model, inputs, golden), "reference")
@@ -181,19 +200,7 @@ class _Samples:
     def _compare_with(self, prefix: str) -> list[TensorComparison]:
         """Compare the target's outputs on every sample with what lies there as golden."""
         numbers, settings = range(len(self._subject.samples)), self._settings
-        request = Compare(
-            settings.target,
-            self._model,
-            tuple(Sample(self._scratch("inputs", number), self._scratch("golden", number)) for number in numbers),
-            settings.tolerance,
-            tuple(self._names),
-            every=not settings.fail_fast,
-            fail_fast=settings.fail_fast,
-            details=True,
-            warm_up=settings.warm_up,
-            save_outputs=tuple(self._scratch("outputs", number) for number in numbers),
-        )
-        reply = self._made(self._subject.models.ask(request, settings.timeout), "target")
+        reply = self._made(self._subject.models.ask(self._request(self._model), settings.timeout), "target")
         self.latency_ms = reply.latency_ms
         comparisons = list(reply.comparisons)
         tell(comparisons, prefix, self._console)
@@ -203,6 +210,22 @@ class _Samples:
         seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
         settings.pictures.draw(comparisons, seen, self._console, self._result)
         return comparisons
+
+    def _request(self, model: Path) -> Compare:
+        """To compare the target's outputs on every sample with what lies there as golden."""
+        numbers, settings = range(len(self._subject.samples)), self._settings
+        return Compare(
+            settings.target,
+            model,
+            tuple(Sample(self._scratch("inputs", number), self._scratch("golden", number)) for number in numbers),
+            settings.tolerance,
+            tuple(self._names),
+            every=not settings.fail_fast,
+            fail_fast=settings.fail_fast,
+            details=True,
+            warm_up=settings.warm_up,
+            save_outputs=tuple(self._scratch("outputs", number) for number in numbers),
+        )
 
     def _scratch(self, name: str, number: int) -> Path:
         return self._subject.workspace.scratch(f"{name}-{number + 1}.npz")
