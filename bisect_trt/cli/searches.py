@@ -1,4 +1,7 @@
-"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong."""
+"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong.
+
+Each imports its own workflow only: all of them together take a tenth of a second, which a quick search would wait for.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,6 @@ from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
@@ -35,19 +37,15 @@ from bisect_trt.workflows.from_options import (
     tolerance_options,
     validation_files,
 )
-from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.precision.task import PrecisionSettings
-from bisect_trt.workflows.reduce import check_outputs
-from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.samples.samples import SamplesSettings
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
-from bisect_trt.workflows.sweep.dimensions import SweepSettings
-from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 def diagnose(given: Given, console: Console, result: Result) -> Result:
     """Find out why the target is wrong."""
+    from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - see above
+    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - see above
+
     own, compare = given[Diagnose], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
@@ -65,6 +63,8 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
     """Find what makes the whole model pass."""
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings  # noqa: PLC0415 - see above
+
     own, compare = given[Workaround], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
@@ -77,6 +77,8 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
 
 def reduce(given: Given, console: Console, result: Result) -> Result:
     """Find the smallest model that still fails."""
+    from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - see above
+
     own = given[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to reduce; drop one.")
@@ -93,6 +95,8 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
+    from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - see above
+
     own = given[Precision]
     low, runtime = low_precision(given[Target], own)
     own.refuse_ends(low[0])
@@ -133,6 +137,8 @@ def repeat(given: Given, console: Console, result: Result) -> Result:
 
 def samples(given: Given, console: Console, result: Result) -> Result:
     """Find which of many inputs fail, and the smallest of them."""
+    from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - see above
+
     own = given[Samples]
     job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
     settings = SamplesSettings(checks, own.output)
@@ -143,6 +149,8 @@ def samples(given: Given, console: Console, result: Result) -> Result:
 
 def sweep(given: Given, console: Console, result: Result) -> Result:
     """Find the sizes at which the target goes wrong."""
+    from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - see above
+
     own, compare = given[Sweep], given[Compare]
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
@@ -152,6 +160,8 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:
     """Compare every tensor on the target with the reference's."""
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - see above
+
     own = given[Layerwise]
     if own.save_error_plot is not None:
         check_picture(own.save_error_plot, "--save-error-plot")

@@ -28,6 +28,10 @@ class Extract:
         default_factory=list
     )
     timeout: Annotated[float | None, seconds(help="Time the reference may take; default 10 minutes.")] = None
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw the piece as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
 
 
@@ -82,8 +86,12 @@ class Convert:
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
-    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
-    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    said: Annotated[
+        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    ] = None
+    path: Annotated[
+        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+    ] = None
     show: Annotated[
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
@@ -103,6 +111,14 @@ class Inspect:
     ignore_external_data: Annotated[
         bool, option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
     ] = False
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw a model as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
+    of: Annotated[
+        Path | None,
+        option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first."),
+    ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 

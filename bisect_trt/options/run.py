@@ -47,7 +47,7 @@ class RunOptions:
         option(
             "--onnx-outputs",
             "--trt-outputs",
-            metavar="NAME",
+            metavar="TENSOR",
             help="Tensors to compare instead of the outputs, by name or glob; or: mark all.",
         ),
     ] = field(default_factory=list)
@@ -58,7 +58,7 @@ class RunOptions:
             "--onnx-exclude-outputs",
             "--trt-exclude-outputs",
             "--exclude-outputs",
-            metavar="NAME",
+            metavar="TENSOR",
             help="Tensors to leave out, by name or glob.",
         ),
     ] = field(default_factory=list)

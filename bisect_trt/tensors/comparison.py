@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
@@ -19,14 +19,14 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """What ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, complex):
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -219,7 +219,8 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
-        plain: dict[str, Any] = to_plain({**asdict(self), "required_atol": self.required_atol})
+        plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors
+        plain["required_atol"] = to_plain(self.required_atol)
         return plain if not self.measured else {**plain, "stat": "+".join(each.name for each in self.measured)}
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
@@ -30,7 +30,6 @@ from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, Tolera
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import BITS, Low
-from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
 from bisect_trt.workflows.settings import (
     CheckSettings,
     MetricSettings,
@@ -39,6 +38,9 @@ from bisect_trt.workflows.settings import (
     SearchSettings,
     Until,
 )
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
 
 
 def data_files(data: Data) -> list[Path]:
@@ -296,6 +298,8 @@ def releases_settings(
     Raises:
         UsageError: Of what is not said, or they are none.
     """
+    from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of  # noqa: PLC0415 - of this command alone
+
     if own.package is not None and not has_check:
         raise UsageError(
             "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
@@ -317,7 +321,8 @@ def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings
     if search.pin:
         raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
     most, wanted = own.limits()
-    folder = None if check.artifacts_dir == Check().artifacts_dir else check.artifacts_dir
+    sorts = bool(check.artifacts) or check.artifacts_dir != Check().artifacts_dir
+    folder = check.artifacts_dir if sorts else None
     return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
 
 

@@ -31,6 +31,7 @@ class Kind(str, Enum):
     MODEL = "model"
     ENGINE = "engine"
     DATA = "data"
+    TACTICS = "tactics"
 
 
 _BEGINNINGS = {b"ftrt": Kind.ENGINE, b"PK\x03\x04": Kind.DATA}

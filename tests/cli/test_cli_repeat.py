@@ -78,6 +78,9 @@ def test_a_wrong_kernel_is_named_and_turned(here: Path) -> None:
         assert Path(build["files"]["choices"]).parent == Path(found["artifacts"][side])
         assert Path(build["files"]["model"]).name == f"{build['number']:04d}_model.engine"
     run = found["artifacts"]["run"]
+    page = (Path(run) / "report.html").read_text(encoding="utf-8")
+    assert "bad: tactic wrong_kernel" in page
+    assert f"{found['bad']} of {found['runs']} fail" in page
     told = unsteady("diff", run, "--json", "diff.json")
     assert told.status == 0
     compared = read_json(Path("diff.json"))
@@ -241,6 +244,9 @@ def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> Non
     assert cli("diff", "--dir", here).out == ran.out
     assert cli("diff", "-g", good, "-b", bad).out == ran.out
     assert cli("diff", *sorted(good.iterdir()), *sorted(bad.iterdir())).out == ran.out
+    shown = cli("inspect", "tactics", bad / "replay_0.json", "--json", "i.json")
+    assert "tactic 2147483657:-7" in shown.out
+    assert [each["name"] for each in read_json(Path("i.json"))["tactics"]["layers"]] == ["conv0 + tanh0", "conv1"]
     same = cli("diff", good / "replay_0.json", good / "replay_0.json", "-b", good / "replay_0.json")
     assert same.status == 1
     assert "No choice is made by bad builds alone." in same.out

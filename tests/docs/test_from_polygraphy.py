@@ -37,6 +37,7 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --compare distance_metrics --l2-threshold 9 --cosine-similarity-threshold 0.5": 0,
     "run --load-outputs a.npz b.npz --compare quality_metrics --psnr-threshold 1 --snr-threshold t1:99 --check-average": 1,
     "run --load-outputs a.npz b.npz --compare psnr": 1,
+    "run --load-outputs a.npz b.npz --accuracy-algorithm l2 --accuracy-threshold 9": 0,
     "run --load-outputs a.npz b.npz --check-error-stat t1:snr --snr-threshold 1": 0,
     "run --load-outputs a.npz b.npz --check-error-stat elemwise --lpips-threshold 1": 2,
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
@@ -84,6 +85,7 @@ SEARCHES = {
     "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
     "repeat model.onnx --onnxrt --same-engine --until 3": 1,
     f"repeat model.onnx --until bad {CHECK}": 0,
+    "inspect tactics builds/bad/0001_choices.json": 0,
     "diff --dir builds": 0,
     "diff --good builds/good --bad builds/bad": 0,
 }

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
-from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
+from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs
@@ -192,12 +192,16 @@ class TensorRtRuntime:
         Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
         engine inspector names.
         """
-        layers = describe_layers(_deserialise(plan, self._tensorrt, self._own), origins, self._tensorrt)
-        chosen = choices_of_layers(layers)
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        inspector = engine.create_engine_inspector()
+        said = inspector.get_engine_information(self._tensorrt.trt.LayerInformationFormat.JSON)
+        write(folder / LAYERS, said.encode())
+        chosen = choices_of_layers(describe_layers(engine, origins, self._tensorrt))
         if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
             took = [
                 Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
             ]
+            write(folder / REPLAY, knobs.replay().encode())
             named = {each.layer for each in took}
             chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
         try:

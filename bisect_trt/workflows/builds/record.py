@@ -15,7 +15,16 @@ from bisect_trt.probing.journal import Record
 from bisect_trt.probing.shelf import ENGINE
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.oracle import Ask, Subset, Verdict, over_units
-from bisect_trt.targets.chosen import RECORD, REPLAY, TIMINGS, Choice, choices_of_layers, read_choices, write_choices
+from bisect_trt.targets.chosen import (
+    LAYERS,
+    RECORD,
+    REPLAY,
+    TIMINGS,
+    Choice,
+    choices_of_layers,
+    read_choices,
+    write_choices,
+)
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.builds.proof import Held
 from bisect_trt.workflows.investigation import Investigation
@@ -26,7 +35,7 @@ FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unres
 """Where what a build left goes, by its verdict."""
 _COPIED = (RECORD,)
 """What is read again when the run goes on."""
-_LEFT = (RECORD, REPLAY, TIMINGS, ENGINE)
+_LEFT = (RECORD, REPLAY, LAYERS, TIMINGS, ENGINE)
 
 
 def recorded_choices(investigation: Investigation, candidate: Candidate) -> frozenset[Choice]:

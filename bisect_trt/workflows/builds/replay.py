@@ -11,6 +11,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.reporting.result import RESULT_FILE
+from bisect_trt.reporting.tree import Branch
 from bisect_trt.targets.chosen import FORMAT, PRECISION, RECORD, REPLAY, TACTIC, Choice, choices_of_layers, read_choices
 from bisect_trt.workflows.builds.compared import Build
 
@@ -197,13 +198,43 @@ def _builds(path: Path, *, good: bool) -> list[Build]:
             if read is not None:
                 found.append(Build(str(read[0]), good, read[1]))
         return found
+    return [Build(str(path), good, _read(path))]
+
+
+def _read(path: Path) -> frozenset[Choice]:
+    """What a build chose by a file.
+
+    Raises:
+        UnavailableError: It is not there, or says nothing of builds.
+    """
     choices = read_file(path)
     if choices is None:
         raise UnavailableError(
             f"{path} says nothing of what a build chose; give a file of `bisect-trt repeat`, a tactic replay of Polygraphy "
             "(--save-tactics), layers of trtexec (--exportLayerInfo), or an engine."
         )
-    return [Build(str(path), good, choices)]
+    return choices
+
+
+def describe_choices(path: Path) -> dict[str, Any]:
+    """What a build chose by a file, as plain values: ``layers``, each with its ``name`` and its choices by kind.
+
+    Raises:
+        UnavailableError: It is not there, or says nothing of builds.
+    """
+    layers: dict[str, dict[str, str]] = {}
+    for choice in sorted(_read(path)):
+        layers.setdefault(choice.layer, {})[choice.kind] = choice.value
+    return {"layers": [{"name": name, **kinds} for name, kinds in layers.items()]}
+
+
+def choices_tree(title: str, plain: Mapping[str, Any]) -> Branch:
+    """The same for the terminal."""
+    lines = [
+        Branch.of(layer["name"], [f"{kind} {value}" for kind, value in layer.items() if kind != "name"])
+        for layer in plain["layers"]
+    ]
+    return Branch(f"{title}: {len(lines)} layer(s)", lines)
 
 
 def _groups(folder: Path) -> list[list[Path]]:
