@@ -156,6 +156,33 @@ def generated(nodes: int, seed: int = 0) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
+def overflowing(nodes: int, culprits: int, seed: int = 0) -> onnx.ModelProto:
+    """A generated network with so many places where values are multiplied by 9e8 and divided again: too much for fp16.
+
+    Each is four nodes more, ``much``, ``more``, ``less`` and ``little`` with its number; the second one overflows.
+    """
+    model = generated(nodes, seed)
+    graph = model.graph
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("up", 3e4), ("down", 1 / 3e4))
+    )
+    places = {round((place + 0.5) * nodes / culprits): place for place in range(culprits)}
+    ordered: list[onnx.NodeProto] = []
+    for index, node in enumerate(graph.node):
+        ordered.append(node)
+        if index in places:
+            after, last = node.output[0], f"before_{places[index]}"
+            node.output[0] = last
+            for name, factor in (("much", "up"), ("more", "up"), ("less", "down"), ("little", "down")):
+                made = after if name == "little" else f"{name}_{places[index]}_out"
+                ordered.append(helper.make_node("Mul", [last, factor], [made], name=f"{name}_{places[index]}"))
+                last = made
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return model
+
+
 class _Builder:
     """Collects the nodes and weights of a generated model."""
 

@@ -19,7 +19,11 @@ BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
+    "metric": "benchmarks.metric:figures",
+    "all": "benchmarks.questions:disjoint",
+    "own-time": "benchmarks.own_time:figures",
     "reduce": "benchmarks.reduce:figures",
+    "graphs": "benchmarks.large:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""
 

@@ -194,6 +194,32 @@ def rankings() -> Iterator[Figure]:
             yield Figure(f"{problem.name}, ranking {name}, of those without", mean / plain, 1.1, note=note)
 
 
+def disjoint() -> Iterator[Figure]:
+    """Questions to find each of several failures that have nothing in common, beside so many searches for one."""
+    units = 668
+    for count in (2, 3, 5, 10):
+        costs = []
+        for seed in range(SEARCHES):
+            left = frozenset(random.Random(seed).sample(range(units), count))
+            asked: dict[Subset, bool] = {}
+            rest = list(range(units))
+            while left and asked.setdefault(frozenset(rest), bool(left.intersection(rest))):
+
+                def ask(some: Subset, left: Subset = left, asked: dict[Subset, bool] = asked) -> Verdict:
+                    return Verdict.FAIL if asked.setdefault(some, not left.isdisjoint(some)) else Verdict.PASS
+
+                passed = [some for some, failed in asked.items() if not failed]
+                passing = max((next(p for p, u in enumerate(rest) if u not in some) for some in passed), default=0)
+                found = minimise(rest, ask, passing=passing).units
+                left -= found
+                rest = [unit for unit in rest if unit not in found]
+            costs.append(len(asked) + 1)  # the last: that the rest does not fail
+        plain = count * (math.ceil(math.log2(units)) + 1) + count + 1
+        mean = statistics.mean(costs)
+        note = f"{mean:.1f} questions; {count} searches and as many looks at the rest, and one: {plain}"
+        yield Figure(f"{count} failures in {units}, of so many searches", mean / plain, 1, note=note)
+
+
 def algorithms() -> Iterator[Figure]:
     """Questions of other algorithms, each with the pass that proves 1-minimality, of bound and proof."""
 

@@ -162,6 +162,7 @@ def figures() -> Iterator[Figure]:
     yield Figure("checks", sum(o.checks for o in one_worker), 266, polygraphy=sum(o.checks for o in theirs))
     yield Figure("exact", sum(o.exact for o in one_worker), 27, least=True, polygraphy=sum(o.exact for o in theirs))
     yield Figure("own time, s", sum(o.own_s for o in one_worker), 10, polygraphy=sum(o.own_s for o in theirs))
+    yield Figure("own CPU time, s", sum(o.own_cpu_s for o in one_worker), polygraphy=sum(o.own_cpu_s for o in theirs))
     yield Figure("wall / Polygraphy's, two workers", sum(o.wall_s for o in two_workers) / polygraphy_s, 0.45)
 
 

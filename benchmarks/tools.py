@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -74,6 +75,7 @@ class Outcome:
         checks: How many checks ran to their end.
         checks_s: The checks' own time, summed.
         wall_s: The tool's time from start to exit.
+        own_cpu_s: The CPU time of all processes but the checks, in seconds: what hardly depends on a busy machine.
         gaps_s: For each two checks in a row, the time from the end of one to the start of the next. Where checks run
             one at a time this is what the tool itself takes for a probe.
         left: Computing nodes in the reduced model; all of the original's where none was written.
@@ -89,6 +91,7 @@ class Outcome:
     checks: int
     checks_s: float
     wall_s: float
+    own_cpu_s: float
     gaps_s: list[float]
     left: tuple[str, ...]
     exact: bool
@@ -127,8 +130,9 @@ def run(tool: Tool, case: Case, check_seconds: float = 0.0) -> Outcome:
         folder = Path(name)
         count = folder / "count.txt"
         environment = {**os.environ, "BENCH_COUNT": str(count), "BENCH_SECONDS": str(check_seconds)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as pip installs it
         command = [*tool.command(case.model), sys.executable, str(CHECK), tool.candidate, *case.required]
-        start = time.perf_counter()
+        start, before = time.perf_counter(), _cpu_of_children()
         done = subprocess.run(
             command,
             cwd=folder,
@@ -141,15 +145,23 @@ def run(tool: Tool, case: Case, check_seconds: float = 0.0) -> Outcome:
             timeout=LIMIT_S,
         )
         wall = time.perf_counter() - start
-        return _measure(tool, case, folder, done, wall)
+        return _measure(tool, case, folder, done, wall, _cpu_of_children() - before)
 
 
-def _measure(tool: Tool, case: Case, folder: Path, done: subprocess.CompletedProcess[str], wall_s: float) -> Outcome:
+def _cpu_of_children() -> float:
+    """CPU seconds of all processes that were started here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _measure(
+    tool: Tool, case: Case, folder: Path, done: subprocess.CompletedProcess[str], wall_s: float, cpu_s: float
+) -> Outcome:
     count, reduced, result = folder / "count.txt", folder / "reduced.onnx", folder / "result.json"
     lines = [line.split() for line in count.read_text().splitlines()] if count.exists() else []
-    if any(status == "2" for status, _, _ in lines):
+    if any(status == "2" for status, *_ in lines):
         sys.exit(f"{tool.label}, {case.name}: the check could not read its model. Output:\n{done.stdout[-2000:]}")
-    spans = sorted((float(start), float(end)) for _, start, end in lines)
+    spans = sorted((float(start), float(end)) for _, start, end, _ in lines)
     left = nodes_left(case.model, reduced) if reduced.exists() else computing_nodes(case.model)
     return Outcome(
         tool=tool.label,
@@ -158,6 +170,7 @@ def _measure(tool: Tool, case: Case, folder: Path, done: subprocess.CompletedPro
         checks=len(spans),
         checks_s=sum(end - start for start, end in spans),
         wall_s=wall_s,
+        own_cpu_s=cpu_s - sum(float(cpu) for *_, cpu in lines),
         gaps_s=[later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)],
         left=left,
         exact=sorted(left) == sorted(case.required),

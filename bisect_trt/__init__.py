@@ -19,6 +19,9 @@ if TYPE_CHECKING:
         precision,
         reduce,
         releases,
+        repeat,
+        samples,
+        sweep,
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
@@ -40,6 +43,9 @@ __all__ = [
     "precision",
     "reduce",
     "releases",
+    "repeat",
+    "samples",
+    "sweep",
     "workaround",
 ]
 _HOMES = {

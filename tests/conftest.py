@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Where GitHub runs them, each command would print annotations of what it is meant to find.
+os.environ.pop("GITHUB_ACTIONS", None)
+
 # How long an example takes says nothing on a machine that does other things too.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")

@@ -32,6 +32,9 @@ PARAMETERS = {
     "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
     "cause": "model target * inputs atol rtol fp16 verbose run **options",
     "releases": "model check * target inputs atol rtol fp16 verbose run **options",
+    "repeat": "model check * target inputs atol rtol fp16 verbose run **options",
+    "sweep": "model target * shapes inputs atol rtol fp16 verbose run **options",
+    "samples": "model check * target inputs output atol rtol fp16 verbose overwrite run **options",
     "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
     "compare": "model target * inputs atol rtol fp16 verbose **options",
     "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",
@@ -355,3 +358,17 @@ def test_a_target_in_place_of_a_check_is_asked_about(call: Callable[..., object]
     model = chain(here / "model.onnx")
     with pytest.raises(UsageError, match="did you mean target='onnxrt'"):
         call(model, "onnxrt", fp16=True)
+
+
+def test_sizes_and_samples(here: Path) -> None:
+    overflowing(here / "model.onnx")
+    model = onnx.load("model.onnx")
+    found = bisect_trt.sweep(model, "onnxrt", fp16=True, shapes=["x:[{1,2,5},3]"])
+    assert found.proven
+    assert found.extra["sweep"]["dimensions"][0]["fail"] == [1, 2, 5]
+    values = [np.full((2, 3), value, np.float32) for value in (-2.9, 2.0)]
+    found = bisect_trt.samples(model, target="onnxrt", fp16=True, inputs=[{"x": value} for value in values])
+    assert found.extra["samples"]["failing"] == [2]
+    assert Path(str(found.artifacts["minimal_input"])).is_file()
+    with pytest.raises(UsageError, match="there is nothing to sweep"):
+        bisect_trt.sweep(model, "onnxrt", shapes="x:[2,3]")

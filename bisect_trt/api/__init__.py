@@ -5,8 +5,9 @@ Each function runs the same engine as the command of its name, takes its options
 the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`.
 """
 
+from bisect_trt.api.inputs import samples, sweep
 from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise, workaround
-from bisect_trt.api.searches import cause, precision, reduce, releases
+from bisect_trt.api.searches import cause, precision, reduce, releases, repeat
 
 __all__ = [
     "assert_matches",
@@ -17,5 +18,8 @@ __all__ = [
     "precision",
     "reduce",
     "releases",
+    "repeat",
+    "samples",
+    "sweep",
     "workaround",
 ]

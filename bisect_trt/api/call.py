@@ -52,9 +52,9 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-CHECKED = ("reduce", "precision", "cause", "releases")
+CHECKED = ("reduce", "precision", "cause", "releases", "repeat", "samples")
 """Commands to which a check can be given."""
-SEARCHES = (*CHECKED, "diagnose")
+SEARCHES = (*CHECKED, "diagnose", "sweep")
 SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
 """Commands in which a metric can say good or bad."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
@@ -159,6 +159,11 @@ class Call:
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    @property
+    def check_options(self) -> CheckOptions:
+        """The options of the check."""
+        return self._check
 
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
         """What says good or bad.

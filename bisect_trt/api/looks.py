@@ -72,7 +72,7 @@ def diagnose(
     settings = DiagnoseSettings(
         checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all, own.releases
     )
-    return call.finish(lambda job: job.diagnose(settings))
+    return call.finish(lambda job: job.diagnose_itself(checks) if own.self_check else job.diagnose(settings))
 
 
 def workaround(

@@ -1,4 +1,4 @@
-"""The Python functions that search: ``reduce``, ``cause`` and ``precision``."""
+"""The Python functions that search: ``reduce``, ``cause``, ``releases``, ``repeat`` and ``precision``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.api.keywords import PLACE, Keywords
 from bisect_trt.errors import UsageError
-from bisect_trt.options.searches import Cause, Precision, Reduce, Releases
+from bisect_trt.options.searches import Cause, Precision, Reduce, Releases, Repeat
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
@@ -174,6 +174,53 @@ def releases(
     settings = releases_settings(own, runtime, call.search, has_check=check is not None)
     checks = call.checks(runtime, used=True)
     return call.finish(lambda job: job.releases(settings, checks, search), checks.fixed_path)
+
+
+def repeat(
+    model: Model,
+    check: Check | None = None,
+    *,
+    target: TargetName | None = None,
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Build or run a model again and again: how often it fails, and what the bad builds choose.
+
+    Args:
+        model: The model, or its path.
+        check: What says good or bad; see :func:`reduce`. Beside a target that makes engines, a command judges those.
+        target: The runtime under suspicion.
+        inputs: What the model is fed; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt repeat``, with underscores; ``number`` is ``-n``.
+
+    Returns:
+        The result; its ``extra`` has ``runs``, ``good``, ``bad``, ``rate``, ``interval`` and ``choices``.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there.
+    """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import repeat_settings, search_settings  # noqa: PLC0415 - as above
+
+    refuse_target(check)
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.group(Repeat, model=PLACE)
+    call = Call("repeat", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
+    settings = repeat_settings(own, call.search, call.check_options)
+    checks, search = call.checks(call.target.settings(), used=True), search_settings(call.search)
+    return call.finish(lambda job: job.repeat(settings, checks, search), checks.fixed_path)
 
 
 def precision(

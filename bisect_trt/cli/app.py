@@ -24,6 +24,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.given import Given
 from bisect_trt.options.shared import General
 from bisect_trt.probing.times import account, whole
+from bisect_trt.reporting.ci import workflow_commands, write_junit
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.record import leave_record
@@ -65,7 +66,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
     console = Console(general.verbosity, live=True)
     result = Result(name)
     try:
-        for path in filter(None, (general.json, general.report, general.log_file)):
+        for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
             check_output(path, overwrite=True)
         if general.log_file is not None:
             console.log_to(LogFile(general.log_file))
@@ -91,6 +92,7 @@ def _work(work: Callable[[], Result], console: Console, result: Result, general:
     result.wall_s = round(time.monotonic() - began, 3)
     result.extra["times"] = whole(spent, result.wall_s + earlier)
     status = _leave(result, general, console) or status
+    _annotate(result, general)
     _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
 
@@ -159,13 +161,22 @@ def _stop_at_once(console: Console) -> None:
 def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
     leave_record(result, invocation.folder, invocation.argv, console, general.report)
-    if general.json is not None:
-        try:
+    try:
+        if general.json is not None:
             result.write(general.json)
-        except BisectError as error:
-            console.error(str(error))
-            return error.status
+        if general.junit is not None:
+            write_junit(result.to_json(), general.junit)
+    except BisectError as error:
+        console.error(str(error))
+        return error.status
     return None
+
+
+def _annotate(result: Result, general: General) -> None:
+    """Print what is wrong as GitHub Actions reads it, where that runs or it is asked for."""
+    if general.annotations or os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(result.to_json()):
+            print(line, flush=True)
 
 
 def _tell_files(result: Result, general: General, console: Console) -> None:

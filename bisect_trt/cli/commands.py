@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.options.commands import Convert, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize, View
+from bisect_trt.options.commands import Convert, Diff, Doctor, Extract, Inspect, Log, Report, Resume, Sanitize, View
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
@@ -14,6 +14,7 @@ from bisect_trt.options.searches import (
     Precision,
     Reduce,
     Releases,
+    Repeat,
     Samples,
     Sweep,
     Workaround,
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "precision": (Precision, Check, Target, Places, Compare, Metric, Data, Search, General),
     "cause": (Cause, Check, Target, Places, Compare, Data, Search, General),
     "workaround": (Workaround, Target, Places, Compare, Data, Search, General),
+    "repeat": (Repeat, Check, Target, Places, Compare, Data, Search, General),
     "layerwise": (Layerwise, Target, Places, Compare, Metric, Data, General),
     "samples": (Samples, Check, Target, Places, Compare, Data, Search, General),
     "sweep": (Sweep, Target, Places, Compare, Data, Search, General),
@@ -39,6 +41,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "resume": (Resume,),
     "log": (Log,),
     "report": (Report,),
+    "diff": (Diff,),
     "view": (View,),
     "doctor": (Doctor, Places),
 }
@@ -46,11 +49,14 @@ COMMANDS: dict[str, tuple[type, ...]] = {
 
 HOMES: dict[str, str] = {
     **dict.fromkeys(
-        ("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "samples", "sweep", "workaround"),
+        (
+            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
+            "workaround",
+        ),
         "searches",
     ),
     **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
     "run": "run",
-    **dict.fromkeys(("inspect", "resume", "log", "report", "view", "doctor"), "looks"),
+    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
 }
 """In which module of this package the function of a command's name lies, which does it."""

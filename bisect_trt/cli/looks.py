@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.choices import Depth, Show
-from bisect_trt.options.commands import Inspect, Log, Report, Resume, View
+from bisect_trt.options.choices import Depth, Form, Show
+from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -21,12 +24,25 @@ from bisect_trt.reporting.html.page import REPORT_FILE, write_report
 from bisect_trt.reporting.result import RESULT_FILE, Result, read_result
 from bisect_trt.reporting.tree import print_tree
 from bisect_trt.workflows.binding import RUN_FILE, Binding
+from bisect_trt.workflows.builds.diff import diff_builds
+from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
-from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
+from bisect_trt.workflows.inspect_files import (
+    Kind,
+    data_tree,
+    describe_data,
+    describe_engine,
+    describe_parsed,
+    engine_tree,
+    guess_kind,
+    parsed_tree,
+)
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
+from bisect_trt.workflows.picture import check_picture, draw
 from bisect_trt.workflows.places import look_there, open_places
+from bisect_trt.workflows.rethreshold import Tolerances, show_with
 from bisect_trt.workflows.view.view import view as show
 from bisect_trt.workflows.view.view import write_once
 
@@ -34,6 +50,7 @@ _FITTING = {
     Kind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
     Kind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
     Kind.DATA: {Show.VALUES, Show.HISTOGRAM},
+    Kind.TACTICS: {Show.LAYERS},
 }
 _MODES = {
     Depth.NONE: set[Show](),
@@ -51,20 +68,42 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         "--mode": own.mode is not None,
         "--external-data-dir": own.external_data_dir is not None,
         "--ignore-external-data": own.ignore_external_data,
+        "--visual": own.visual is not None,
+        "--display-as": own.display_as is not None,
     }
     if odd := next((flag for flag, wanted in about_models.items() if wanted and kind is not Kind.MODEL), None):
         raise UsageError(f"{odd} is about models, and this is to be read as {kind.value}; leave it out.")
     wanted = _wanted(own, kind)
-    if kind is Kind.MODEL:
-        words = {word.value for word in wanted}
+    if own.of is not None and own.visual is None:
+        raise UsageError("--of says by what a picture is coloured; add --visual FILE.svg.")
+    if own.visual is not None:
+        check_picture(own.visual)
+        check_output(own.visual, overwrite=True)
+    if own.display_as is Form.TRT:
+        if wanted - {Show.LAYERS} or own.visual is not None:
+            raise UsageError(
+                "--display-as trt shows the layers that TensorRT's parser makes; leave --show and --visual out."
+            )
         with TemporaryDirectory(prefix="bisect-trt-") as folder:
-            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
+            plain = describe_parsed(file, Path(folder))
+        tree = parsed_tree(str(file), plain)
+    elif kind is Kind.MODEL:
+        words = {word.value for word in wanted}
+        # A folder that nobody needs is one that stays behind when the command is killed.
+        with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
+            model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
+            if own.visual is not None:
+                network = Network(load_model(model, own.external_data_dir, structure=True))
+                plain["visual"] = {"path": str(own.visual), "drawn": draw(network, own.visual, own.of)}
         tree = model_tree(str(file), plain)
     elif kind is Kind.DATA:
         values = own.num_items if Show.VALUES in wanted else None
         plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
         tree = data_tree(str(file), plain)
+    elif kind is Kind.TACTICS:
+        plain = describe_choices(file)
+        tree = choices_tree(str(file), plain)
     else:
         with TemporaryDirectory(prefix="bisect-trt-") as folder:
             plain = describe_engine(file, Path(folder))
@@ -111,6 +150,15 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     return guess_kind(Path(said)), Path(said)
 
 
+def diff(given: Given, console: Console, result: Result) -> Result:
+    """Show what bad builds chose and good ones did not."""
+    own = given[Diff]
+    paths = [*own.paths, *([] if own.folder is None else [own.folder])]
+    if not (paths or own.good or own.bad):
+        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+    return diff_builds(paths, own.good, own.bad, console, result)
+
+
 def doctor(given: Given, console: Console, result: Result) -> Result:
     """Print what is here or in some places, and what is missing for which target."""
     where = open_places(given[Places], console)
@@ -144,7 +192,11 @@ def log(given: Given) -> None:
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
-    if own.times:
+    if own.atol or own.rtol:
+        if own.times or number is not None:
+            raise UsageError("--atol and --rtol say what would change of a whole run; leave the probe and --times out.")
+        show_with(folder, Tolerances(own.atol, own.rtol), Console())
+    elif own.times:
         show_times(folder, number, Console())
     elif number is None:
         show_run(folder, Console())

@@ -22,6 +22,7 @@ from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target, selectable
 from bisect_trt.tensors.npz import replacing
+from bisect_trt.workflows.compare.average import check_average
 from bisect_trt.workflows.compare.saved import compare_saved
 from bisect_trt.workflows.compare.scored import refuse_beside_metric
 from bisect_trt.workflows.compare.wanted import compare_settings, targets_to_run
@@ -67,13 +68,17 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     if targets_to_run(given[MoreTargets], given[Target]) or not options.load_outputs:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
     _refuse_without_model(options, given[Data], given[Run].gen_script, given[Metric].metric)
+    tolerance = tolerance_options(given[Compare], None, nonfinite_equal=False)
+    if options.check_average:
+        check_average(tolerance, fail_fast=options.fail_fast)
     return compare_saved(
         options.load_outputs,
-        tolerance_options(given[Compare], None, nonfinite_equal=False),
+        tolerance,
         options.onnx_outputs,
         console,
         result,
         fail_fast=options.fail_fast,
+        average=options.check_average,
         pictures=pictures(given[Plots]),
     )
 

@@ -1,4 +1,7 @@
-"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong."""
+"""``diagnose``, ``reduce``, ``precision``, ``cause`` and ``layerwise``: what searches for the place where a target goes wrong.
+
+Each imports its own workflow only: all of them together take a tenth of a second, which a quick search would wait for.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from bisect_trt.options.searches import (
     Precision,
     Reduce,
     Releases,
+    Repeat,
     Samples,
     Sweep,
     Workaround,
@@ -24,28 +28,24 @@ from bisect_trt.options.shared import Check, Data, Search
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.from_options import (
     case_of,
     low_precision,
     releases_settings,
+    repeat_settings,
     search_settings,
     tolerance_options,
     validation_files,
 )
-from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.precision.task import PrecisionSettings
-from bisect_trt.workflows.reduce import check_outputs
-from bisect_trt.workflows.reproducer import check_folder
-from bisect_trt.workflows.samples.samples import SamplesSettings
 from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
-from bisect_trt.workflows.sweep.dimensions import SweepSettings
-from bisect_trt.workflows.workaround.workaround import WorkaroundSettings
 
 
 def diagnose(given: Given, console: Console, result: Result) -> Result:
     """Find out why the target is wrong."""
+    from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - see above
+    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - see above
+
     own, compare = given[Diagnose], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
@@ -58,11 +58,13 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
     sure = settings.search.confidence
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
-    return job.diagnose(settings)
+    return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
 def workaround(given: Given, console: Console, result: Result) -> Result:
     """Find what makes the whole model pass."""
+    from bisect_trt.workflows.workaround.workaround import WorkaroundSettings  # noqa: PLC0415 - see above
+
     own, compare = given[Workaround], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
@@ -75,6 +77,8 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
 
 def reduce(given: Given, console: Console, result: Result) -> Result:
     """Find the smallest model that still fails."""
+    from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - see above
+
     own = given[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
         raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to reduce; drop one.")
@@ -91,6 +95,8 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
+    from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - see above
+
     own = given[Precision]
     low, runtime = low_precision(given[Target], own)
     own.refuse_ends(low[0])
@@ -121,8 +127,18 @@ def releases(given: Given, console: Console, result: Result) -> Result:
     return job.releases(settings, checks, search_settings(given[Search]))
 
 
+def repeat(given: Given, console: Console, result: Result) -> Result:
+    """Build or run a model again and again."""
+    own, runtime = given[Repeat], given[Target].settings()
+    settings = repeat_settings(own, given[Search], given[Check])
+    job, checks = open_search(own.model, given, runtime, console, result, None)
+    return job.repeat(settings, checks, search_settings(given[Search]))
+
+
 def samples(given: Given, console: Console, result: Result) -> Result:
     """Find which of many inputs fail, and the smallest of them."""
+    from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - see above
+
     own = given[Samples]
     job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
     settings = SamplesSettings(checks, own.output)
@@ -133,16 +149,19 @@ def samples(given: Given, console: Console, result: Result) -> Result:
 
 def sweep(given: Given, console: Console, result: Result) -> Result:
     """Find the sizes at which the target goes wrong."""
+    from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - see above
+
     own, compare = given[Sweep], given[Compare]
     runtime = given[Target].required()
     checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    settings.check_shapes(given[Data])
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:
     """Compare every tensor on the target with the reference's."""
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - see above
+
     own = given[Layerwise]
     if own.save_error_plot is not None:
         check_picture(own.save_error_plot, "--save-error-plot")

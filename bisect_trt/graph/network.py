@@ -249,7 +249,15 @@ class Network:
         graph = self.proto.graph
         weights = [(tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer]
         weights += [(t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer]
-        declared = {name: onnx.helper.make_tensor_value_info(name, kind, list(dims)) for name, kind, dims in weights}
+        declared: dict[str, onnx.ValueInfoProto] = {}
+        made = onnx.GraphProto().value_info  # messages of one are smaller than as many by themselves
+        for name, kind, dims in weights:
+            declared[name] = value = made.add(name=name)
+            tensor = value.type.tensor_type
+            tensor.elem_type = kind
+            tensor.shape.SetInParent()
+            for dim in dims:
+                tensor.shape.dim.add(dim_value=dim)
         values = (*graph.value_info, *graph.input, *graph.output)
         return declared | {value.name: value for value in values if value.HasField("type")}
 

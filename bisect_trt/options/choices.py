@@ -18,6 +18,31 @@ class ErrorStat(str, Enum):
     """As ``max``, but of the errors without the largest few: their quantile, 0.99 unless said otherwise."""
 
 
+class Measure(str, Enum):
+    """One number for a whole output, with a threshold of its own; ``--check-error-stat`` takes these too."""
+
+    L2 = "l2"
+    """The L2 norm of the error, at most --l2-threshold."""
+    COSINE = "cosine"
+    """Cosine similarity, at least --cosine-similarity-threshold."""
+    PSNR = "psnr"
+    """Peak signal-to-noise ratio in dB, at least --psnr-threshold."""
+    SNR = "snr"
+    """Signal-to-noise ratio in dB, at least --snr-threshold."""
+    LPIPS = "lpips"
+    """Learned perceptual distance of images, at most --lpips-threshold."""
+    L0 = "l0"
+    """The share of elements beyond both tolerances, at most --accuracy-threshold; so are all that follow."""
+    L1 = "l1"
+    """Mean absolute error."""
+    MSE = "mse"
+    """Mean squared error."""
+    LINF = "linf"
+    """Largest absolute error."""
+    COS = "cos"
+    """1 less the cosine similarity."""
+
+
 class Algorithm(str, Enum):
     """How two tensors are compared (Polygraphy's ``--compare``)."""
 
@@ -25,6 +50,46 @@ class Algorithm(str, Enum):
     """By how far each element is off."""
     INDICES = "indices"
     """As lists of indices, such as TopK makes: by how many places each is away from where it should be."""
+    L2 = "l2"
+    COSINE_SIMILARITY = "cosine_similarity"
+    DISTANCE_METRICS = "distance_metrics"
+    """``l2`` and ``cosine_similarity``."""
+    PSNR = "psnr"
+    SNR = "snr"
+    QUALITY_METRICS = "quality_metrics"
+    """``psnr`` and ``snr``."""
+    PERCEPTUAL_METRICS = "perceptual_metrics"
+    """LPIPS."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures that it is made of; none for numbers and indices."""
+        names = {
+            self.L2: (Measure.L2,),
+            self.COSINE_SIMILARITY: (Measure.COSINE,),
+            self.DISTANCE_METRICS: (Measure.L2, Measure.COSINE),
+            self.PSNR: (Measure.PSNR,),
+            self.SNR: (Measure.SNR,),
+            self.QUALITY_METRICS: (Measure.PSNR, Measure.SNR),
+            self.PERCEPTUAL_METRICS: (Measure.LPIPS,),
+        }
+        return names.get(self, ())
+
+
+class AccuracyAlgorithm(str, Enum):
+    """How ``trtexec`` compares with its ``--loadRefOutputs``."""
+
+    L0 = "l0"
+    L1 = "l1"
+    L2 = "l2"
+    """Its name for the mean squared error."""
+    LINF = "lInf"
+    COS = "cos"
+
+    @property
+    def measure(self) -> Measure:
+        """What it is called here."""
+        return Measure.MSE if self is self.L2 else Measure(self.value.lower())
 
 
 class Mode(str, Enum):

@@ -12,7 +12,7 @@ from typing import Annotated
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.searches import Model
 from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import shape, size
+from bisect_trt.options.values import shape, size, tolerance
 
 
 @dataclass
@@ -28,6 +28,10 @@ class Extract:
         default_factory=list
     )
     timeout: Annotated[float | None, seconds(help="Time the reference may take; default 10 minutes.")] = None
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw the piece as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
 
 
@@ -82,14 +86,21 @@ class Convert:
 class Inspect:
     """Show what a model, a TensorRT engine or a file of saved values holds."""
 
-    said: Annotated[str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data")] = None
-    path: Annotated[Path | None, argument("An ONNX model, a TensorRT engine, or saved values.", metavar="FILE")] = None
+    said: Annotated[
+        str | None, argument("What the file is; guessed if left out.", metavar="model|engine|data|tactics")
+    ] = None
+    path: Annotated[
+        Path | None, argument("An ONNX model, a TensorRT engine, saved values, or what a build chose.", metavar="FILE")
+    ] = None
     show: Annotated[
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
     ] = field(default_factory=list)
     show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
     histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
+    display_as: Annotated[
+        Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
+    ] = None
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
@@ -103,6 +114,36 @@ class Inspect:
     ignore_external_data: Annotated[
         bool, option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
     ] = False
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw a model as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
+    of: Annotated[
+        Path | None,
+        option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first."),
+    ] = None
+    json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
+
+
+@dataclass
+class Diff:
+    """Show what bad builds chose and good ones did not: tactics, precisions, formats and fusions of layers, with counts."""
+
+    paths: Annotated[
+        list[Path],
+        argument(
+            "A run of repeat, or a folder with good/ and bad/; or files and folders of both.", metavar="GOOD... BAD..."
+        ),
+    ] = field(default_factory=list)
+    good: Annotated[list[Path], option("-g", "--good", metavar="PATH", help="Files or folders of good builds.")] = (
+        field(default_factory=list)
+    )
+    bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
+        default_factory=list
+    )
+    folder: Annotated[
+        Path | None, option("--dir", metavar="DIR", help="A folder with good/ and bad/, as by its name alone.")
+    ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
@@ -127,6 +168,17 @@ class Log:
     run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
     times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
+    atol: Annotated[
+        dict[str, float],
+        option(
+            metavar="[OUT:]TOL",
+            help="Say what this absolute tolerance would have changed, from what was kept; nothing is run.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    rtol: Annotated[
+        dict[str, float], option(metavar="[OUT:]TOL", help="The same of a relative tolerance.", read=tolerance)
+    ] = field(default_factory=dict)
 
 
 @dataclass

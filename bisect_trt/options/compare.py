@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.options.choices import AccuracyAlgorithm, Algorithm, ErrorStat, Measure
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import TopK, one_of, places, quantile, tolerance, top_k
+from bisect_trt.options.values import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 
 
 @dataclass
@@ -28,11 +29,11 @@ class Compare:
         option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.", read=tolerance),
     ] = field(default_factory=dict)
     check_error_stat: Annotated[
-        dict[str, ErrorStat],
+        dict[str, Enum],
         option(
             metavar="[OUT:]STAT",
-            help="elemwise, max, mean, median or quantile; default elemwise.",
-            read=one_of(ErrorStat),
+            help="elemwise (the default), max, mean, median, quantile, l2, cosine, psnr, snr, lpips, l0, l1, mse, linf or cos.",
+            read=one_of(ErrorStat, Measure),
         ),
     ] = field(default_factory=dict)
     error_quantile: Annotated[
@@ -44,8 +45,67 @@ class Compare:
     ] = False
     validate: Annotated[bool, option("--validate", help="Any NaN or Inf, on either side, is a failure.")] = False
     compare_as: Annotated[
-        Algorithm, option("--compare", "--compare-func", help="As numbers, or as lists of indices.")
+        Algorithm,
+        option("--compare", "--compare-func", help="As numbers, as indices, or by one number for each output."),
     ] = Algorithm.SIMPLE
+    l2_threshold: Annotated[
+        dict[str, float],
+        option(
+            "--l2-threshold",
+            "--l2-tolerance",
+            metavar="[OUT:]TOL",
+            help="Largest L2 norm of the error; default 1e-5.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    cosine_similarity_threshold: Annotated[
+        dict[str, float],
+        option(metavar="[OUT:]COS", help="Least cosine similarity; default 0.997.", read=similarity),
+    ] = field(default_factory=dict)
+    psnr_threshold: Annotated[
+        dict[str, float],
+        option(
+            "--psnr-threshold",
+            "--psnr-tolerance",
+            metavar="[OUT:]DB",
+            help="Least peak signal-to-noise ratio; default 30.",
+            read=decibels,
+        ),
+    ] = field(default_factory=dict)
+    snr_threshold: Annotated[
+        dict[str, float],
+        option(
+            "--snr-threshold",
+            "--snr-tolerance",
+            metavar="[OUT:]DB",
+            help="Least signal-to-noise ratio; default 20.",
+            read=decibels,
+        ),
+    ] = field(default_factory=dict)
+    lpips_threshold: Annotated[
+        dict[str, float],
+        option(
+            "--lpips-threshold",
+            "--lpips-tolerance",
+            metavar="[OUT:]TOL",
+            help="Largest perceptual distance of images; default 0.1. Needs the extra lpips.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
+    accuracy_algorithm: Annotated[
+        AccuracyAlgorithm | None,
+        option("--accuracy-algorithm", "--accuracyAlgorithm", help="As trtexec compares; needs --accuracy-threshold."),
+    ] = None
+    accuracy_threshold: Annotated[
+        dict[str, float],
+        option(
+            "--accuracy-threshold",
+            "--accuracyThreshold",
+            metavar="[OUT:]TOL",
+            help="The most that l0, l1, mse, linf and cos may be.",
+            read=tolerance,
+        ),
+    ] = field(default_factory=dict)
     index_tolerance: Annotated[
         dict[str, int],
         option(metavar="[OUT:]N", help="For --compare indices: how many places one may be away.", read=places),
@@ -73,7 +133,8 @@ class Compare:
             UsageError: They are not.
         """
         given = {
-            "--compare indices": self.compare_as is Algorithm.INDICES,
+            f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
+            "--accuracy-algorithm": self.accuracy_algorithm is not None,
             "--postprocess": bool(self.postprocess),
             "--no-shape-check": self.no_shape_check,
             "--compare-func-script": self.compare_func_script is not None,

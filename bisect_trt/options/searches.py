@@ -1,4 +1,4 @@
-"""The options of each command that searches alone: of ``diagnose``, ``cause``, ``reduce``, ``precision`` and ``layerwise``.
+"""The options of each command that searches alone: of ``diagnose``, ``cause``, ``reduce``, ``repeat`` and so on.
 
 The docstring of each group is what its command says of itself.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Minimise, Mode
@@ -47,6 +47,13 @@ class Diagnose:
     releases: Annotated[
         bool,
         option("--releases", help="Also find since which release it fails; installs releases from the package index."),
+    ] = False
+    self_check: Annotated[
+        bool,
+        option(
+            "--self-check",
+            help="Where no reference runs the model: find the layer at which the target begins to contradict itself.",
+        ),
     ] = False
     overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
 
@@ -183,6 +190,63 @@ class Releases:
     beside: Annotated[
         list[str], option("--with", metavar="PACKAGE", help="Install this too in each environment, as pip takes it.")
     ] = field(default_factory=list)
+
+
+RUNS = 10
+"""How often ``repeat`` builds where nothing is said."""
+MOST_RUNS = 1000
+"""The same where it is to go on until something has been seen."""
+
+
+def until(value: Any) -> str | int:  # noqa: ANN401 - whatever was given
+    """``good``, ``bad`` or ``both``, or a number.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    word = str(value).lower()
+    if word in ("good", "bad", "both"):
+        return word
+    if word.isdecimal() and int(word) > 0:
+        return int(word)
+    raise ValueError("good, bad, both, or a number from 1 up")
+
+
+@dataclass
+class Repeat:
+    """Build a model again and again: how often does it fail, and what do the bad builds choose that the good ones do not?"""
+
+    model: Model
+    number: Annotated[
+        int | None,
+        option(
+            "-n", "--number", metavar="N", min=1, help="Builds or runs, 10 unless said; with --until at most so many."
+        ),
+    ] = None
+    until: Annotated[
+        str | None,
+        option(
+            metavar="good|bad|both|N",
+            help="Stop once a good one, a bad one or both have been seen (at most 1000), or after N.",
+            read=until,
+        ),
+    ] = None
+    same_engine: Annotated[
+        bool, option("--same-engine", help="Build once, and run that again and again in one context.")
+    ] = False
+
+    def limits(self) -> tuple[int, str | None]:
+        """How many at most, and what to wait for.
+
+        Raises:
+            UsageError: Both are said as numbers.
+        """
+        if self.until is not None and str(self.until).isdecimal():
+            if self.number is not None:
+                raise UsageError("-n and --until with a number both say how many; drop one.")
+            return int(self.until), None
+        most = RUNS if self.until is None else MOST_RUNS
+        return (most if self.number is None else self.number), self.until
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -65,16 +66,18 @@ def number(low: float, high: float, wanted: str) -> Callable[[Any], float]:
 
 tolerance = number(0, math.inf, "a number from 0 up")
 quantile = number(0, 1, "a number from 0 to 1")
+similarity = number(-1, 1, "a number from -1 to 1")
+decibels = number(-math.inf, math.inf, "a number of decibels")
 
 
-def one_of(kind: type[Enum]) -> Callable[[Any], Any]:
+def one_of(*kinds: type[Enum]) -> Callable[[Any], Any]:
     """A reader of one of several choices, by its word."""
 
     def read(value: Any) -> Enum:  # noqa: ANN401 - whatever was given
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"one of {', '.join(each.value for each in kind)}") from None
+        for kind in kinds:
+            with suppress(ValueError):
+                return kind(value)
+        raise ValueError(f"one of {', '.join(each.value for kind in kinds for each in kind)}")
 
     return read
 

@@ -36,6 +36,8 @@ class BuiltinCheck:
         timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
         shelf: Where the engines of candidates that pass stay, if any shall.
         confirm: Whether a crash counts only once it has been seen twice.
+        layers: Whether to ask of which layers its engine is made, if it is not timed.
+        same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
         pin: What builds are held to, if they shall be.
     """
@@ -48,6 +50,8 @@ class BuiltinCheck:
     timed: bool = False
     shelf: EngineShelf | None = None
     confirm: bool = False
+    layers: bool = False
+    same: bool = False
     finds_weights: bool = True
     pin: Pin | None = None
 
@@ -67,8 +71,9 @@ class BuiltinCheck:
             self.tolerance,
             # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
             every=bool(files.more) and not strict,
-            layers=self.timed or self.pin is not None,
+            layers=self.timed or self.layers or self.pin is not None,
             warm_up=1 if self.timed else None,
+            same=self.same,
         )
 
         def asked(of: TargetSettings) -> Outcome:

@@ -62,6 +62,7 @@ class Candidate:
         target: How the target is set up for it, where that is not as the check has it.
         cutting: Seconds that it took to make it.
         packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
+        repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
     """
 
     proto: onnx.ModelProto
@@ -81,6 +82,7 @@ class Candidate:
     target: TargetSettings | None = None
     cutting: float = field(default=0.0, compare=False)
     packages: str = ""
+    repetition: int = 0
 
     def content(self) -> bytes:
         """The model as a file's bytes."""
@@ -109,6 +111,8 @@ class Candidate:
             digest.update(repr(self.target).encode())
         if self.packages:
             digest.update(f"packages {self.packages}".encode())
+        if self.repetition:
+            digest.update(f"repetition {self.repetition}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
         return Identity(digest.hexdigest(), self.title, self.units, self.marks)

@@ -283,6 +283,7 @@ class Compare(Request[Compared]):
         keep: Outputs that go into a store of their own,
         keep_in: which is this one; added to it if ``feeds`` is given.
         save_outputs: Where the outputs of each sample go, ``.npz``.
+        same: Whether the session is that of the last such request, if that was about the same model on the same target.
     """
 
     model: Path
@@ -300,6 +301,7 @@ class Compare(Request[Compared]):
     keep: tuple[str, ...] = ()
     keep_in: Path | None = None
     save_outputs: tuple[Path, ...] = ()
+    same: bool = False
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,13 @@ class Measure(Request[Measured]):
 
 @dataclass(frozen=True)
 class Describe(Request[Described]):
-    """Say what the target's prebuilt engine is made of."""
+    """Say what the target's prebuilt engine is made of, or what the target's parser makes of a model.
+
+    Attributes:
+        model: The ONNX file; without one the engine is meant.
+    """
+
+    model: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -36,3 +36,10 @@ class EngineShelf:
             if self._best is not None and self._best[1] != engine:
                 self._best[1].unlink(missing_ok=True)
             self._best = count, engine
+
+
+class EveryEngine(EngineShelf):
+    """Keeps them all: each build is another one, and they are to be held against each other."""
+
+    def offer(self, files: CandidateFiles, *, passed: bool) -> None:
+        """Leave it where it is."""

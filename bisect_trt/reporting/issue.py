@@ -37,6 +37,13 @@ _SYMPTOMS = {
 }
 
 
+def symptom(kind: str, *, several: bool) -> str:
+    """What goes wrong, as a verb of one operator or of several: ``gives NaN``, ``give NaN``, ``are refused``."""
+    verb, _, rest = ("is refused" if kind == "refused" else _SYMPTOMS[kind]).partition(" ")
+    verb = {"is": "are", "does": "do", "crashes": "crash"}.get(verb, verb.removesuffix("s")) if several else verb
+    return f"{verb} {rest}".rstrip()
+
+
 Cause = tuple[str, Sequence[str]]
 """What of a target does it, in a sentence, and the lines of code that turn it."""
 
@@ -130,8 +137,9 @@ class Issue:
     @property
     def title(self) -> str:
         """Operators and symptom; no names of the model's."""
-        who = kinds(guilty_first(self.model, self.blamed))
-        return f"{self.target.target.title}: {who} {'is ' * (self.kind == 'refused')}{_SYMPTOMS[self.kind]}"
+        nodes = guilty_first(self.model, self.blamed)
+        several = len({(node.domain, node.op_type) for node in nodes}) > 1
+        return f"{self.target.target.title}: {kinds(nodes)} {symptom(self.kind, several=several)}"
 
     @property
     def minimal(self) -> Minimal:

@@ -189,8 +189,8 @@ def sweep_points(
 ) -> dict[Point, Verdict]:
     """Try the sizes of one dimension, or of several, that say most.
 
-    Several are tried on a coarse grid of their landmarks first; then each by itself, through the smallest point that fails, or
-    the middle one if none does; then boundaries of the grid are bisected.
+    Several are tried on a coarse grid of their landmarks first; then each by itself, through a point that fails with sizes as
+    small as they may be, or the middle one if none fails; then boundaries of the grid are bisected, and what is left is spread.
 
     Args:
         axes: The sizes of each dimension.
@@ -225,20 +225,55 @@ def sweep_points(
 
 
 def _sweep_grid(axes: Sequence[Sequence[int]], at: AskSize, marks: Sequence[Iterable[int]], most: int) -> None:
-    coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 2)
-    grid = {point: at(point) for point in product(*coarse)}
+    asked = 0
+
+    def ask(point: Point) -> Verdict:
+        nonlocal asked
+        asked += 1
+        return at(point)
+
+    coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 3)
+    grid = {point: ask(point) for point in product(*coarse)}
     failing = [point for point, verdict in grid.items() if verdict is Verdict.FAIL]
-    base = min(failing, key=lambda point: (prod(point), point), default=tuple(axis[len(axis) // 2] for axis in coarse))
-    share = most // 2 // len(axes)
+    middle = tuple(axis[len(axis) // 2] for axis in coarse)
+    base = min(failing, key=lambda point: (prod(point), point), default=middle)
+    if failing:
+        base = _lowest(axes, base, ask)
     for place, axis in enumerate(axes):
 
         def along(size: int, place: int = place) -> Verdict:
-            return at((*base[:place], size, *base[place + 1 :]))
+            return ask((*base[:place], size, *base[place + 1 :]))
 
-        sweep_line(axis, along, marks[place], share)
+        sweep_line(axis, along, marks[place], max(most - asked, 0) // (2 * (len(axes) - place)))
     for place, axis in enumerate(axes):
-        for point in list(grid):
-            _bisect_step(point, place, axis, coarse[place], at)
+        for point in grid:
+            _bisect_step(point, place, axis, coarse[place], ask)
+    # What is left is spread over all points, by steps that meet no multiple of an axis' length for long.
+    number = prod(map(len, axes))
+    for turn in range(number):
+        at(nth(axes, turn * 7919 % number))
+
+
+def _lowest(axes: Sequence[Sequence[int]], point: Point, ask: AskSize) -> Point:
+    """A point that fails, each size of it by halves as small as it may be while the others stay; twice."""
+    for place in (*range(len(axes)), *range(len(axes))):
+        axis = axes[place]
+        low, high = -1, axis.index(point[place])
+        while high - low > 1:
+            middle = (low + high) // 2
+            fails = ask((*point[:place], axis[middle], *point[place + 1 :])) is Verdict.FAIL
+            low, high = (low, middle) if fails else (middle, high)
+        point = (*point[:place], axis[high], *point[place + 1 :])
+    return point
+
+
+def nth(axes: Sequence[Sequence[int]], number: int) -> Point:
+    """The point of a number, the last size counting fastest."""
+    sizes = []
+    for axis in reversed(axes):
+        number, place = divmod(number, len(axis))
+        sizes.append(axis[place])
+    return tuple(reversed(sizes))
 
 
 def _bisect_step(point: Point, place: int, axis: Sequence[int], coarse: Sequence[int], at: AskSize) -> None:

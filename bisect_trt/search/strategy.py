@@ -23,7 +23,13 @@ from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Ve
 
 
 def shortest_failing_prefix(
-    units: Sequence[int], kept: Subset, ask: Ask, *, empty_odds: float = 0.0, guess: int | None = None
+    units: Sequence[int],
+    kept: Subset,
+    ask: Ask,
+    *,
+    empty_odds: float = 0.0,
+    guess: int | None = None,
+    passing: int = 0,
 ) -> int:
     """The least n for which ``kept`` with the first n of ``units`` fails, all of them together being known to fail.
 
@@ -39,12 +45,13 @@ def shortest_failing_prefix(
         ask: The oracle.
         empty_odds: The chance, 0 to under 1, that ``kept`` alone fails; 0 leaves that question out.
         guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
+        passing: So many of the first units are known not to fail together, less than all; taken with ``empty_odds`` of 0 only.
 
     Returns:
         The length, 0 to ``len(units)``.
     """
     longest = len(units)
-    passed = -1 if empty_odds > 0 else 0
+    passed = -1 if empty_odds > 0 else passing
     empty_weight = longest * empty_odds / (1 - empty_odds)
     guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
@@ -99,6 +106,7 @@ def find_culprits(
     weights: Completion = frozenset,
     pattern: Pattern = alone,
     suspect: int | None = None,
+    passing: int = 0,
 ) -> Subset:
     """Units that fail together, each needed when it was found.
 
@@ -114,13 +122,14 @@ def find_culprits(
             other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed,
             most of them probably are: then it stops, because leaving out one at a time is cheaper.
         suspect: The unit that is probably the first culprit, if one is known.
+        passing: So many of the first units, less than all, are known not to fail together.
 
     Returns:
         A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
     """
     kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
     guess = None if suspect is None else bisect_left(units, suspect) + 1
-    length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess)
+    length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess, passing=passing)
     first, rest = units[length - 1], units[: length - 1]
     kept.needed, kept.units = frozenset({first}), frozenset(units[:length])
     if not rest or kept.lost or kept.shrinks_to(kept.needed):
@@ -171,6 +180,7 @@ def minimise(
     inseparable: Completion = frozenset,
     pattern: Pattern = alone,
     suspect: int | None = None,
+    passing: int = 0,
 ) -> Minimum:
     """A 1-minimal failing set of units.
 
@@ -182,12 +192,14 @@ def minimise(
         inseparable: Adds the units that others can never be cut from.
         pattern: What a unit belongs together with, tried as a whole before its parts.
         suspect: The unit that is probably the last of the shortest failing prefix, if one is known.
+        passing: So many of the first units, less than all, are known not to fail together: they are within a set that
+            passed. Where failures are not monotone that may be wrong; it costs questions then, and no proof.
     """
     tally = Tally(ask)
     steps: list[str] = []
     failing = weights(frozenset(units))
     if mode in (Mode.AUTO, Mode.BISECT):
-        failing = find_culprits(units, tally, weights, pattern, suspect)
+        failing = find_culprits(units, tally, weights, pattern, suspect, passing)
         steps.append(f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions")
     before, lost = tally.asked, tally.mostly_unresolved
     if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):

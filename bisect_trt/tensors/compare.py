@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.values import TopK
 from bisect_trt.tensors.compare_numbers import compare_indices, compare_numbers
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.info import is_extension, is_string
+from bisect_trt.tensors.measures import RULES, judge
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.stats import count_nonfinite, finite_rms
 from bisect_trt.tensors.tolerance import (
@@ -171,10 +172,17 @@ def compare_output(
         details=details,
         step=step if tolerance == Tolerance() and options.method == Method() else None,
     )
+    comparison = judge(comparison, reference, target, _thresholds(name, options))
     if not invalid:
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
+
+
+def _thresholds(name: str, options: ToleranceOptions) -> dict[Measure, float]:
+    given = options.measures_of(name)
+    found = {measure: RULES[measure].threshold if value is None else value for measure, value in given.items()}
+    return {measure: value for measure, value in found.items() if value is not None}
 
 
 def _invalid(reference: Array, target: Array) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
@@ -19,14 +19,14 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """What ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, complex):
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -100,6 +100,25 @@ class Details:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A number for the whole tensor beside its threshold.
+
+    Attributes:
+        name: The statistic's, as for ``--check-error-stat``.
+        value: The number.
+        threshold: What it must be at least, or at most.
+        passed: Whether it is.
+        said: All that in words.
+    """
+
+    name: str
+    value: float
+    threshold: float
+    passed: bool
+    said: str
+
+
+@dataclass(frozen=True)
 class TensorComparison:
     """One tensor of the target held against the reference's.
 
@@ -136,6 +155,7 @@ class TensorComparison:
         most_ties: How many elements may be one step off.
         of_tolerance: The largest error over what its element may be off by, by the larger of both tolerances: past 1 it
             does not match elementwise, and it is infinite for a NaN or Inf of one side alone.
+        measured: The numbers for the whole tensor that decided, where such were asked for.
     """
 
     name: str
@@ -169,6 +189,7 @@ class TensorComparison:
     step: float | None = None
     most_ties: int = 0
     of_tolerance: float | None = None
+    measured: tuple[Measured, ...] = ()
 
     @property
     def required_atol(self) -> float | None:
@@ -184,7 +205,12 @@ class TensorComparison:
         if self.passed:
             return 0.0
         worst = self.worst
-        if self.kind is not ComparisonKind.MISMATCH or self.stat is not ErrorStat.ELEMWISE or worst is None:
+        if (
+            self.kind is not ComparisonKind.MISMATCH
+            or self.stat is not ErrorStat.ELEMWISE
+            or worst is None
+            or self.measured
+        ):
             return math.inf
         if self.atol is None or self.rtol is None or isinstance(worst.reference, str):
             return math.inf
@@ -193,8 +219,9 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
-        plain: dict[str, Any] = to_plain({**asdict(self), "required_atol": self.required_atol})
-        return plain
+        plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors
+        plain["required_atol"] = to_plain(self.required_atol)
+        return plain if not self.measured else {**plain, "stat": "+".join(each.name for each in self.measured)}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
@@ -213,6 +240,11 @@ class TensorComparison:
             details = {key: from_plain(value) for key, value in known["details"].items()}
             percentiles = {key: from_plain(value) for key, value in details["percentiles"].items()}
             known["details"] = Details(**{**details, "percentiles": percentiles})
+        known["measured"] = tuple(
+            Measured(**{key: value if key in ("name", "said") else from_plain(value) for key, value in each.items()})
+            for each in known.get("measured", ())
+        )
+        known["stat"] = ErrorStat.ELEMWISE if known["measured"] else known["stat"]
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
     def describe(self) -> str:
@@ -228,6 +260,8 @@ class TensorComparison:
         if self.worst is None:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"
+        if self.measured:
+            text = f"{'; '.join(each.said for each in self.measured)}; {text}"
         if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
             which = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
             text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.choices import ErrorStat, Measure
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.method import Method, named_words
 from bisect_trt.tensors.stats import finite_rms
@@ -72,6 +72,15 @@ class Step:
         return max(int((_TIES_AFTER_TIES if self.after else _TIES) * total), 1)
 
 
+THRESHOLDS = {
+    "l2": "--l2-threshold",
+    "cosine": "--cosine-similarity-threshold",
+    "psnr": "--psnr-threshold",
+    "snr": "--snr-threshold",
+    "lpips": "--lpips-threshold",
+}
+ACCURACY = "--accuracy-threshold"
+"""How the thresholds of statistics that are one number are said; the latter those of all others."""
 DEFAULT_QUANTILE = 0.99
 """Polygraphy's."""
 
@@ -163,6 +172,8 @@ class ToleranceOptions:
             here, is that it fails.
         infinities_equal: The same for Inf alone (Polygraphy's ``--infinities-compare-equal``).
         method: What is compared and how, beside tolerances.
+        measures: One number for the whole output in place of a statistic; an output that is named here has none.
+        thresholds: Of measures: by the measure's name, then by output.
     """
 
     atol: Mapping[str, float] = field(default_factory=dict)
@@ -173,6 +184,8 @@ class ToleranceOptions:
     quantile: Mapping[str, float] = field(default_factory=dict)
     infinities_equal: bool = False
     method: Method = field(default_factory=Method)
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -185,6 +198,8 @@ class ToleranceOptions:
             "quantile": dict(self.quantile),
             "infinities_equal": self.infinities_equal,
             "method": self.method.to_json(),
+            "measures": {name: measure.value for name, measure in self.measures.items()},
+            "thresholds": {stat: dict(values) for stat, values in self.thresholds.items()},
         }
 
     @classmethod
@@ -192,20 +207,39 @@ class ToleranceOptions:
         """What :meth:`to_json` wrote."""
         stat = {name: ErrorStat(value) for name, value in plain["stat"].items()}
         method = Method.from_json(plain["method"])
-        return cls(**{**plain, "stat": stat, "precision": Precision(plain["precision"]), "method": method})
+        measures = {name: Measure(value) for name, value in plain.get("measures", {}).items()}
+        return cls(
+            **{
+                **plain,
+                "stat": stat,
+                "measures": measures,
+                "precision": Precision(plain["precision"]),
+                "method": method,
+            }
+        )
 
     def words(self) -> list[str]:
         """The command-line words that ask for it."""
         words = [*named_words("--atol", self.atol), *named_words("--rtol", self.rtol)]
-        words += named_words("--check-error-stat", {name: stat.value for name, stat in self.stat.items()})
+        stats: dict[str, Enum] = {**self.stat, **self.measures}
+        words += named_words("--check-error-stat", {name: stat.value for name, stat in stats.items()})
         words += named_words("--error-quantile", self.quantile)
         words += ["--infinities-compare-equal"] if self.infinities_equal else []
+        said = {THRESHOLDS.get(stat, ACCURACY): values for stat, values in self.thresholds.items()}
+        words += [word for option, values in said.items() for word in named_words(option, values)]
         return words + self.method.words()
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """The tolerance, its automatic parts ``None``, and the statistic for one output."""
         tolerance = Tolerance(self.atol.get(name, self.atol.get("")), self.rtol.get(name, self.rtol.get("")))
         return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
+
+    def measures_of(self, name: str) -> dict[Measure, float | None]:
+        """The measures of an output, and what was said of the threshold of each; none where a statistic is checked."""
+        one = self.measures.get(name, None if name in self.stat else self.measures.get(""))
+        asked = self.method.algorithm.measures or (() if one is None else (one,))
+        given = {measure: self.thresholds.get(measure.value, {}) for measure in asked}
+        return {measure: values.get(name, values.get("")) for measure, values in given.items()}
 
     def quantile_of(self, name: str) -> float:
         """Which quantile of an output's errors counts, where that is its statistic."""
@@ -220,7 +254,10 @@ class ToleranceOptions:
         Raises:
             UsageError: If an output was named that is not among them.
         """
-        given = dict.fromkeys([*self.atol, *self.rtol, *self.stat, *self.quantile, *self.method.names])
+        limits = [name for values in self.thresholds.values() for name in values]
+        given = dict.fromkeys(
+            [*self.atol, *self.rtol, *self.stat, *self.measures, *self.quantile, *self.method.names, *limits]
+        )
         unknown = [name for name in given if name and name not in names]
         if unknown:
             raise UsageError(

@@ -17,6 +17,7 @@ from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.fault.arbitrate import arbitrate
@@ -43,6 +44,8 @@ from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
 
+MOST_SWEPT = 32
+"""The largest size that is advised."""
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -144,7 +147,36 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     if target is not None:
         steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
         steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
+        again = ["bisect-trt", "repeat", str(subject.settings.path), *target.flags(), "--until", "bad", "-n", "20"]
+        steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
+        steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
     return steps
+
+
+def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:
+    """Commands that look at other sizes, where the model takes any, and at more samples."""
+    model, flags = str(subject.settings.path), target.flags()
+    found = []
+    swept: dict[str | int | None, None] = {}  # a dimension without a name is one of its own
+    shapes = []
+    for name, value in subject.samples[0].items():
+        dims = subject.declared.get(name, value.shape)
+        free = next((axis for axis, dim in enumerate(dims) if not isinstance(dim, int)), None)
+        if free is None or (dims[free] is not None and dims[free] in swept):
+            continue
+        swept[dims[free]] = None
+        sizes = [f"1..{MOST_SWEPT}" if axis == free else str(size) for axis, size in enumerate(value.shape)]
+        shapes.append(f"{name}:[{','.join(sizes)}]")
+    if shapes:
+        fed = replace(subject.settings, input_shapes={}).words()
+        words = ["bisect-trt", "sweep", model, *flags, "--shapes", *shapes, *fed]
+        found.append(("other sizes of what is free", words))
+    data = subject.settings.data
+    if not (data.load_inputs or data.data_loader_script is not None):
+        shaped = [f"{name}:{[*value.shape]}".replace(" ", "") for name, value in subject.samples[0].items()]
+        words = ["bisect-trt", "samples", model, *flags, "--iterations", "50", "--input-shapes", *shaped]
+        found.append(("many random samples", words))
+    return found
 
 
 def who_is_named(investigation: Investigation) -> Suspects | None:
@@ -218,7 +250,7 @@ def deliver(
     if answer.held:
         result.extra["held"] = True
         console.answer(HELD)
-    say_dynamic(investigation)
+    say_dynamic(investigation, answer)
     console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
     return left, fault
 

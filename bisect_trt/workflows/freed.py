@@ -313,14 +313,22 @@ def needed_dimensions(investigation: Investigation, answer: Candidate) -> Candid
     return answer
 
 
-def say_dynamic(investigation: Investigation) -> None:
-    """Tell which dimensions the answer keeps free."""
+def say_dynamic(investigation: Investigation, answer: Candidate) -> None:
+    """Tell which dimensions the answer keeps free; the result has their sizes as they are now."""
     told = investigation.result.extra.get("dynamic")
-    if told and told["needed"]:
-        names = ", ".join(f"'{each['name']}'" for each in told["dimensions"])
-        investigation.console.answer(
-            f"  It has to be dynamic: {names} stays free in the model, and with its shapes fixed it passes."
-        )
+    if not told or not told["needed"]:
+        return
+    values = investigation.subject.values(answer, answer.inputs)
+    for each in told["dimensions"]:
+        each["inputs"] = [
+            {**place, "size": int(values[place["name"]].shape[place["axis"]])}
+            for place in each["inputs"]
+            if place["name"] in values
+        ]
+    names = ", ".join(f"'{each['name']}'" for each in told["dimensions"])
+    investigation.console.answer(
+        f"  It has to be dynamic: {names} stays free in the model, and with its shapes fixed it passes."
+    )
 
 
 def _free_names(value: onnx.ValueInfoProto) -> list[str]:

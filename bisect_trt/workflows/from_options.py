@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Algorithm
+from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.searches import Releases
+from bisect_trt.options.searches import Releases, Repeat
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
@@ -21,15 +22,25 @@ from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.measures import require_lpips
 from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.scores.asked import find_metric, script_file
-from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
 from bisect_trt.workflows.precision.task import BITS, Low
-from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of
-from bisect_trt.workflows.settings import CheckSettings, MetricSettings, ModelSettings, SearchSettings
+from bisect_trt.workflows.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    RepeatSettings,
+    SearchSettings,
+    Until,
+)
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.releases.listing import ReleasesSettings
 
 
 def data_files(data: Data) -> list[Path]:
@@ -100,10 +111,15 @@ def tolerance_options(
     if compare.index_tolerance and compare.compare_as is not Algorithm.INDICES:
         raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
     compare_files(compare)
+    asked = compare.check_error_stat
+    stats = {name: stat for name, stat in asked.items() if isinstance(stat, ErrorStat)}
+    measures = {name: measure for name, measure in asked.items() if isinstance(measure, Measure)}
+    if compare.accuracy_algorithm is not None:
+        measures.setdefault("", compare.accuracy_algorithm.measure)
     return ToleranceOptions(
         compare.atol,
         compare.rtol,
-        compare.check_error_stat,
+        stats,
         _coarsest(target),
         nonfinite_equal,
         compare.error_quantile,
@@ -116,7 +132,51 @@ def tolerance_options(
             compare.validate,
             compare.compare_func_script,
         ),
+        measures,
+        _thresholds(compare, measures),
     )
+
+
+def _thresholds(compare: Compare, measures: Mapping[str, Measure]) -> dict[str, dict[str, float]]:
+    """What outputs have to reach, by the statistics that are one number.
+
+    Raises:
+        UsageError: A threshold is of a statistic that is not asked for, or one is missing.
+        UnavailableError: A statistic needs what is not installed.
+    """
+    algorithm = compare.compare_as
+    if compare.accuracy_algorithm is not None and (algorithm is not Algorithm.SIMPLE or "" in compare.check_error_stat):
+        raise UsageError(
+            "--accuracy-algorithm says how to compare, and so does --compare or --check-error-stat; give one."
+        )
+    if algorithm.measures and compare.check_error_stat:
+        raise UsageError(
+            f"--compare {algorithm.value} is a statistic of its own; drop --check-error-stat, or --compare."
+        )
+    asked = set(algorithm.measures) | set(measures.values())
+    given = {
+        Measure.L2: compare.l2_threshold,
+        Measure.COSINE: compare.cosine_similarity_threshold,
+        Measure.PSNR: compare.psnr_threshold,
+        Measure.SNR: compare.snr_threshold,
+        Measure.LPIPS: compare.lpips_threshold,
+    }
+    for stat, values in given.items():
+        if values and stat not in asked:
+            raise UsageError(
+                f"{THRESHOLDS[stat.value]} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
+            )
+    others = asked.difference(given)
+    if compare.accuracy_threshold and not others:
+        raise UsageError(f"{ACCURACY} is of a statistic that is not asked for; add --accuracy-algorithm.")
+    for stat in sorted(others):
+        needing = [name for name, each in measures.items() if each is stat]
+        if any(name not in compare.accuracy_threshold and "" not in compare.accuracy_threshold for name in needing):
+            raise UsageError(f"{stat.value} says nothing without a threshold; add {ACCURACY}, such as 0.001.")
+    if Measure.LPIPS in asked:
+        require_lpips()
+    found = {stat.value: dict(values) for stat, values in given.items() if values}
+    return found | {stat.value: dict(compare.accuracy_threshold) for stat in sorted(others)}
 
 
 def _coarsest(target: TargetSettings | None) -> Precision:
@@ -238,6 +298,8 @@ def releases_settings(
     Raises:
         UsageError: Of what is not said, or they are none.
     """
+    from bisect_trt.workflows.releases.listing import ReleasesSettings, package_of  # noqa: PLC0415 - of this command alone
+
     if own.package is not None and not has_check:
         raise UsageError(
             "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
@@ -246,6 +308,22 @@ def releases_settings(
     settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
     settings.check()
     return settings
+
+
+def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings:
+    """How often a model is built or run, and where what that leaves goes.
+
+    Raises:
+        UsageError: How often is said twice.
+    """
+    if search.repeat is not None:
+        raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+    if search.pin:
+        raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
+    most, wanted = own.limits()
+    sorts = bool(check.artifacts) or check.artifacts_dir != Check().artifacts_dir
+    folder = check.artifacts_dir if sorts else None
+    return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
 
 
 def case_of(model: Path) -> tuple[Path, list[Path]]:

@@ -114,6 +114,7 @@ class Investigation(Examination):
         mode: Mode = Mode.AUTO,
         suspect: int | None = None,
         searched: Sequence[int] | None = None,
+        passing: int = 0,
     ) -> Minimum:
         """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
         units = self.subject.units
@@ -125,6 +126,7 @@ class Investigation(Examination):
             inseparable=units.bare,
             pattern=self.subject.patterns.around,
             suspect=suspect,
+            passing=passing,
         )
         everything = units.with_weights(units.searched if searched is None else searched)
         heard = Transcript(oracle)

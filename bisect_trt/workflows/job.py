@@ -22,7 +22,14 @@ from bisect_trt.workflows.checks import lowers_by, make_prober, require_target, 
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.scale import note_first
-from bisect_trt.workflows.settings import CheckSettings, MetricSettings, ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.workflows.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    ReduceSettings,
+    RepeatSettings,
+    SearchSettings,
+)
 from bisect_trt.workflows.subject import Subject
 
 if TYPE_CHECKING:
@@ -91,6 +98,14 @@ class Job:
                 return diagnose_metric(investigation, settings)
             return diagnose(investigation, settings)
 
+    def diagnose_itself(self, check: CheckSettings) -> Result:
+        """Find where the target contradicts itself; see :func:`bisect_trt.workflows.itself.diagnose_itself`."""
+        from bisect_trt.workflows.itself import diagnose_itself  # noqa: PLC0415 - see above
+
+        assert check.target is not None, "a target was required"
+        with self._examined(check.timeout, check.target) as examination:
+            return diagnose_itself(examination, check)
+
     def workaround(self, settings: WorkaroundSettings, search: SearchSettings) -> Result:
         """Find what makes the whole model pass; see :func:`bisect_trt.workflows.workaround.story.find_workaround`."""
         from bisect_trt.workflows.workaround.story import find_workaround  # noqa: PLC0415 - see above
@@ -124,6 +139,21 @@ class Job:
 
             with self._investigated(subject, check, search, target, elsewhere) as investigation:
                 return find_releases(investigation, settings)
+
+    def repeat(self, settings: RepeatSettings, check: CheckSettings, search: SearchSettings) -> Result:
+        """Build or run it again and again; see :func:`bisect_trt.workflows.builds.repeat.repeat`."""
+        from bisect_trt.workflows.builds.repeat import repeat  # noqa: PLC0415 - see above
+
+        target = check.target
+        if check.argv and target is not None and target.target.engines is None:
+            tell_unused(target, self.console)
+            check = replace(check, target=None)
+        elif check.argv and target is not None:  # the command judges what is built
+            check = replace(check, by_layer=True)
+        alike = target is not None and target.target.capabilities.remembers_builds and not settings.same_engine
+        opened = replace(self, fresh_process=self.fresh_process or alike).subject(check.timeout, check.target)
+        with opened as subject, self._investigated(subject, check, search) as investigation:
+            return repeat(investigation, settings)
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
@@ -204,6 +234,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
         opened = job.subject(settings.check.timeout, settings.check.target)

@@ -100,7 +100,8 @@ def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> boo
 def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
     """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
     subject = investigation.subject
-    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest))
+    passing = _passing(investigation, rest)
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest, passing=passing))
     minimum = investigation.prober.search(
         search, lambda units: subject.cut(units, held=case.held), investigation.subject.original
     )
@@ -110,3 +111,10 @@ def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode:
     for step in minimum.steps:
         investigation.console.say(f"  {step}")
     return Case(investigation.doubted(minimum), case.held)
+
+
+def _passing(investigation: Investigation, rest: Sequence[int]) -> int:
+    """How many of the first units of the rest are within something that passed: no failure is among those alone."""
+    passed = [identity.units for identity in investigation.prober.ledger.passed if not identity.marks]
+    within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
+    return max(within, default=0)

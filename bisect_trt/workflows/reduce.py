@@ -232,7 +232,7 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
     if answer.held:
         result.extra["held"] = True
         console.answer(f"  {HELD}")
-    say_dynamic(investigation)
+    say_dynamic(investigation, answer)
     for culprit in result.culprits[:_SHOWN]:
         console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'{in_module(culprit)}")
     if count > _SHOWN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -212,6 +213,19 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     assert "--load-inputs" in bare
     assert "(bisect-trt run model.onnx --onnx)" in bare
     assert cli("run", "model.onnx", "--onnx").status == 0
+    assert "(bisect-trt repeat model.onnx --onnxrt --until bad -n 20)" in bare
+    assert cli("repeat", "model.onnx", "--onnxrt", "--until", "bad", "-n", "20").status == 1
+    advised = re.search(r"many random samples \((bisect-trt samples .*?)\)", bare)
+    assert advised is not None
+    assert cli(*shlex.split(advised[1])[1:]).status == 1
+    model = onnx.load("model.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(model, "model.onnx")
+    given = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out", "--load-inputs", "values.npz").out
+    advised = re.search(r"other sizes of what is free \((bisect-trt sweep .*?)\)", given)
+    assert advised is not None
+    assert "--load-inputs values.npz" in advised[1]
+    assert cli(*shlex.split(advised[1])[1:]).status == 1
 
 
 def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:

@@ -38,7 +38,8 @@ def write(path: Path) -> Path:
 
 def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
     """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--workers", "1", "--json", "r.json"]
+    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--json", "r.json"]
+    command += ["--workers", "1"] if argv[0] != "run" else []
     environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, read_json(here / "r.json"), done.stdout + done.stderr
@@ -64,12 +65,18 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     assert name == "flat"
     assert [bool(dim) for dim in dims] == [True, False]
     # Cut to a batch below 5 it would not fail, and one column shows it as well as eight.
-    assert 5 <= arrays(here / "out.inputs.npz")["flat"].shape[0] <= 12
+    rows = arrays(here / "out.inputs.npz")["flat"].shape[0]
+    assert 5 <= rows <= 12
     dynamic = result["dynamic"]
     assert dynamic["needed"]
-    assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": 12}]]
+    assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": rows}]]
     assert "It has to be dynamic:" in said
     assert "with its shapes fixed it passes" in (here / result["artifacts"]["report"]).read_text()
+    argv = ["--unsteady", "--fault", "free:5", "--load-inputs", "out.inputs.npz"]
+    status, ran, said = unsteady(here, "run", "out.onnx", *argv)
+    assert (status, ran["free_dimensions"]) == (1, True), said
+    assert "with its dimensions free, as in its file:" in said
+    assert [entry["passed"] for entry in ran["comparisons"]] == [False]
 
 
 def test_diagnose_delivers_a_dynamic_model(here: Path, model: Path) -> None:

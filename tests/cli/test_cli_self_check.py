@@ -117,3 +117,33 @@ def test_in_a_place(cli: CommandLine, here: Path) -> None:
     status, seen = verdicts(cli, write(here / "model.onnx", "n"), "--onnxrt", "--on", f"python={sys.executable}")
     assert status == 0
     assert seen == {check: "UNRESOLVED" if check == "beside" else "PASS" for check in TRIALS}
+
+
+def test_diagnose_finds_the_layer_at_which_a_target_contradicts_itself(here: Path) -> None:
+    model = write(here / "model.onnx", "n")
+    argv = ["diagnose", str(model), "--unsteady", "--fault", "odd", "--self-check", "--json", "r.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bisect_trt", *argv],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    result = read_json(here / "r.json")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert {culprit["name"] for culprit in result["culprits"]} == {"bad"}
+    assert result["first_mismatch"]["tensor"] == "r"
+    assert result["contradiction"] == {
+        "check": "rows",
+        "what": "the same row at every place of a batch",
+        "shown": True,
+    }
+    assert (result["status"], result["minimality"]) == ("found", "unproven")
+    assert "first in Relu 'bad'" in done.stdout
+
+
+def test_diagnose_says_that_a_target_agrees_with_itself(cli: CommandLine, here: Path) -> None:
+    ran = cli("diagnose", write(here / "model.onnx", "n"), "--onnxrt", "--self-check")
+    assert ran.status == 1
+    assert "the target agrees with itself in all that was tried." in ran.err + ran.out

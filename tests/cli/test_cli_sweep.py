@@ -73,6 +73,10 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
     argv = ["--unsteady", "--fault", "batch:37", "--shapes", "x:[1..5000,8]", "--tries", "24"]
     status, result, said = unsteady(here, "sweep", model, *argv)
     assert status == 0, said
+    argv += ["--max-probes", "10"]
+    stopped, early, said_early = unsteady(here, "sweep", model, *argv)
+    assert (stopped, early["sweep"]["tried"]) == (3, 10)
+    assert "So far it fails from" in said_early
     found = result["sweep"]
     assert (found["exhaustive"], found["smallest_failing"], result["minimality"]) == (False, {"n": 37}, "1-minimal")
     assert "of a size that was not tried nothing is known but its neighbours" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
-NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
+NEED_A_GPU = {"--trt", "--load-engine", "--lowering", "--display-as"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
 SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
@@ -33,6 +34,12 @@ COMMANDS = {
     "run --load-outputs inf.npz inf.npz --infinities-compare-equal --validate": 1,
     "run --load-outputs a.npz b.npz --postprocess top-5 --compare indices --index-tolerance 2": 0,
     "run --load-outputs a.npz b.npz --postprocess top-5 --compare indices": 1,
+    "run --load-outputs a.npz b.npz --compare distance_metrics --l2-threshold 9 --cosine-similarity-threshold 0.5": 0,
+    "run --load-outputs a.npz b.npz --compare quality_metrics --psnr-threshold 1 --snr-threshold t1:99 --check-average": 1,
+    "run --load-outputs a.npz b.npz --compare psnr": 1,
+    "run --load-outputs a.npz b.npz --accuracy-algorithm l2 --accuracy-threshold 9": 0,
+    "run --load-outputs a.npz b.npz --check-error-stat t1:snr --snr-threshold 1": 0,
+    "run --load-outputs a.npz b.npz --check-error-stat elemwise --lpips-threshold 1": 2,
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
     "run --load-outputs a.npz flat.npz": 1,
     "run --load-outputs a.npz b.npz --compare-func-script compare.py": 0,
@@ -76,6 +83,11 @@ SEARCHES = {
     "diagnose large.onnx --onnxrt --fp16 -o found": 0,
     "layerwise large.onnx --onnxrt --fp16 -v": 0,
     "run model.onnx --onnxrt --fp16 -q --log-file all.log": 0,
+    "repeat model.onnx --onnxrt --same-engine --until 3": 1,
+    f"repeat model.onnx --until bad {CHECK}": 0,
+    "inspect tactics builds/bad/0001_choices.json": 0,
+    "diff --dir builds": 0,
+    "diff --good builds/good --bad builds/bad": 0,
 }
 """The same of searches, and of what looks at them."""
 READ = (
@@ -84,10 +96,17 @@ READ = (
     "run model.onnx --trt --version-compatible --hardware-compatibility-level none --save-engine m.engine",
     "run model.onnx --trt --trt-min-shapes x:[2,3] --trt-opt-shapes x:[2,3] --trt-max-shapes x:[2,3] --trt-outputs mark all",
     "run model.onnx --trt --bf16 --strongly-typed --load-timing-cache a.npz --plugins a.npz --onnx-outputs t0",
-    "run model.onnx --trt --fp8 --load-engine a.npz",
+    "run model.onnx --trt --fp8 --load-engine a.npz --load-runtime a.npz --optimization-profile 1",
+    "run model.onnx --trt --weight-streaming --weight-streaming-budget 40% --allocation-strategy runtime --refittable",
+    "run model.onnx --trt --load-tactics tactics.json --save-tactics t.json --plugin-instancenorm --onnx-flags adjust_for_dla",
+    "run model.onnx --trt --max-aux-streams 0 --sparse-weights --direct-io --preview-features none --strip-plan",
+    "run model.onnx --trt --use-dla --allow-gpu-fallback --exclude-lean-runtime --error-on-timing-cache-miss",
+    "run model.onnx --trt --disable-compilation-cache --builder-flag refit",
+    "convert model.onnx -o m.engine --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 1",
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
+    "inspect model model.onnx --display-as trt",
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {
@@ -144,9 +163,14 @@ def files(here: Path) -> None:
     script(here / "check", f"echo left > left.txt; {has('<1>')} && echo wrong && exit 1; exit 0")
     values = np.array([[1.0, 5.0, 3.0]], np.float32)
     np.savez("a.npz", t1=values)
+    Path("tactics.json").write_text('{"replay": {"conv": {"implementation": 1, "tactic": 2}}}')
     np.savez("b.npz", t1=np.array([[1.0, 4.0, 4.5]], np.float32))
     np.savez("flat.npz", t1=values.ravel())
     np.savez("inf.npz", t1=np.array([np.inf]))
+    for side in ("good", "bad"):
+        Path("builds", side).mkdir(parents=True)
+        layer = {"layer": "conv", "kind": "tactic", "value": side}
+        Path("builds", side, "0001_choices.json").write_text(json.dumps({"bisect_trt_build": 1, "choices": [layer]}))
     Path("data.py").write_text("import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n")
     Path("compare.py").write_text(
         "def compare_outputs(a, b):\n    return {name: a[name].shape == b[name].shape for name in a}\n"

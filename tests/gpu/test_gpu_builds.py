@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.chosen import RECORD, TACTIC, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
@@ -164,3 +167,58 @@ def test_a_search_that_is_pinned(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(result["pinned"]["choices"]) >= 4
     assert {node["op"] for node in result["culprits"]} <= {"Conv", "Mul", "Tanh"}
+
+
+OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {
+    "a calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8MinMaxCalibrator"}),
+    "the legacy calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8LegacyCalibrator", "quantile": 0.99}),
+    "the entropy calibrator": (replace(PLAIN, int8=True), {"calib_base_cls": "IInt8EntropyCalibrator"}),
+    "no aux streams": (PLAIN, {"builder_settings": (("max_aux_streams", "0"),)}),
+    "sparse weights": (PLAIN, {"builder_flags": ("SPARSE_WEIGHTS",)}),
+    "refittable": (PLAIN, {"builder_flags": ("REFIT",)}),
+    "direct io": (PLAIN, {"builder_flags": ("DIRECT_IO",)}),
+    "no lean runtime": (PLAIN, {"version_compatible": True, "builder_flags": ("EXCLUDE_LEAN_RUNTIME",)}),
+    "strict timing cache": (PLAIN, {"builder_flags": ("DISABLE_COMPILATION_CACHE",)}),
+    "weights streamed": (
+        PLAIN,
+        {"strongly_typed": True, "builder_flags": ("WEIGHT_STREAMING",), "weight_streaming_budget": "40%"},
+    ),
+    "memory by profile": (PLAIN, {"allocation_strategy": "profile"}),
+    "memory by shape": (PLAIN, {"allocation_strategy": "runtime"}),
+    "instancenorm by plugin": (PLAIN, {"plugin_instancenorm": True}),
+    "a profile by number": (PLAIN, {"optimization_profile": 0}),
+}
+"""What is asked for beside precisions: built and run, or refused in a sentence that names the option and this version."""
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    settings, own = OPTIONS[name]
+    if settings.int8:
+        np.savez(tmp_path / "sample.npz", x=feed()["x"])
+        own = {**own, "calibration_data": (str(tmp_path / "sample.npz"),)}
+    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    made, refused = {}, ""
+    try:
+        made = dict(make_runtime(settings.with_own(**own)).load(path, values).run(values))
+    except UsageError as error:
+        refused = str(error)
+    if not made:
+        assert re.match(r"--[a-z-]+.*TensorRT \d+\.\d+", refused)
+        return
+    right = dict(make_runtime(PLAIN).load(path, values).run(values))
+    for tensor, value in right.items():
+        np.testing.assert_allclose(made[tensor], value, atol=0.3 if settings.int8 else 1e-3)
+
+
+def test_tactics_are_saved_as_polygraphy_reads_them(tmp_path: Path) -> None:
+    needs_selector()
+    polygraphy = pytest.importorskip("polygraphy.backend.trt")
+    path, file = convolutions(tmp_path / "m.onnx"), tmp_path / "tactics.json"
+    make_runtime(PLAIN.with_own(save_tactics=str(file))).load(path, feed())
+    found = polygraphy.TacticReplayData.load(str(file))
+    assert len(found) >= 4
+    pins = tuple(f"{name}={each.implementation}:{each.tactic}" for name, each in found.items())
+    folder = tmp_path / "again"
+    again = tactics(recorded(path, PLAIN.with_own(pin_tactics=pins), folder))
+    assert {f"{name}={tactic}" for name, tactic in again.items()} <= set(pins)

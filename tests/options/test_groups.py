@@ -31,14 +31,22 @@ TEXTS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1,
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(lambda s: s[0] != "-")
 SIZES = st.integers(0, 1 << 60)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+SWEPT = st.builds(
+    values.Sizes,
+    st.lists(st.integers(0, 10**9 - 1), min_size=1, unique=True).map(sorted).map(tuple),
+    TEXTS | st.just(""),
+)
 READ: dict[Any, st.SearchStrategy[Any]] = {
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
+    values.similarity: st.floats(-1, 1),
+    values.decibels: st.floats(allow_nan=False),
     values.places: st.integers(0, 10**6),
     values.top_k: st.builds(values.TopK, st.integers(1, 10**6), st.integers(-9, 9)),
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
+    values.swept_shape: st.tuples(TEXTS, st.lists(SWEPT, min_size=1, max_size=3).map(tuple)),
     values.streaming_budget: SIZES.map(str) | st.integers(-2, -1).map(str) | st.integers(0, 100).map("{}%".format),
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
@@ -77,6 +85,10 @@ def word(value: Any) -> str:  # noqa: ANN401 - of many types
         return str(value.value)
     if isinstance(value, values.TopK):
         return f"top-{value.k},axis={value.axis}"
+    if isinstance(value, values.Sizes):
+        return f"{value.name}={set(value.sizes)}" if value.name else str(set(value.sizes))
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple):
+        return f"{value[0]}:[{','.join(map(word, value[1]))}]"
     if isinstance(value, tuple) and value and isinstance(value[0], str):
         return ":".join(map(str, value))
     return str(list(value) if isinstance(value, tuple) else value)

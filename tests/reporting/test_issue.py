@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.reporting.issue import Command, Issue, issue_files
+from bisect_trt.reporting.issue import Command, Issue, issue_files, symptom
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -108,3 +108,18 @@ def test_polygraphy_has_the_options(target: TargetSettings, options: str) -> Non
     assert flags
     assert [flag for flag in flags if flag not in options] == []
     assert words[words.index("--error-quantile") + 1] == "a:b:0.9"
+
+
+@pytest.mark.parametrize("kind", ["refused", "crash", "time-out", "overflow", "nan", "inf", "mismatch"])
+def test_the_verb_of_a_title_agrees_with_how_many_operators_there_are(kind: str) -> None:
+    one, several = symptom(kind, several=False).split(), symptom(kind, several=True).split()
+    assert one[0].endswith("s")
+    assert several[0] in {one[0].removesuffix("s"), one[0].removesuffix("es"), {"is": "are"}.get(one[0])}
+    assert several[1:] == one[1:]
+
+
+def test_a_title_names_one_operator_or_several() -> None:
+    assert issue().title == "TensorRT: Add overflows"  # 14 of one kind
+    mixed = issue()
+    mixed.model.graph.node[3].op_type = "Mul"
+    assert mixed.title == "TensorRT: Add and Mul overflow"

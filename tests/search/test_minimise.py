@@ -222,3 +222,25 @@ def test_patterns_do_not_change_the_answer(case: tuple[int, frozenset[int]], dat
     minimum = minimise(range(count), oracle, pattern=lambda unit: frozenset(range(unit // size * size, unit + size)))
     assert minimum.units == culprits
     assert minimum.proven
+
+
+@given(culprits_among(), st.data())
+def test_what_is_known_to_pass_is_not_searched_again(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+    """As after another failure was found: no prefix that ends before its last culprit fails."""
+    count, culprits = case
+    oracle = Oracle(needs(*culprits))
+    passing = data.draw(st.integers(0, max(culprits)))
+    assert minimise(range(count), oracle, passing=passing).units == culprits
+    if len(culprits) == 1:
+        assert len(oracle.asked) <= math.ceil(math.log2(count - passing)) + 1
+
+
+@given(any_predicate(), st.data())
+def test_what_is_wrongly_thought_to_pass_is_no_wrong_answer(case: tuple[int, Predicate], data: st.DataObject) -> None:
+    count, predicate = case
+    minimum = minimise(range(count), Oracle(predicate), passing=data.draw(st.integers(0, count - 1)))
+    assert predicate(minimum.units) is Verdict.FAIL
+    assert minimum.proven
+    for unit in minimum.units:
+        rest = minimum.units - {unit}
+        assert not rest or predicate(rest) is not Verdict.FAIL

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import unsteady_builds
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import input_infos
 from bisect_trt.targets.interpreter import Interpreter
 from bisect_trt.targets.messages import BuildError
 
+if TYPE_CHECKING:
+    from unsteady_target import UnsteadySettings
+
+    from bisect_trt.targets.chosen import Choice
+
 _RUNNING: list[object] = []
 """A session for each run that is under way."""
 
 
-def spoiled(model: onnx.ModelProto) -> onnx.ModelProto:
-    """With a tenth more behind each bad node."""
+def spoiled(model: onnx.ModelProto, which: frozenset[str] | None = None) -> onnx.ModelProto:
+    """With a tenth more behind each bad node, or behind those."""
     wrong = onnx.ModelProto()
     wrong.CopyFrom(model)
     nodes = list(wrong.graph.node)
     del wrong.graph.node[:]
     for node in nodes:
-        if node.name.startswith("bad"):
+        if node.name.startswith("bad") and (which is None or node.name in which):
             out = node.output[0]
             node.output[0] = f"{out}.right"
             wrong.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.1, np.float32), f"{out}.factor"))
@@ -41,15 +47,15 @@ def spoiled(model: onnx.ModelProto) -> onnx.ModelProto:
 class Session:
     skipped: Mapping[str, str] = {}
 
-    def __init__(self, model: onnx.ModelProto, fault: str) -> None:
-        self._fault = fault
+    def __init__(self, model: onnx.ModelProto, fault: str, choices: Sequence[Choice] = ()) -> None:
+        self._fault, self._choices = fault, choices
         self.inputs = input_infos(Network(model))
         self._free = not all(info.is_static for info in self.inputs)
         self._outputs = [value.name for value in model.graph.output]
         try:
             self._right, self._wrong = (
                 onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-                for each in (model, spoiled(model))
+                for each in (model, spoiled(model, unsteady_builds.wrong_nodes(choices) if choices else None))
             )
         except Exception as error:
             raise BuildError(str(error)) from error
@@ -57,9 +63,16 @@ class Session:
         self._last: bytes | None = None
         kind, _, chance = fault.partition(":")
         self._unlucky = kind == "chance" and random.random() < float(chance)
+        bads = {node.name for node in model.graph.node if node.name.startswith("bad")}
+        taken = unsteady_builds.wrong_nodes(choices)
+        self._unlucky |= (kind == "tactic" and bool(taken)) or (kind == "all" and taken == bads)
 
     def layers(self) -> list[dict[str, Any]]:
-        return []
+        kernels = {each.layer: each.value for each in self._choices if each.kind == "tactic"}
+        return [
+            {"name": name, "kind": "kernel", "precisions": [], "tensors": [], "tactic": k}
+            for name, k in kernels.items()
+        ]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         _RUNNING.append(self)
@@ -101,9 +114,28 @@ class UnsteadyRuntime(Interpreter):
 
     name = "Unsteady"
 
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
+    def __init__(self, settings: UnsteadySettings) -> None:
+        self._settings = settings
+
+    def _built(self, model: Path) -> tuple[onnx.ModelProto, list[Choice]]:
+        own = self._settings
+        if own.load_engine is not None:
+            return unsteady_builds.load_engine(Path(own.load_engine))
+        proto = onnx.load(str(model))
+        kind, _, chance = own.fault.partition(":")
+        if kind not in ("tactic", "all"):
+            return proto, []
+        choices = unsteady_builds.build(proto, float(chance), own.pins, own.bans)
+        unsteady_builds.record(own.record, choices)
+        if own.save_engine is not None:
+            unsteady_builds.save_engine(Path(own.save_engine), proto, choices)
+        return proto, choices
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - not needed
+        """Write an engine."""
+        unsteady_builds.save_engine(target, *self._built(model))
 
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Session:  # noqa: ARG002 - not needed
         """Prepare a model."""
-        return Session(onnx.load(str(model)), self._fault)
+        proto, choices = self._built(model)
+        return Session(proto, self._settings.fault, choices)

@@ -6,36 +6,67 @@ beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnOptions, OwnSettings, Runtime, Target
+from bisect_trt.targets.base import Capabilities, OwnOptions, OwnSettings, Runtime, Target
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
+    from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.options import TargetOptions
 
 
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
     """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``beside`` (another session),
-    ``after`` (an input of other values), ``chance:P`` (a build of P); by the number of rows: ``batch:K`` (from K on),
+    ``after`` (an input of other values), ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong
+    kernel, with a chance of P), ``all:P`` (where all of them do); by the number of rows: ``batch:K`` (from K on),
     ``free:K`` (the same, while a dimension is free), ``only:K``, ``multiple:K`` or ``not_multiple:K``.
     """
 
     fault: str = "never"
+    pins: tuple[str, ...] = ()
+    bans: tuple[str, ...] = ()
+    record: str | None = None
+    load_engine: str | None = None
+    save_engine: str | None = None
+
+
+class UnsteadyEngines:
+    """How it is set up to read and write engines."""
+
+    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine instead of the model."""
+        return settings.with_own(load_engine=str(engine.absolute()))
+
+    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Leave the engine of what is run."""
+        return settings.with_own(save_engine=str(engine.absolute()))
+
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002
+        """Nothing to find."""
+        return settings
 
 
 @dataclass
 class UnsteadyOptions(OwnOptions):
-    """Its one option."""
+    """Its own."""
 
     fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
+    pins: Annotated[list[str], option(metavar="NODE=KERNEL", help="Kernels that nodes have to take.")] = field(
+        default_factory=list
+    )
+    bans: Annotated[list[str], option(metavar="NODE=KERNEL", help="Kernels that they shall not.")] = field(
+        default_factory=list
+    )
 
     def settings(self, common: TargetOptions, *, engines: bool) -> UnsteadySettings:  # noqa: ARG002 - nothing to check
         """As plain data."""
-        return UnsteadySettings(self.fault)
+        return UnsteadySettings(self.fault, tuple(self.pins), tuple(self.bans))
 
 
 class UnsteadyTarget(Target):
@@ -44,9 +75,28 @@ class UnsteadyTarget(Target):
     name, title, own = "unsteady", "Unsteady", UnsteadySettings
     options, help = UnsteadyOptions, "ONNX Runtime, wrong now and then."
     precisions = ()
+    capabilities = Capabilities(pins=True)
+    engines = UnsteadyEngines()
+    sent_back = ("record", "save_engine")
+
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
+        """Leave what a build chose."""
+        return settings.with_own(record=str(folder.absolute()))
+
+    def pinned(
+        self,
+        settings: TargetSettings,
+        pins: Sequence[Choice],
+        bans: Sequence[Choice] = (),
+        known: Sequence[Choice] = (),  # noqa: ARG002 - it knows its kernels
+    ) -> TargetSettings:
+        """By names of kernels."""
+        own = settings.of(UnsteadySettings)
+        wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
+        return settings.with_own(pins=(*own.pins, *wanted), bans=(*own.bans, *unwanted))
 
     def make_runtime(self, settings: TargetSettings) -> Runtime:
         """Called in a worker process."""
         from unsteady_runtime import UnsteadyRuntime
 
-        return UnsteadyRuntime(settings.of(UnsteadySettings).fault)
+        return UnsteadyRuntime(settings.of(UnsteadySettings))

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
-from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
+from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs
@@ -21,7 +21,7 @@ from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.builder import build_engine, read, timings, write
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
-from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
+from bisect_trt.targets.trt.inspect import Origins, describe_layers, describe_network, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason
@@ -32,6 +32,7 @@ from bisect_trt.targets.trt.network import (
     load_proto,
     name_nodes,
     output_types,
+    parse,
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -123,6 +124,7 @@ class TensorRtRuntime:
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and of how many it could
             choose; where there is an algorithm selector (8.6 to 10). ``sources``: the sources of tactics by default.
             ``flags`` and ``previews``: the builder flags that there are; the preview features, and whether they are on.
+            ``routes``: the knobs of build routes as JSON, since 11.1.
 
         Raises:
             BuildError: TensorRT refuses the model.
@@ -138,6 +140,8 @@ class TensorRtRuntime:
             "previews": {name: bool(config.get_preview_feature(feature)) for name, feature in previews.items()},
             "tactics": [],
         }
+        if hasattr(config, "all_build_routes"):
+            found["routes"] = str(config.all_build_routes)
         if trt.has("IAlgorithmSelector", "select_algorithms"):
             recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
@@ -153,6 +157,15 @@ class TensorRtRuntime:
         return describe_engine(
             _load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt, self._own), self._tensorrt
         )
+
+    def describe_network(self, model: Path) -> dict[str, Any]:
+        """What TensorRT's parser makes of a model; see :func:`describe_network`.
+
+        Raises:
+            BuildError: The parser refuses it.
+        """
+        parsed = parse(load_proto(model), model, self._settings, None, self._tensorrt)  # the weights are its parser's
+        return describe_network(parsed.network, self._tensorrt)
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.
@@ -189,12 +202,16 @@ class TensorRtRuntime:
         Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
         engine inspector names.
         """
-        layers = describe_layers(_deserialise(plan, self._tensorrt, self._own), origins, self._tensorrt)
-        chosen = choices_of_layers(layers)
+        engine = _deserialise(plan, self._tensorrt, self._own)
+        inspector = engine.create_engine_inspector()
+        said = inspector.get_engine_information(self._tensorrt.trt.LayerInformationFormat.JSON)
+        write(folder / LAYERS, said.encode())
+        chosen = choices_of_layers(describe_layers(engine, origins, self._tensorrt))
         if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
             took = [
                 Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
             ]
+            write(folder / REPLAY, knobs.replay().encode())
             named = {each.layer for each in took}
             chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
         try:
@@ -257,7 +274,7 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
-        order they run, each with ``name``, ``kind`` and ``precisions``.
+        order they run, each with ``name``, ``kind``, ``precisions``, ``tactic`` and ``formats``.
     """
     tensors: dict[str, list[dict[str, Any]]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
@@ -276,5 +293,14 @@ def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
         "version": str(tensorrt.trt.__version__),
         "inputs": tensors["INPUT"],
         "outputs": tensors["OUTPUT"],
-        "layers": [{"name": each.name, "kind": each.kind, "precisions": list(each.precisions)} for each in layers],
+        "layers": [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "precisions": list(each.precisions),
+                "tactic": each.tactic,
+                "formats": list(each.formats),
+            }
+            for each in layers
+        ],
     }

@@ -60,7 +60,7 @@ def turn(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _selector_of(trt: Any, settings: Mapping[str, Any]) -> Any:
-    formats = settings.get("save_tactics") is not None
+    formats = (settings.get("record") or settings.get("save_tactics")) is not None
     return selector(trt, settings["avoid_tactics"], settings["pin_tactics"], formats)
 
 

@@ -104,6 +104,7 @@ _TRTEXEC_SETTINGS = {
     "max_num_tactics": "--maxTactics",
     "runtime_platform": "--runtimePlatform",
     "DLA_core": "--useDLACore",
+    "build_route": "--setBuildRoute",
 }
 """What of TensorRT's flags and attributes each tool has options for."""
 

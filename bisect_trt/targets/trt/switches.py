@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -24,6 +26,7 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
         return []
     found = [*_tactics(trace.get("tactics", ())), *_sources(own, trace.get("sources", ()))]
     found += [*_given(own), *_levels(own, trace), *_previews(own, trace.get("previews", {}))]
+    found += _routes(own, trace.get("routes"))
     found += [Switch(f"option:{flag}", _flag(flag)) for flag in _FLAGS if flag in trace.get("flags", ())]
     found = list({each.name: each for each in reversed(found)}.values())[::-1]
     if settings.tf32:
@@ -103,6 +106,39 @@ def _levels(own: TrtSettings, trace: object) -> Iterator[Switch]:
             return settings.with_own(builder_settings=(*given, ("max_aux_streams", "0")))
 
         yield Switch("option:max_aux_streams=0", alone)
+
+
+def _routes(own: TrtSettings, text: object) -> Iterator[Switch]:
+    """Each knob of TensorRT's build routes that has few values, at each of them but its default.
+
+    Source: ``IBuilderConfig.all_build_routes``, as JSON: ``tuner_options``, each with ``option`` (``-name``), ``allowed_values``
+    (``[a|b]``) and ``default_value``; a route is ``-name=a -other=b``.
+    """
+    try:
+        knobs = json.loads(str(text or "{}"))["tuner_options"]
+    except (ValueError, KeyError, TypeError):
+        return
+    given = dict(
+        word.split("=", 1) for word in dict(own.builder_settings).get("build_route", "").split() if "=" in word
+    )
+    for knob in knobs:
+        allowed = re.search(r"\[([^\]]*)\]", str(knob.get("allowed_values", "")))
+        if allowed is None or "..." in allowed[1]:
+            continue
+        name, usual = str(knob["option"]), str(knob.get("default_value", ""))
+        for value in filter(None, map(str.strip, allowed[1].split("|"))):
+            if value != given.get(name, usual):
+                yield Switch(f"build-route:{name}={value}", _route(name, value))
+
+
+def _route(name: str, value: str) -> Turn:
+    def turn(settings: TargetSettings) -> TargetSettings:
+        own = dict(settings.of(TrtSettings).builder_settings)
+        kept = [word for word in own.get("build_route", "").split() if not word.startswith(f"{name}=")]
+        own["build_route"] = " ".join([*kept, f"{name}={value}"])
+        return settings.with_own(builder_settings=tuple(own.items()))
+
+    return turn
 
 
 def _set(name: str, value: object) -> Turn:

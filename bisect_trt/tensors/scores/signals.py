@@ -34,7 +34,7 @@ def cosine(name: str, output: str | None) -> Metric:
 
 
 def psnr(name: str, output: str | None) -> Metric:
-    """The peak signal-to-noise ratio, ``10 log10(peak^2 / MSE)``; the peak is the reference's largest magnitude."""
+    """The peak signal-to-noise ratio, ``10 log10(peak^2 / MSE)``; the peak is the reference's largest value."""
     of = partial(_worst, name, output, peak_signal_to_noise, (-MOST_DB, MOST_DB))
     return Metric(name, lower_is_better=False, of_sample=of, unit=" dB")
 
@@ -85,8 +85,9 @@ def signal_to_noise(reference: Vector, seen: Vector) -> float:
 
 
 def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
-    """In decibels, over the reference's largest magnitude."""
-    peak = float(np.abs(reference).max())
+    """In decibels, over the reference's largest value, or 1 where that is not positive, as Polygraphy 0.53.6 has it."""
+    peak = float(reference.max())
+    peak = 1.0 if peak <= 0 else peak
     return _decibels(peak * peak, float(np.square(seen - reference).mean()))
 
 

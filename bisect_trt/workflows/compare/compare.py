@@ -14,6 +14,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
+from bisect_trt.graph.shapes import free_inputs
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.serve import TIMED_RUNS
 from bisect_trt.reporting.result import Result
@@ -22,11 +23,14 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, save_npz
 from bisect_trt.tensors.saved import SavedRun, load_runs, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell
+from bisect_trt.workflows.compare.saved import conclude, same_outputs, same_samples, tell, tell_average
 from bisect_trt.workflows.compare.self_check import self_check
+from bisect_trt.workflows.freed import free_symbols
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
 
+OPERATOR = "op:"
+"""Before a type of operators, as for ``--keep``."""
 MARK_ALL = ("mark", "all")
 
 T = TypeVar("T")
@@ -51,6 +55,7 @@ class CompareSettings:
         warm_up: How often a target runs before it is timed; ``None`` if it is not.
         save_onnx: Where the model goes that the first target runs.
         self_check: Whether to compare each target with itself, see :mod:`bisect_trt.workflows.compare.self_check`.
+        average: Whether the averages over samples decide.
     """
 
     target: TargetSettings
@@ -67,6 +72,7 @@ class CompareSettings:
     warm_up: int | None = None
     save_onnx: Path | None = None
     self_check: bool = False
+    average: bool = False
 
     def each(self) -> list[CompareSettings]:
         """The settings for one target after the other."""
@@ -91,16 +97,21 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
     runs = [run for path in settings.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
     comparisons: list[TensorComparison] = []
+    averages: list[TensorComparison] | None = [] if settings.average else None
     targets = result.extra["targets"] = []
     for each in settings.each():
         console.step(f"{each.target.describe()} against {against}, {len(names)} output(s)")
         samples = _Samples(examination, each, names)
         found = samples.compare(runs)
+        if not runs and not settings.average and all(comparison.passed for comparison in found):
+            found = samples.compare_free() or found
         if samples.latency_ms is not None:
             console.say(
                 f"  {samples.latency_ms:.3f} ms a run, the median of {TIMED_RUNS} after {each.warm_up} to warm up"
             )
-        failed = sum(not comparison.passed for comparison in found)
+        if averages is not None:
+            averages += samples.averages
+        failed = sum(not comparison.passed for comparison in (samples.averages if settings.average else found))
         targets.append(
             {
                 "name": each.target.describe(),
@@ -115,7 +126,7 @@ def compare(examination: Examination, settings: CompareSettings) -> Result:
     if len(targets) > 1:
         for target in targets:
             console.answer(f"{target['name']}: {target['failed']} of {target['compared']} do not match.")
-    return conclude(comparisons, console, result)
+    return conclude(comparisons, console, result, averages)
 
 
 class _Samples:
@@ -128,6 +139,7 @@ class _Samples:
         self._names = names
         self._console = examination.console
         self.latency_ms: float | None = None
+        self.averages: list[TensorComparison] = []
         self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
         if settings.save_onnx is not None:
             self._save_model(settings.save_onnx)
@@ -166,6 +178,21 @@ class _Samples:
             save_samples(self._settings.save_outputs, saved, self._settings.target.describe())
         return comparisons
 
+    def compare_free(self) -> list[TensorComparison]:
+        """The same with the dimensions free that the file leaves so; empty if all matches, or the target takes none."""
+        subject, settings = self._subject, self._settings
+        if not free_symbols(subject, None) or settings.target.target.capabilities.compiles_shapes:
+            return []
+        freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
+        model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
+        reply = subject.models.ask(self._request(model), settings.timeout)
+        if isinstance(reply, Failed) or all(comparison.passed for comparison in reply.comparisons):
+            return []
+        self._console.say("  that is with its shapes fixed; with its dimensions free, as in its file:")
+        tell(reply.comparisons, "", self._console)
+        self._result.extra["free_dimensions"] = True
+        return list(reply.comparisons)
+
     def _run_reference(self, number: int) -> None:
         inputs, golden = (self._scratch(name, number) for name in ("inputs", "golden"))
         self._made(self._subject.models.collect(self._model, inputs, golden), "reference")
@@ -173,9 +200,23 @@ class _Samples:
     def _compare_with(self, prefix: str) -> list[TensorComparison]:
         """Compare the target's outputs on every sample with what lies there as golden."""
         numbers, settings = range(len(self._subject.samples)), self._settings
-        request = Compare(
+        reply = self._made(self._subject.models.ask(self._request(self._model), settings.timeout), "target")
+        self.latency_ms = reply.latency_ms
+        comparisons = list(reply.comparisons)
+        tell(comparisons, prefix, self._console)
+        if settings.average:
+            self.averages += tell_average(comparisons, prefix, self._console)
+        files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
+        seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
+        settings.pictures.draw(comparisons, seen, self._console, self._result)
+        return comparisons
+
+    def _request(self, model: Path) -> Compare:
+        """To compare the target's outputs on every sample with what lies there as golden."""
+        numbers, settings = range(len(self._subject.samples)), self._settings
+        return Compare(
             settings.target,
-            self._model,
+            model,
             tuple(Sample(self._scratch("inputs", number), self._scratch("golden", number)) for number in numbers),
             settings.tolerance,
             tuple(self._names),
@@ -185,14 +226,6 @@ class _Samples:
             warm_up=settings.warm_up,
             save_outputs=tuple(self._scratch("outputs", number) for number in numbers),
         )
-        reply = self._made(self._subject.models.ask(request, settings.timeout), "target")
-        self.latency_ms = reply.latency_ms
-        comparisons = list(reply.comparisons)
-        tell(comparisons, prefix, self._console)
-        files = [[self._scratch(name, number) for name in ("outputs", "golden")] for number in numbers]
-        seen = [(NpzFile(target), NpzFile(golden)) for target, golden in files if target.exists()]
-        settings.pictures.draw(comparisons, seen, self._console, self._result)
-        return comparisons
 
     def _scratch(self, name: str, number: int) -> Path:
         return self._subject.workspace.scratch(f"{name}-{number + 1}.npz")
@@ -208,8 +241,9 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
 
     Args:
         network: The model.
-        wanted: Names and globs of tensors; ``("mark", "all")`` for every one; without any, the graph's outputs.
-        excluded: Names and globs of those to leave out.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for what operators of a type make; ``("mark", "all")`` for every
+            one; without any, the graph's outputs.
+        excluded: The same of those to leave out.
 
     Raises:
         UsageError: A name or glob is of no tensor, or none is left.
@@ -220,20 +254,21 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
         chosen = every
     elif wanted:
         # A weight that a node makes can be asked for by its name.
-        chosen = _named("--onnx-outputs", wanted, [*every, *(name for name in network.producer if name not in every)])
-    gone = set(_named("--onnx-exclude-outputs", excluded, chosen))
+        known = [*every, *(name for name in network.producer if name not in every)]
+        chosen = _named("--onnx-outputs", wanted, known, network)
+    gone = set(_named("--onnx-exclude-outputs", excluded, chosen, network))
     left = [name for name in chosen if name not in gone]
     if not left:
         raise UsageError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
     return left
 
 
-def _named(option: str, patterns: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The tensors that names and globs are of; a tensor whose name looks like a glob is found by it."""
+def _named(option: str, patterns: Sequence[str], known: Iterable[str], network: Network) -> list[str]:
+    """The tensors that names, globs and types are of; a tensor whose name looks like a glob or a type is found by it."""
     known = list(known)
     found: dict[str, None] = {}
     for pattern in patterns:
-        names = [pattern] if pattern in known else [name for name in known if fnmatchcase(name, pattern)]
+        names = [pattern] if pattern in known else [name for name in known if _fits(name, pattern, network)]
         if not names:
             raise UsageError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
@@ -241,3 +276,11 @@ def _named(option: str, patterns: Sequence[str], known: Iterable[str]) -> list[s
             )
         found.update(dict.fromkeys(names))
     return list(found)
+
+
+def _fits(name: str, pattern: str, network: Network) -> bool:
+    """Whether a tensor is of a glob, or is made by an operator of the type."""
+    if pattern.startswith(OPERATOR):
+        maker = network.producer.get(name)
+        return maker is not None and fnmatchcase(network.nodes[maker].op_type, pattern.removeprefix(OPERATOR))
+    return fnmatchcase(name, pattern)

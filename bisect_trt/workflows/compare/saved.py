@@ -13,6 +13,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.workflows.compare.average import averaged
 from bisect_trt.workflows.pictures import Pictures
 
 
@@ -35,10 +36,27 @@ def tell(comparisons: Sequence[TensorComparison], prefix: str, console: Console)
             console.say(f"    {types[0]} is compared with {types[1]}, by value")
 
 
-def conclude(comparisons: Sequence[TensorComparison], console: Console, result: Result) -> Result:
-    """Say how many match, and put all into the result."""
-    failed = sum(not comparison.passed for comparison in comparisons)
+def tell_average(comparisons: Sequence[TensorComparison], prefix: str, console: Console) -> list[TensorComparison]:
+    """The averages over samples, with a line for each output."""
+    found = averaged(comparisons)
+    for comparison in found:
+        word = "match   " if comparison.passed else "MISMATCH"
+        console.say(f"  {prefix}average {word} '{comparison.name}': {comparison.describe()}")
+    return found
+
+
+def conclude(
+    comparisons: Sequence[TensorComparison],
+    console: Console,
+    result: Result,
+    averages: Sequence[TensorComparison] | None = None,
+) -> Result:
+    """Say how many match, and put all into the result; ``averages`` decide, where they are asked for."""
     result.extra["comparisons"] = [comparison.to_json() for comparison in comparisons]
+    if averages is not None:
+        result.extra["averages"] = [comparison.to_json() for comparison in averages]
+        comparisons = averages
+    failed = sum(not comparison.passed for comparison in comparisons)
     result.status = "not_reproduced" if failed else "found"
     result.minimality = "1-minimal"
     console.answer(f"{failed} of {len(comparisons)} do not match." if failed else f"All {len(comparisons)} match.")
@@ -53,6 +71,7 @@ def compare_saved(
     result: Result,
     *,
     fail_fast: bool = False,
+    average: bool = False,
     pictures: Pictures | None = None,
 ) -> Result:
     """Compare each saved run with the last one, which stands for what is right.
@@ -64,6 +83,7 @@ def compare_saved(
         console: Who is told.
         result: Is filled in.
         fail_fast: Whether to stop at the first output that does not match.
+        average: Whether the averages over samples decide.
         pictures: Which pictures to draw.
 
     Raises:
@@ -76,7 +96,9 @@ def compare_saved(
             "and a target to run it on."
         )
     comparisons: list[TensorComparison] = []
+    averages: list[TensorComparison] | None = [] if average else None
     for run in runs:
+        before, prefix = len(comparisons), f"{run.name}: " if len(runs) > 1 else ""
         same_samples(run, len(right.samples), f"{right.name} holds")
         names = list(wanted) or list(right.samples[0])
         console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
@@ -88,13 +110,15 @@ def compare_saved(
             seen = compare_all(chosen, target, tolerance, fail_fast=fail_fast, details=True)
             if len(right.samples) > 1:
                 seen = [comparison.of_sample(number) for comparison in seen]
-            tell(seen, f"{run.name}: " if len(runs) > 1 else "", console)
+            tell(seen, prefix, console)
             comparisons += seen
             samples = list(zip(run.samples, right.samples, strict=True))
             (pictures or Pictures()).draw(seen, samples, console, result)
             if fail_fast and not all(comparison.passed for comparison in seen):
                 return conclude(comparisons, console, result)
-    return conclude(comparisons, console, result)
+        if averages is not None:
+            averages += tell_average(comparisons[before:], prefix, console)
+    return conclude(comparisons, console, result, averages)
 
 
 def same_samples(run: SavedRun, number: int, other: str) -> None:

@@ -29,6 +29,7 @@ def refuse_beside_metric(options: RunOptions) -> None:
         "--save-onnx": options.save_onnx,
         "--self-check": options.self_check,
         "--fail-fast": options.fail_fast,
+        "--check-average": options.check_average,
     }
     if beside := next((name for name, wanted in given.items() if wanted), None):
         raise UsageError(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.shapes import free_first_dimension
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.reporting.result import Result
@@ -255,11 +255,40 @@ def _judge(
     return {"verdict": "FAIL", "why": seen.failed or told, **entry}
 
 
+def try_again(
+    examination: Examination,
+    target: TargetSettings,
+    check: str,
+    names: Sequence[str],
+    tolerance: ToleranceOptions,
+    timeout: float | None,
+) -> list[TensorComparison] | str:
+    """Try one thing again with other tensors as the model's outputs; how these compare, or why the target fails then.
+
+    Args:
+        examination: The model.
+        target: The target.
+        check: The trial's name.
+        names: The tensors.
+        tolerance: How to compare.
+        timeout: Seconds it may take.
+    """
+    trial = next(each for each in _trials(examination, target) if each.name == check)
+    tolerance = replace(tolerance, nonfinite_equal=True)
+    found = _try(examination, target, trial, tolerance, timeout, names)
+    return found.comparisons if found.failed is None else found.failed
+
+
 def _try(
-    examination: Examination, target: TargetSettings, trial: Trial, tolerance: ToleranceOptions, timeout: float | None
+    examination: Examination,
+    target: TargetSettings,
+    trial: Trial,
+    tolerance: ToleranceOptions,
+    timeout: float | None,
+    names: Sequence[str] | None = None,
 ) -> _Finding:
     subject = examination.subject
-    model = subject.network.proto
+    model = subject.network.proto if names is None else mark_outputs(subject.network, names, {})
     if trial.batch:
         model = free_first_dimension(model, batched(subject.samples[0], subject.declared))
     file = subject.models.write("self-check", model)
@@ -278,15 +307,8 @@ def _try(
             return _Finding(reply.message)
     pairs = trial.pairs([load_npz(path) for path in to])
     comparisons = [each for made, right in pairs for each in compare_all(right, made, tolerance)]
-    same = all(_same_bits(made[name], right[name]) for made, right in pairs for name in right)
-    _drop(*inputs, *to)
-    return _Finding(None, comparisons, same)
-
-
-def _same_bits(value: NDArray[Any], other: NDArray[Any]) -> bool:
-    return value.shape == other.shape and value.tobytes() == other.tobytes()
-
-
-def _drop(*paths: Path) -> None:
-    for path in paths:
+    outputs = [(made[name], right[name]) for made, right in pairs for name in right]
+    same = all(ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes() for ours, theirs in outputs)
+    for path in (*inputs, *to):
         path.unlink(missing_ok=True)
+    return _Finding(None, comparisons, same)

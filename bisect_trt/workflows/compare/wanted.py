@@ -11,6 +11,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.reference import reference_settings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.options import LoweringChoice
+from bisect_trt.workflows.compare.average import check_average
 from bisect_trt.workflows.compare.compare import MARK_ALL, CompareSettings
 from bisect_trt.workflows.from_options import pictures, tolerance_options
 
@@ -49,10 +50,13 @@ def compare_settings(
     first, *also = targets_to_run(more, target) or [target.required(engines=True)]
     if options.self_check:
         _refuse_beside_self_check(options)
+    tolerance = tolerance_options(compare, first, nonfinite_equal=False)
+    if options.check_average:
+        check_average(tolerance, fail_fast=options.fail_fast)
     marked = options.mark_all or options.onnx_outputs == ["mark all"]
     return CompareSettings(
         target=first,
-        tolerance=tolerance_options(compare, first, nonfinite_equal=False),
+        tolerance=tolerance,
         onnx_outputs=MARK_ALL if marked else tuple(options.onnx_outputs),
         exclude_outputs=tuple(options.onnx_exclude_outputs),
         also=tuple(also),
@@ -65,6 +69,7 @@ def compare_settings(
         load_outputs=tuple(options.load_outputs),
         pictures=pictures(plots),
         self_check=options.self_check,
+        average=options.check_average,
     )
 
 
@@ -81,6 +86,7 @@ def _refuse_beside_self_check(options: RunOptions) -> None:
         "--onnx-exclude-outputs": options.onnx_exclude_outputs,
         "--warm-up": options.warm_up is not None,
         "--save-onnx": options.save_onnx,
+        "--check-average": options.check_average,
     }
     if beside := next((name for name, wanted in given.items() if wanted), None):
         raise UsageError(

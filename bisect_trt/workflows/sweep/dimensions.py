@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.shared import Data
 from bisect_trt.options.values import Sizes
 from bisect_trt.search.sizes import Point
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
@@ -30,8 +29,11 @@ class SweepSettings:
     shapes: tuple[tuple[str, tuple[Sizes, ...]], ...]
     tries: int = 64
 
-    def check_shapes(self, data: Data) -> None:
+    def check_shapes(self, fixed: Collection[str]) -> None:
         """Find mistakes before anything else is done.
+
+        Args:
+            fixed: The inputs whose shapes are given elsewhere.
 
         Raises:
             UsageError: No dimension has several sizes, an input is named twice, or its shape is given in two places.
@@ -43,7 +45,7 @@ class SweepSettings:
             )
         names = [name for name, _ in self.shapes]
         for name in names:
-            if names.count(name) > 1 or name in data.input_shapes:
+            if names.count(name) > 1 or name in fixed:
                 raise UsageError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
 
 

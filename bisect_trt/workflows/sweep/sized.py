@@ -103,6 +103,10 @@ class Sized:
         scratch = self._investigation.subject.workspace.scratch
         return scratch(f"{name}.in.npz"), scratch(f"{name}.golden.npz")
 
+    def title(self, point: Point) -> str:
+        """What a point is called: its sizes."""
+        return ", ".join(f"{each.name}={size}" for each, size in zip(self._swept, point, strict=True))
+
     def candidate(self, point: Point, *, fixed: bool = False) -> Candidate:
         """The model at a point that was not refused; ``fixed`` to its sizes, as the target was set up before, or free."""
         inputs, golden = (load_npz(path) for path in self._files(point))
@@ -110,9 +114,7 @@ class Sized:
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
             fix_input_shapes(proto, self.shapes(point))
-        title = ", ".join(f"{each.name}={size}" for each, size in zip(self._swept, point, strict=True)) + (
-            ", its shapes fixed" if fixed else ""
-        )
+        title = f"{self.title(point)}, its shapes fixed" if fixed else self.title(point)
         outputs = tuple(self._investigation.subject.network.outputs)
         whole = Candidate(proto, self._names, outputs, title, values={**inputs, **golden})
         if fixed:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
-from bisect_trt.search.sizes import AskSize, Point, fit, intervals, sweep_points
+from bisect_trt.search.sizes import AskSize, Point, fit, intervals, nth, sweep_points
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
@@ -52,7 +52,8 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     try:
         _search(investigation, sized, swept, marks, settings.tries, seen)
     except (BudgetSpent, KeyboardInterrupt):
-        _fill(investigation, sized, swept, seen, number)
+        if _fill(investigation, sized, swept, seen, number) is not None:
+            console.answer(f"So far it fails {result.extra['sweep']['said']}")
         raise
     smallest = _fill(investigation, sized, swept, seen, number)
     told = result.extra["sweep"]
@@ -105,7 +106,7 @@ def _search(
         _go_down(swept, at, seen)
 
     investigation.prober.search(
-        over_units(Verdict.FAIL, story), lambda units: sized.candidate(_point(axes, next(iter(units))))
+        over_units(Verdict.FAIL, story), lambda units: sized.candidate(nth(axes, next(iter(units))))
     )
 
 
@@ -141,24 +142,16 @@ def _number(axes: Sequence[Sequence[int]], point: Point) -> int:
     return number
 
 
-def _point(axes: Sequence[Sequence[int]], number: int) -> Point:
-    sizes = []
-    for axis in reversed(axes):
-        number, place = divmod(number, len(axis))
-        sizes.append(axis[place])
-    return tuple(reversed(sizes))
-
-
 def _fill(
     investigation: Investigation, sized: Sized, swept: Sequence[Dimension], seen: Mapping[Point, Verdict], number: int
 ) -> Point | None:
     """Put what was seen into the result; the smallest point that fails."""
     smallest = _smallest(seen)
-    reasons = {record.key: record for record in investigation.prober.ledger.records}
+    records = {record.title: record for record in investigation.prober.ledger.records}
     entries = []
     for point, verdict in sorted(seen.items()):
         refused = sized.refused(point)
-        record = None if refused is not None else reasons.get(sized.candidate(point).key)
+        record = None if refused is not None else records.get(sized.title(point))
         entries.append(
             {
                 "sizes": _sizes(swept, point),
@@ -168,7 +161,7 @@ def _fill(
                 "signature": None if record is None else record.signature,
             }
         )
-    base = smallest or next(iter(islice((p for p, v in seen.items() if v is Verdict.PASS), 1)), None)
+    base = _crossing(swept, seen)
     told = {
         "dimensions": [] if base is None else [_dimension(swept, place, base, seen) for place in range(len(swept))],
         "tried": len(seen),
@@ -181,6 +174,17 @@ def _fill(
     told["said"] = sentence(told)
     investigation.result.extra["sweep"] = told
     return smallest
+
+
+def _crossing(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> Point | None:
+    """The point that fails, else one that passes, through which most was tried along each dimension."""
+    for wanted in (Verdict.FAIL, Verdict.PASS):
+        points = [point for point, verdict in seen.items() if verdict is wanted]
+        if points:
+            tried = Counter((place, _at(point, place)) for point in seen for place in range(len(swept)))
+            many = {point: sum(tried[place, _at(point, place)] for place in range(len(swept))) for point in points}
+            return min(points, key=lambda point: (-many[point], prod(point), point))
+    return None
 
 
 def _dimension(swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict]) -> dict[str, Any]:

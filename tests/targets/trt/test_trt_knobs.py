@@ -362,6 +362,34 @@ def test_switches_that_are_turned_together_all_are() -> None:
     assert own.builder_flags == ("REFIT",)
 
 
+ROUTES = {
+    "tuner_options": [
+        {"option": "-fuse", "allowed_values": "[on|off]", "default_value": "on"},
+        {"option": "-depth", "allowed_values": "[1...9]", "default_value": "3"},
+        {"option": "-kind", "allowed_values": "one of [a|b|c]", "default_value": "b"},
+    ]
+}
+
+
+def test_knobs_of_build_routes_are_turned_one_by_one() -> None:
+    settings = trt_target(builder_settings=(("build_route", "-kind=a -other=1"),))
+    found = {
+        each.name: each.turn
+        for each in settings.target.switches(settings, Looked({"routes": json.dumps(ROUTES)}))
+        if each.kind == "build-route"
+    }
+    assert set(found) == {"build-route:-fuse=off", "build-route:-kind=b", "build-route:-kind=c"}
+    both = found["build-route:-kind=c"](found["build-route:-fuse=off"](settings))
+    assert both.of(TrtSettings).builder_settings == (("build_route", "-other=1 -fuse=off -kind=c"),)
+    assert configure(STRONG, builder_settings=both.of(TrtSettings).builder_settings).values == {
+        **configure(STRONG).values,
+        "build_route": "-other=1 -fuse=off -kind=c",
+    }
+    for text in ("", "no JSON", "{}", "[]"):
+        kinds = {each.kind for each in settings.target.switches(settings, Looked({"routes": text}))}
+        assert "build-route" not in kinds
+
+
 @pytest.mark.parametrize("version", [OLD, WEAK])
 def test_every_switch_is_one_that_the_version_takes(version: str) -> None:
     settings = trt_target("fp16")

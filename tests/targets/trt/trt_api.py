@@ -53,6 +53,7 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ParserError.node_operator": (WEAK, STRONG),
     "ParserError.local_function_stack": (WEAK, STRONG),
     "BuilderFlag.EDITABLE_TIMING_CACHE": (WEAK, STRONG),
+    "IBuilderConfig.all_build_routes": (STRONG,),
     "BuilderFlag.ERROR_ON_TIMING_CACHE_MISS": (WEAK, STRONG),
     "OnnxParser.set_flag": (WEAK, STRONG),
     "OnnxParser.clear_flag": (WEAK, STRONG),

@@ -1,0 +1,213 @@
+"""Large graphs, with five required nodes, and large weights: time, memory and disk.
+
+    python -m benchmarks graphs              # as one of all benchmarks
+    python -m benchmarks.large FOLDER [--layers 20] [--sparse]
+
+The first is ``bisect_trt.reduce`` on generated networks, one worker, with a check that looks for five names in the bytes of the
+file: CPU time of the driver alone, so that a loaded machine measures the same. The second writes a decoder of fp16 weights in
+several files (405 MB a layer) into FOLDER and runs commands on it: wall and CPU time, peak resident memory of all processes
+together (weights that are mapped count), and what each leaves on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cases import write_generated
+from benchmarks.decoders import write_decoder
+from benchmarks.figures import Figure
+from benchmarks.memory import resident
+
+SIZES = (5_000, 20_000, 50_000, 200_000)
+CULPRITS = 5
+_GROWTH = 1.3
+"""How much more a megabyte of candidate may take in the largest network than in the smallest of 20,000 nodes and more."""
+_MOST_S = 1200.0
+
+
+def figures() -> Iterator[Figure]:
+    """Its own time and memory on generated networks of up to 200,000 nodes, five of them required."""
+    first: float | None = None
+    for size in SIZES:
+        seen = measure_graph(size)
+        what = f"{size:,} nodes, {seen['file'] / 1e6:.1f} MB"
+        yield Figure(f"{what}: CPU time in all, s", seen["cpu"], note=f"{seen['checks']:.0f} checks")
+        yield Figure(f"{what}: between checks, median, s", seen["median"])
+        per_mb = seen["per_mb"] * 1000
+        aim = None if first is None else first * _GROWTH
+        yield Figure(f"{what}: a MB of candidate, ms", per_mb, aim=aim)
+        if size >= 20_000 and first is None:
+            first = per_mb
+        graph = seen["parsed"] / 1e6
+        peak = (seen["peak"] - seen["base"]) / 1e6
+        yield Figure(
+            f"{what}: peak memory less that of an idle one, MB", peak, note=f"the parsed model takes {graph:.0f}"
+        )
+
+
+def measure_graph(nodes: int) -> dict[str, float]:
+    """One reduction, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        command = [sys.executable, "-m", "benchmarks.large", folder, "--graph", str(nodes)]
+        root = Path(__file__).parents[1]
+        done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True, text=True, timeout=_MOST_S)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
+    """The same, in this process, which has to be fresh."""
+    model = write_generated(folder, nodes)
+    subprocess.run([sys.executable, "-c", _CHOOSE, str(model), str(folder / "required")], check=True)
+    names = [name.removesuffix("_out").encode() for name in (folder / "required").read_text().split()]
+    wanted = [b"\x1a" + bytes([len(name)]) + name for name in names]  # onnx.proto: field 3 of a node
+    import bisect_trt  # noqa: PLC0415 - what the benchmark itself imports is no part of it
+
+    base = _resident()
+    parsed = _parsed(model)
+    gaps: list[tuple[int, float]] = []
+    last: list[float] = []
+
+    def check(path: str) -> bool:
+        now, content = time.process_time(), Path(path).read_bytes()
+        gaps.extend((len(content), now - before) for before in last)
+        fails = all(name in content for name in wanted)
+        last[:] = [time.process_time()]
+        return fails
+
+    os.chdir(folder)
+    began = time.process_time()
+    result = bisect_trt.reduce(str(model), check, output=folder / "reduced.onnx", workers=1, shrink=False)
+    cpu = time.process_time() - began
+    assert (result.status, len(result.culprits)) == ("found", CULPRITS)
+    large = [(size, seconds) for size, seconds in gaps[1:] if size > model.stat().st_size / 4]
+    return {
+        "file": model.stat().st_size,
+        "parsed": parsed,
+        "cpu": cpu,
+        "checks": len(gaps) + 1,
+        "median": statistics.median(seconds for _, seconds in gaps),
+        "per_mb": statistics.median(seconds / size * 1e6 for size, seconds in large),
+        "base": base,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+
+
+_CHOOSE = f"""
+import pathlib, sys
+from benchmarks.cases import choose
+case = choose(pathlib.Path(sys.argv[1]), {CULPRITS}, 0)
+pathlib.Path(sys.argv[2]).write_text(" ".join(case.required))
+"""
+
+
+def _parsed(model: Path) -> float:
+    """Bytes that the parsed model takes, measured in another process."""
+    script = (
+        "import onnx,os,sys\n"
+        "page=os.sysconf('SC_PAGE_SIZE')\n"
+        "read=lambda: int(open('/proc/self/statm').read().split()[1])*page\n"
+        "before=read(); model=onnx.load(sys.argv[1]); print(read()-before)"
+    )
+    return float(subprocess.run([sys.executable, "-c", script, str(model)], check=True, stdout=subprocess.PIPE).stdout)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one command took.
+
+    Attributes:
+        wall: Seconds on the clock.
+        cpu: Seconds of CPU, all processes.
+        peak: Bytes of resident memory at most, all processes together.
+        left: Bytes that the run's folder takes on the disk.
+        said: The line of its output that says the answer.
+    """
+
+    wall: float
+    cpu: float
+    peak: int
+    left: int
+    said: str
+
+
+def watch(folder: Path, *words: str) -> Seen:
+    """Run a command of bisect-trt in a folder, whose runs are taken away afterwards."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, peak = time.monotonic(), 0
+    command = [sys.executable, "-m", "bisect_trt", *words]
+    with (folder / "said.txt").open("w+") as said:
+        with subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as process:
+            while process.poll() is None:
+                peak = max(peak, resident(process.pid))
+                time.sleep(0.2)
+        said.seek(0)
+        lines = [line.strip() for line in said if line.strip() and not line.startswith("Report")]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    runs = folder / ".bisect-trt"
+    left = sum(path.stat().st_blocks * 512 for path in runs.rglob("*") if path.is_file())
+    shutil.rmtree(runs, ignore_errors=True)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    answer = next((line for line in lines if "fail" in line or "ismatch" in line), lines[-1])
+    return Seen(time.monotonic() - began, cpu, peak, left, answer[:80])
+
+
+def commands(model: Path, layers: int) -> dict[str, list[str]]:
+    """What is run on a decoder, by what it is called in the table."""
+    fails = f"grep -q l{layers - 2}.gate {{model}} && exit 1; exit 0"
+    target, output = ["--onnxrt", "--fp16"], ["--overwrite", "-o"]
+    layer = ["--inputs", f"l{layers - 2}.out", "--outputs", f"l{layers - 1}.out"]
+    return {
+        "inspect": ["inspect", "model", str(model)],
+        "extract a layer": ["extract", str(model), *layer, *output, "layer.onnx"],
+        "reduce, a check command": ["reduce", str(model), *output, "reduced.onnx", "--check", "sh", "-c", fails],
+        "layerwise": ["layerwise", str(model), *target],
+        "run": ["run", str(model), *target],
+        "reduce": ["reduce", str(model), *target, *output, "reduced.onnx"],
+        "diagnose": ["diagnose", str(model), *target, *output, "reproducer"],
+    }
+
+
+def main() -> None:
+    """Print a row for each command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="Where the model and the runs go; takes two times its size.")
+    parser.add_argument("--layers", type=int, default=20, help="405 MB each (default: 20, which is 8.4 GB)")
+    parser.add_argument(
+        "--sparse", action="store_true", help="all weights are holes: no room, and no commands but with a check"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="some of the commands")
+    parser.add_argument("--graph", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    if given.graph is not None:
+        print(json.dumps(reduce_graph(folder, given.graph)))
+        return
+    model = write_decoder(folder, given.layers, sparse=given.sparse)
+    print("| command | wall, s | CPU, s | peak memory, GB | left on disk, GB | it says |\n" + "| --- " * 6 + "|")
+    for name, words in commands(model, given.layers).items():
+        if (given.sparse and "--onnxrt" in words) or (given.only and words[0] not in given.only):
+            continue
+        seen = watch(folder, *words)
+        numbers = f"{seen.wall:.0f} | {seen.cpu:.0f} | {seen.peak / 1e9:.1f} | {seen.left / 1e9:.2f}"
+        print(f"| {name} | {numbers} | {seen.said} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

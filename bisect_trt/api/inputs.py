@@ -1,0 +1,117 @@
+"""The Python functions about what a model is fed: ``sweep`` and ``samples``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.options.searches import Samples, Sweep
+
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
+    from bisect_trt.reporting.result import Result
+
+
+def sweep(
+    model: Model,
+    target: TargetName = "onnxrt",
+    *,
+    shapes: str | list[str],
+    inputs: Inputs | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find the sizes at which the target goes wrong.
+
+    Args:
+        model: The model, or its path.
+        target: The runtime under suspicion.
+        shapes: Inputs with the sizes of their dimensions, as after ``--shapes``: ``x:[1..64,3,224,224]``.
+        inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt sweep``, with underscores.
+
+    Returns:
+        The result; ``extra["sweep"]`` has what was tried. Its status is ``not_reproduced`` if no size fails.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there, or no size says anything.
+    """
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - as above
+
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16, shapes=shapes)
+    own = given.group(Sweep, model=PLACE)
+    call = Call("sweep", model, given, inputs=inputs, folder=run, verbose=verbose)
+    runtime = call.target.required()
+    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
+    return call.finish(lambda job: job.sweep(settings, search_settings(call.search)))
+
+
+def samples(
+    model: Model,
+    check: Check | None = None,
+    *,
+    target: TargetName | None = None,
+    inputs: Inputs | None = None,
+    output: str | Path | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find which of many inputs fail, what they have in common, and the smallest that still fails.
+
+    Args:
+        model: The model, or its path.
+        check: What says good or bad; see :func:`reduce`.
+        target: The runtime under suspicion.
+        inputs: The samples, or their file; random ones if not given (``iterations=`` says how many).
+        output: Where the smallest failing input goes; in the run's folder if not given.
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+        fp16: Whether the target runs in half precision.
+        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
+        overwrite: Whether a file that exists may be written over.
+        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
+            ``.bisect-trt`` if not given.
+        **options: The options of ``bisect-trt samples``, with underscores.
+
+    Returns:
+        The result; ``extra["samples"]`` has which fail. Its status is ``not_reproduced`` if none does.
+
+    Raises:
+        UsageError: Something was asked for that cannot be done as asked.
+        UnavailableError: Something needed is not there, or no sample says anything.
+    """
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - as above
+
+    refuse_target(check)
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
+    own = given.group(Samples, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
+    call = Call("samples", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
+    where = call.folder / "minimal-input.npz" if output is None else own.output
+    settings = SamplesSettings(call.checks(call.target.settings()), where)
+    if not call.resumed:
+        settings.check_output(overwrite=own.overwrite)
+    search = search_settings(call.search)
+    return call.finish(lambda job: job.samples(settings, search), settings.check.fixed_path)

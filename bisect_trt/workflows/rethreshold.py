@@ -1,0 +1,152 @@
+"""What other tolerances would have said of a finished run: from what was kept, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import UsageError
+from bisect_trt.probing.journal import JOURNAL, read_journal
+from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.result import RESULT_FILE, read_result
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.rethreshold import would_pass
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Those that are tried.
+
+    Attributes:
+        atol: Absolute ones by output, ``""`` for all others; what is not given stays.
+        rtol: Relative ones, alike.
+    """
+
+    atol: Mapping[str, float]
+    rtol: Mapping[str, float]
+
+    def of(self, comparison: TensorComparison) -> bool | None:
+        """Whether a comparison would pass; ``None`` where that is not known."""
+        atol, rtol = (of.get(comparison.name, of.get("")) for of in (self.atol, self.rtol))
+        return would_pass(comparison, atol, rtol)
+
+    def of_all(self, comparisons: Sequence[TensorComparison]) -> bool | None:
+        """Whether all would pass."""
+        said = [self.of(each) for each in comparisons]
+        return False if False in said else None if None in said else True
+
+    def describe(self) -> str:
+        """As options of a command line."""
+        pairs = [("--atol", self.atol), ("--rtol", self.rtol)]
+        values = {
+            flag: [f"{name}:{value:g}" if name else f"{value:g}" for name, value in of.items()] for flag, of in pairs
+        }
+        return " ".join(f"{flag} {' '.join(words)}" for flag, words in values.items() if words)
+
+
+def show_with(run: Path, tolerances: Tolerances, console: Console) -> None:
+    """What would be said of each output, tensor and probe of a run, and what is not known.
+
+    Raises:
+        UnavailableError: It is no run's folder, or it did not end.
+        UsageError: Nothing of it was compared with a tolerance.
+    """
+    result = read_result(run / RESULT_FILE)
+    outputs = [TensorComparison.from_json(_bare(each)) for each in result.get("comparisons") or ()]
+    tensors = [TensorComparison.from_json(_bare(each)) for each in result.get("tensors") or ()]
+    probes = list(_probes(run))
+    if not (outputs or tensors or probes):
+        raise UsageError(f"{run}: nothing was compared with a tolerance in it, so none can be tried; name another run.")
+    console.answer(f"With {tolerances.describe()}, of what was kept (nothing is run):")
+    _tell("output", outputs, tolerances, console)
+    _tell("tensor", tensors, tolerances, console)
+    if wrong := [each for each in tensors if not each.passed]:
+        first = next((each for each in tensors if tolerances.of(each) is False), None)
+        if first is None or first.name != wrong[0].name:
+            named = "none" if first is None else f"'{first.name}'"
+            console.answer(f"  the first wrong tensor would be {named}, and was '{wrong[0].name}'")
+    _tell_probes(probes, tolerances, console)
+
+
+def _bare(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A comparison without what else stands beside it in a list of tensors."""
+    return {key: value for key, value in plain.items() if key not in ("op", "own", "module")}
+
+
+def _tell(what: str, comparisons: Sequence[TensorComparison], tolerances: Tolerances, console: Console) -> None:
+    if not comparisons:
+        return
+    said = [(each, tolerances.of(each)) for each in comparisons]
+    turned = [(each, now) for each, now in said if now is not None and now != each.passed]
+    unknown = [each for each, now in said if now is None]
+    console.answer(f"  {len(turned)} of {len(comparisons)} {what}(s) would change{_unknown(len(unknown))}")
+    for each, now in turned[:_SHOWN]:
+        on = "" if each.sample is None else f" on sample {each.sample}"
+        console.answer(f"    '{each.name}'{on} {'would match' if now else 'would not match'}: {each.describe()}")
+    if len(turned) > _SHOWN:
+        console.answer(f"    ... and {len(turned) - _SHOWN} more")
+    for each in unknown[:_SHOWN]:
+        console.answer(f"    '{each.name}': not known, for its elements were not kept; {each.describe()}")
+
+
+def _unknown(count: int) -> str:
+    return f", and {count} may" if count else ""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    number: int
+    title: str
+    verdict: str
+    outcome: Outcome
+
+
+def _probes(run: Path) -> Iterator[_Probe]:
+    """The decisions that rest on a comparison, in their order."""
+    outcomes: dict[str, Outcome] = {}
+    found: dict[int, _Probe] = {}
+    journal = run / JOURNAL
+    for entry in read_journal(journal) if journal.exists() else ():
+        if entry["event"] == "outcome":
+            outcomes[entry["key"]] = Outcome.from_json(entry["outcome"])
+        elif entry["event"] == "verdict" and (seen := outcomes.get(entry["key"])) is not None and seen.comparisons:
+            found[entry["number"]] = _Probe(entry["number"], entry["title"], entry["verdict"], seen)
+        elif entry["event"] == "undo":
+            found.pop(entry["number"], None)
+    return (found[number] for number in sorted(found))
+
+
+def _tell_probes(probes: Sequence[_Probe], tolerances: Tolerances, console: Console) -> None:
+    if not probes:
+        return
+    turned: list[tuple[_Probe, str]] = []
+    unknown: list[_Probe] = []
+    for probe in probes:
+        now = tolerances.of_all(probe.outcome.comparisons)
+        # One that failed on a sample was not run on the samples behind it.
+        if now is None or (now and probe.outcome.sample is not None and probe.outcome.ending is not Ending.PASSED):
+            unknown.append(probe)
+        elif (now and probe.verdict == "FAIL") or (not now and probe.verdict == "PASS"):
+            turned.append((probe, "PASS" if now else "FAIL"))
+    console.answer(f"  {len(turned)} of {len(probes)} probe(s) would change{_unknown(len(unknown))}")
+    for probe, other in turned[:_SHOWN]:
+        console.answer(f"    probe {probe.number}, {probe.title}: {probe.verdict} would be {other}")
+    if len(turned) > _SHOWN:
+        console.answer(f"    ... and {len(turned) - _SHOWN} more")
+    if unknown:
+        numbers = ", ".join(str(each.number) for each in unknown[:_SHOWN])
+        console.answer(
+            f"    not known of probe {numbers}{', ...' if len(unknown) > _SHOWN else ''}: their outputs were not kept"
+        )
+    moved = [probe.number for probe, _ in turned] + [probe.number for probe in unknown]
+    if moved:
+        console.answer(
+            f"  the search may have gone another way from probe {min(moved)} on: run it again with these tolerances"
+        )
+    else:
+        console.answer("  the search would have gone the same way, to the same answer")

@@ -1,0 +1,283 @@
+"""``repeat`` and ``diff``: builds that choose by chance, on a target that says what it chose and can be held to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import Ran, read_json
+
+from bisect_trt.search.exact import rate_interval
+
+UNSTEADY = Path(__file__).parents[1] / "unsteady"
+
+
+def network(path: Path, *names: str) -> Path:
+    """A chain of products with these names, each with a Tanh behind it."""
+    rng, nodes, weights, tensor = np.random.default_rng(5), [], [], "x"
+    for place, name in enumerate(names):
+        weights.append(numpy_helper.from_array(rng.normal(0, 0.3, (8, 8)).astype(np.float32), f"w{place}"))
+        nodes.append(helper.make_node("MatMul", [tensor, f"w{place}"], [f"m{place}"], name=name))
+        nodes.append(helper.make_node("Tanh", [f"m{place}"], [f"t{place}"], name=f"tanh{place}"))
+        tensor = f"t{place}"
+    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [4, 8]) for each in ("x", tensor)]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def unsteady(*argv: str | Path) -> Ran:
+    """The command line in a process that finds the unsteady target."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bisect_trt", *map(str, argv)],
+        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def proven(found: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(each["layer"], each["choice"]) for each in found["choices"] if each["proven"]}
+
+
+def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> None:
+    model = network(here / "model.onnx", "a", "bad", "c", "d")
+    ran = unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "--until", "both", "--json", "r.json")
+    found = read_json(Path("r.json"))
+    assert ran.status == 0, ran.err
+    assert proven(found) == {("bad", "tactic wrong_kernel")}
+    assert found["reasons"] == [
+        {
+            "choices": [{"layer": "bad", "choice": "tactic wrong_kernel", "kind": "tactic", "value": "wrong_kernel"}],
+            "proven": True,
+            "why": None,
+        }
+    ]
+    first = found["choices"][0]
+    assert (first["good"], first["bad"]) == (0, found["bad"])
+    assert "The reason: 'bad' with tactic wrong_kernel." in ran.out
+    assert found["avoid"]["bad"] == 0
+    again = unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json")
+    assert again.status == 1, "what is recommended is good"
+    assert read_json(Path("again.json"))["bad"] == 0
+    # Each build was kept and lies where its verdict says.
+    assert found["runs"] == found["good"] + found["bad"] == len(found["builds"])
+    for build in found["builds"]:
+        side = {"PASS": "good", "FAIL": "bad"}[build["verdict"]]
+        assert Path(build["files"]["choices"]).parent == Path(found["artifacts"][side])
+        assert Path(build["files"]["model"]).name == f"{build['number']:04d}_model.engine"
+    run = found["artifacts"]["run"]
+    page = (Path(run) / "report.html").read_text(encoding="utf-8")
+    assert "bad: tactic wrong_kernel" in page
+    assert f"{found['bad']} of {found['runs']} fail" in page
+    told = cli("diff", run, "--json", "diff.json")
+    assert told.status == 0
+    compared = read_json(Path("diff.json"))
+    assert {(each["layer"], each["choice"]) for each in compared["choices"]} == {
+        (each["layer"], each["choice"]) for each in found["choices"]
+    }
+    assert all(cli("diff", *words).status == 0 for words in ([f"{run}/good", f"{run}/bad"], ["r.json"]))
+
+
+def test_kernels_that_are_wrong_together_only_are_named_together(here: Path) -> None:
+    model = network(here / "model.onnx", "bad1", "b", "bad2", "d")
+    words = ("--unsteady", "--fault", "all:0.4", "--until", "both", "--json", "r.json", "--artifacts-dir", "kept")
+    ran = unsteady("repeat", model, *words)
+    assert ran.status == 0, ran.err
+    assert proven(read_json(Path("r.json"))) == {("bad1", "tactic wrong_kernel"), ("bad2", "tactic wrong_kernel")}
+    assert {path.name for path in Path("kept").iterdir()} == {"good", "bad"}
+
+
+def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
+    model = network(here / "model.onnx", "a", "b", "c")
+    check = here / "check.py"
+    check.write_text(
+        "import json, sys\n"
+        "chosen = json.load(open(sys.argv[1]))['choices']\n"
+        "sys.exit(any(each['layer'] == 'b' and each['value'] == 'split_k' for each in chosen))\n",
+        encoding="utf-8",
+    )
+    words = ("--unsteady", "--fault", "tactic:0", "--until", "both", "--json", "r.json")
+    ran = unsteady("repeat", model, *words, "--check", sys.executable, check, "{engine}")
+    assert ran.status == 0, ran.err
+    assert proven(read_json(Path("r.json"))) == {("b", "tactic split_k")}
+
+
+def test_a_failure_that_no_choice_decides_is_not_put_down_to_one(here: Path) -> None:
+    model = network(here / "model.onnx", "a", "b")
+    check = here / "check.py"
+    # Bad is every second time, whatever was built.
+    check.write_text(
+        "import pathlib, sys\n"
+        "count = pathlib.Path(sys.argv[1])\n"
+        "number = int(count.read_text()) if count.exists() else 0\n"
+        "count.write_text(str(number + 1))\n"
+        "sys.exit(number % 2)\n",
+        encoding="utf-8",
+    )
+    words = ("--unsteady", "--fault", "tactic:0", "-n", "6", "--workers", "1", "--json", "r.json")
+    ran = unsteady("repeat", model, *words, "--check", sys.executable, check, here / "count", "--", "{engine}")
+    found = read_json(Path("r.json"))
+    assert (found["runs"], found["good"], found["bad"], found["rate"]) == (6, 3, 3, 0.5)
+    assert found["interval"] == pytest.approx(rate_interval(3, 6, 0.99))
+    assert (found["confidence"], found["method"]) == (0.99, "Clopper-Pearson")
+    assert proven(found) == set()
+    assert ran.status == 3
+    assert found["avoid"] is None
+
+
+def test_one_build_that_runs_again_and_again(here: Path) -> None:
+    model = network(here / "model.onnx", "a", "bad")
+    ran = unsteady("repeat", model, "--unsteady", "--fault", "second", "--same-engine", "-n", "4", "--json", "r.json")
+    found = read_json(Path("r.json"))
+    assert [each["verdict"] for each in found["builds"]] == ["PASS", "FAIL", "PASS", "PASS"]
+    assert (ran.status, found["same_engine"], found["choices"]) == (0, True, [])
+    # One build, whatever it chose: all its runs are alike.
+    unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "--same-engine", "-n", "5", "--json", "r.json")
+    assert len({each["verdict"] for each in read_json(Path("r.json"))["builds"]}) == 1
+
+
+def test_a_check_that_is_repeated(cli: CommandLine, here: Path) -> None:
+    model = network(here / "model.onnx", "a")
+    check = here / "check.sh"
+    check.write_text("#!/bin/sh\n[ -e second ] && exit 1\ntouch second\n", encoding="utf-8")
+    check.chmod(0o755)
+    ran = cli("repeat", model, "--until", "bad", "--json", "r.json", "--check", check)
+    found = read_json(Path("r.json"))
+    assert (ran.status, found["good"], found["bad"], found["until"]) == (0, 1, 1, "bad")
+    assert "a check command alone says nothing of builds" in ran.out
+
+
+def test_what_never_fails(cli: CommandLine, here: Path) -> None:
+    ran = cli("repeat", network(here / "model.onnx", "a", "b"), "--onnxrt", "--until", "3", "--json", "r.json")
+    found = read_json(Path("r.json"))
+    assert (ran.status, found["status"], found["runs"], found["rate"]) == (1, "not_reproduced", 3, 0.0)
+    assert "it may still fail in up to" in found["why"]
+
+
+def test_what_always_fails_is_no_matter_of_chance(cli: CommandLine, here: Path) -> None:
+    model = network(here / "model.onnx", "a")
+    ran = cli("repeat", model, "-n", "2", "--json", "r.json", "--check", "false")
+    assert ran.status == 0
+    assert "it fails in every run: that is no matter of chance" in read_json(Path("r.json"))["why"]
+    ran = cli("repeat", model, "-n", "2", "--until", "both", "--json", "r.json", "--check", "false")
+    assert ran.status == 3
+    assert "Stopped before --until both: no good run was seen in 2; -n allows more." in ran.out
+
+
+def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
+    model = network(here / "model.onnx", "a")
+    ran = cli("repeat", model, "-n", "5", "--max-probes", "2", "--json", "r.json", "--check", "true")
+    found = read_json(Path("r.json"))
+    assert (ran.status, found["status"], found["runs"]) == (3, "inconclusive", 2)
+    journal = Path(found["artifacts"]["run"]) / "journal.jsonl"
+    bound = json.loads((journal.parent / "run.json").read_text())
+    assert bound["argv"][0] == "repeat"
+    before = journal.read_text().count('"outcome"')
+    ran = cli("resume", found["artifacts"]["run"])
+    assert ran.status == 3, "the budget is of the command line"
+    assert journal.read_text().count('"outcome"') == before, "nothing that is known is run again"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "3", "--until", "4"], "-n and --until with a number both say how many; drop one."),
+        (["--until", "soon"], "--until soon: write good, bad, both, or a number from 1 up."),
+        (["--pin"], "--pin holds builds to one that failed, and repeat is about builds that differ; drop it."),
+        (["--repeat", "3"], "here say how often with -n."),
+        ([], "there is nothing to say good or bad"),
+    ],
+)
+def test_what_makes_no_sense(cli: CommandLine, here: Path, words: list[str], said: str) -> None:
+    ran = cli("repeat", network(here / "model.onnx", "a"), *words)
+    assert ran.status == 2
+    assert said in ran.error
+
+
+def replays(folder: Path) -> tuple[Path, Path]:
+    """Tactic replays that Polygraphy itself writes, of two good builds and of two bad ones, one of whose tactics is bad."""
+    (folder / "tensorrt.py").write_text(
+        "import enum\n__version__ = '8.6.0'\nclass DataType(enum.Enum):\n    FLOAT = 0\n    HALF = 1\n"
+        "    def __str__(self):\n        return f'DataType.{self.name}'\n",
+        encoding="utf-8",
+    )
+    script = (
+        "import os, tensorrt as trt\n"
+        "from polygraphy.backend.trt.algorithm_selector import Algorithm, TacticReplayData, TensorInfo\n"
+        "for side, number, bad in (('good', 0, 1), ('good', 1, 2), ('bad', 0, -7), ('bad', 1, -7)):\n"
+        "    os.makedirs(side, exist_ok=True)\n"
+        "    full = TensorInfo(trt.DataType.FLOAT, (64, 8, 1), -1, 1)\n"
+        "    half = TensorInfo(trt.DataType.HALF, (64, 8, 1), 1, 8)\n"
+        "    data = TacticReplayData()\n"
+        "    data.add('conv0 + tanh0', Algorithm(2147483657, bad, (full,), (half if bad < 0 else full,)))\n"
+        "    data.add('conv1', Algorithm(2147483657, number, (full,), (full,)))\n"
+        "    data.save(f'{side}/replay_{number}.json')\n"
+    )
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, capture_output=True)
+    return folder / "good", folder / "bad"
+
+
+def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> None:
+    good, bad = replays(here)
+    ran = cli("diff", good, bad, "--json", "d.json")
+    found = read_json(Path("d.json"))
+    only = {(each["layer"], each["choice"]) for each in found["choices"] if each["bad"] and not each["good"]}
+    assert only == {
+        ("conv0 + tanh0", "tactic 2147483657:-7"),
+        ("conv0 + tanh0", "precision float16"),
+        ("conv0 + tanh0", "format float32[64,8,1], float16[64,8,1]by8"),
+    }
+    assert (ran.status, found["good"], found["bad"]) == (0, 2, 2)
+    assert cli("diff", "--dir", here).out == ran.out
+    assert cli("diff", "-g", good, "-b", bad).out == ran.out
+    assert cli("diff", *sorted(good.iterdir()), *sorted(bad.iterdir())).out == ran.out
+    shown = cli("inspect", "tactics", bad / "replay_0.json", "--json", "i.json")
+    assert "tactic 2147483657:-7" in shown.out
+    assert [each["name"] for each in read_json(Path("i.json"))["tactics"]["layers"]] == ["conv0 + tanh0", "conv1"]
+    same = cli("diff", good / "replay_0.json", good / "replay_0.json", "-b", good / "replay_0.json")
+    assert same.status == 1
+    assert "No choice is made by bad builds alone." in same.out
+
+
+def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
+    for side, tactic, layout in (
+        ("good", "0x1", "Row major linear FP32"),
+        ("bad", "0x2", "Row major linear FP16 format"),
+    ):
+        layer = {
+            "Name": "conv0 + tanh0",
+            "LayerType": "CaskConvolution",
+            "Outputs": [{"Name": "t0", "Format/Datatype": layout}],
+            "TacticValue": tactic,
+        }
+        Path(f"{side}.json").write_text(json.dumps({"Layers": [layer], "Bindings": []}), encoding="utf-8")
+    cli("diff", "good.json", "bad.json", "--json", "d.json")
+    only = {each["choice"] for each in read_json(Path("d.json"))["choices"] if not each["good"]}
+    assert only == {"tactic 0x2", "precision float16", "format Row major linear FP16 format"}
+
+
+def test_what_says_nothing_of_builds_is_refused(cli: CommandLine, here: Path) -> None:
+    (here / "odd.json").write_text("{}", encoding="utf-8")
+    (here / "other.json").write_text("no JSON", encoding="utf-8")
+    assert "there are no builds to compare" in cli("diff").error
+    assert "whether odd.json is of good builds or of bad ones is not said" in cli("diff", "odd.json").error
+    refused = cli("diff", "odd.json", "other.json")
+    assert (refused.status, "odd.json says nothing of what a build chose" in refused.error) == (4, True)
+    (here / "good").mkdir()
+    (here / "bad").mkdir()
+    assert "there is no good build in good" in cli("diff", "good", "bad").error
+    missing = cli("diff", "good.json", "bad.json")
+    assert (missing.status, "good.json cannot be read: No such file or directory." in missing.error) == (4, True)

@@ -1,0 +1,155 @@
+"""Builds on a real GPU: what they choose is recorded, held to and named; tactics that are planted as bad are recovered."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import bisect_trt
+from bisect_trt.search.oracle import Ask, Subset, Verdict
+from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, read_choices
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.api import tensorrt
+from bisect_trt.workflows.builds.compared import Build, compare_builds
+from bisect_trt.workflows.builds.proof import Held, find_reasons
+
+PLAIN = TargetSettings("trt")
+TRIES = 20
+T = TypeVar("T")
+
+
+def convolutions(path: Path) -> Path:
+    """Four small convolutions that are unlike each other, so that each has tactics of its own to choose of."""
+    values = np.random.default_rng(0)
+    nodes, weights, tensor, channels = [], [], "x", 8
+    for place, (width, kernel) in enumerate([(16, 3), (24, 1), (32, 3), (8, 5)]):
+        weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
+        pads = [kernel // 2] * 4
+        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
+        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
+        tensor, channels = f"t{place}", width
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8, 16, 16]) for n in ("x", tensor)]
+    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+def needs_selector() -> None:
+    if not tensorrt().has("IAlgorithmSelector", "select_algorithms"):
+        pytest.skip("this TensorRT has no algorithm selector")
+
+
+def contains(choice: Choice, chosen: frozenset[Choice]) -> bool:
+    return choice in chosen
+
+
+@dataclass
+class RealBuilds:
+    """Builds in this process, each of which chooses among what a deal of forbidden tactics leaves it."""
+
+    model: Path
+    folder: Path
+    bad: Callable[[frozenset[Choice]], bool]
+    seen: set[Choice] = field(default_factory=set)
+    built: int = 0
+
+    def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
+        self.built += 1
+        pinned = {(each.layer, each.value) for each in held.pins}
+        layers = {each.layer for each in held.pins}
+        dealt = [each for each in sorted(self.seen) if each.layer not in layers and random.random() < 0.5]
+        bans = [*held.bans, *(each for each in dealt if (each.layer, each.value) not in pinned)]
+        settings = PLAIN.target.recording(PLAIN.target.pinned(PLAIN, held.pins, bans), self.folder)
+        feed = {"x": np.ones((1, 8, 16, 16), np.float32)}
+        try:
+            make_runtime(settings).build(self.model, self.folder / "model.engine", feed)
+        except BuildError as error:
+            if error.signature != "pin":
+                raise
+            return Verdict.UNRESOLVED, frozenset()
+        found = read_choices(json.loads((self.folder / RECORD).read_text()))
+        assert found is not None
+        chosen = frozenset(found)
+        self.seen |= {each for each in chosen if each.pins}
+        return Verdict.FAIL if self.bad(chosen) else Verdict.PASS, chosen
+
+    def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
+        return algorithm(lambda units: self.build(held(units))[0])
+
+
+def test_a_build_leaves_what_it_chose(tmp_path: Path) -> None:
+    real = RealBuilds(convolutions(tmp_path / "m.onnx"), tmp_path, lambda _: False)
+    _, chosen = real.build(Held("free"))
+    kinds = {each.kind for each in chosen}
+    assert {"tactic", "precision", "format"} <= kinds, sorted(chosen)
+    assert (tmp_path / TIMINGS).stat().st_size > 0
+    needs_selector()
+    assert sum(each.pins for each in chosen) >= 3, sorted(chosen)
+
+
+def test_a_build_is_held_to_what_another_one_chose(tmp_path: Path) -> None:
+    needs_selector()
+    real = RealBuilds(convolutions(tmp_path / "m.onnx"), tmp_path, lambda _: False)
+    builds = [real.build(Held("free"))[1] for _ in range(6)]
+    tactics = [frozenset(each for each in build if each.pins) for build in builds]
+    assert len(set(tactics)) > 1, "nothing varies"
+    for wanted in tactics:
+        verdict, chosen = real.build(Held("held", tuple(sorted(wanted))))
+        assert verdict is Verdict.PASS
+        assert wanted <= chosen
+
+
+def test_planted_tactics_are_recovered(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    needs_selector()
+    model = convolutions(tmp_path / "m.onnx")
+    known = RealBuilds(model, tmp_path, lambda _: False)
+    chosen = [known.build(Held("free"))[1] for _ in range(12)]
+    makes = [each for each in sorted(known.seen) if each.kind == TACTIC]
+    counts = {each: sum(each in build for build in chosen) for each in makes}
+    planted = [each for each, count in counts.items() if 0 < count < len(chosen)]
+    assert len(planted) >= 2, counts
+    exact, builds_made = 0, []
+    for number in range(TRIES):
+        random.seed(number)
+        guilty = planted[number % len(planted)]
+        real = RealBuilds(model, tmp_path, partial(contains, guilty), set(known.seen))
+        builds: list[Build] = []
+        while len(builds) < 8 or len({build.good for build in builds}) < 2:
+            verdict, made = real.build(Held("free"))
+            builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, made))
+            assert len(builds) < 60, f"{guilty} is chosen always or never"
+        reasons = find_reasons(real, builds, 2)
+        builds_made.append(real.built)
+        named = {choice for reason in reasons for choice in reason.choices if reason.proven}
+        exact += named == {guilty}
+        table = compare_builds(builds).proven(frozenset(named))
+        print(
+            f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, {real.built} builds, "
+            f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}"
+        )
+    record_property("builds", builds_made)
+    assert exact == TRIES
+
+
+def test_the_command_on_real_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = bisect_trt.repeat(convolutions(tmp_path / "m.onnx"), target="trt", number=3, run=tmp_path / "run")
+    assert (result.extra["runs"], result.extra["bad"], result.status) == (3, 0, "not_reproduced")
+    for build in result.extra["builds"]:
+        assert {"choices", "layers", "timing", "model"} <= set(build["files"])
+        assert all(Path(file).stat().st_size for file in build["files"].values())
+    same = bisect_trt.repeat(tmp_path / "m.onnx", target="trt", number=3, same_engine=True, run=tmp_path / "same")
+    assert (same.extra["runs"], same.extra["good"]) == (3, 3)

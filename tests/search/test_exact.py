@@ -1,0 +1,60 @@
+"""Exact statistics, against their definitions and against published figures."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.search.exact import fisher, holm, rate_interval
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
+def test_an_interval_ends_where_what_was_seen_becomes_unlikely(counts: tuple[int, int], confidence: float) -> None:
+    events, trials = counts
+    low, high = rate_interval(events, trials, confidence)
+
+    def chance(numbers: range, rate: float) -> float:
+        return sum(comb(trials, number) * rate**number * (1 - rate) ** (trials - number) for number in numbers)
+
+    assert 0 <= low <= events / trials <= high <= 1
+    share = (1 - confidence) / 2
+    assert low == 0 if events == 0 else chance(range(events, trials + 1), low) == pytest.approx(share, rel=1e-6)
+    assert high == 1 if events == trials else chance(range(events + 1), high) == pytest.approx(share, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("events", "trials", "interval"),
+    [(0, 10, (0.0, 0.3085)), (1, 10, (0.0025, 0.4450)), (5, 10, (0.1871, 0.8129)), (10, 10, (0.6915, 1.0))],
+)
+def test_published_intervals(events: int, trials: int, interval: tuple[float, float]) -> None:
+    assert rate_interval(events, trials, 0.95) == pytest.approx(interval, abs=1e-4)
+
+
+def test_an_interval_of_many_trials_is_finite() -> None:
+    low, high = rate_interval(3, 20_000, 0.99)
+    assert 0 < low < 3 / 20_000 < high < 1e-3
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.data())
+def test_a_chance_is_that_of_labels_dealt_anew(bads: int, goods: int, data: st.DataObject) -> None:
+    bad, good = data.draw(st.integers(0, bads)), data.draw(st.integers(0, goods))
+    having = set(range(bad + good))
+    dealt = [len(having.intersection(group)) for group in combinations(range(bads + goods), bads)]
+    ways = {number: dealt.count(number) for number in dealt}
+    expected = sum(count for count in ways.values() if count <= ways[bad]) / len(dealt)
+    assert fisher(bad, bads, good, goods) == pytest.approx(expected)
+
+
+def test_the_lady_tasting_tea() -> None:
+    assert fisher(3, 4, 1, 4) == pytest.approx(34 / 70)
+    assert fisher(4, 4, 0, 4) == pytest.approx(2 / 70)
+
+
+def test_a_correction_counts_what_is_left() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.7, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []

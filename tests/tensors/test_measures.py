@@ -1,0 +1,150 @@
+"""Numbers for a whole output: held against Polygraphy's own where that has them, and against their definitions."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from polygraphy.comparator import (
+    CosineSimilarityCompareFunc,
+    L2CompareFunc,
+    PsnrCompareFunc,
+    SnrCompareFunc,
+)
+from polygraphy.comparator.struct import IterationResult
+from support import tolerances
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.options.choices import Measure
+from bisect_trt.tensors.compare import compare_output
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.measures import RULES
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+RNG = np.random.default_rng(11)
+PAIRS: dict[str, tuple[Any, float]] = {
+    "near": (RNG.normal(size=(3, 4)).astype(np.float32), 1e-4),
+    "far": (RNG.normal(size=(3, 4)).astype(np.float32), 1.0),
+    "half": (RNG.normal(size=(5,)).astype(np.float16), 1e-2),
+    "whole": (RNG.integers(-9, 9, (4, 4)).astype(np.int32), 0),
+    "zero": (np.zeros((2, 2), np.float32), 0.5),
+    "negative": (-np.ones((2, 3), np.float32) - RNG.random((2, 3), np.float32), 0.1),
+    "nan": (RNG.normal(size=(3,)).astype(np.float32), math.nan),
+}
+POLYGRAPHY = {
+    "l2": L2CompareFunc,
+    "cosine": CosineSimilarityCompareFunc,
+    "psnr": PsnrCompareFunc,
+    "snr": SnrCompareFunc,
+}
+
+
+def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A reference and a target."""
+    reference, noise = PAIRS[name]
+    return reference, (reference + noise * RNG.normal(size=reference.shape)).astype(reference.dtype)
+
+
+def compared(stat: str, reference: Any, target: Any, **words: Any) -> TensorComparison:  # noqa: ANN401 - of many types
+    return compare_output("out", reference, target, tolerances(check_error_stat=[stat], **words))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("stat", POLYGRAPHY)
+def test_the_verdict_is_polygraphys(stat: str, name: str) -> None:
+    reference, target = pair(name)
+    found = compared(stat, reference, target)
+    theirs = POLYGRAPHY[stat]()(
+        IterationResult({"out": reference}, runner_name="reference"),
+        IterationResult({"out": target}, runner_name="target"),
+    )["out"]
+    (field,) = type(theirs).metric_fields()
+    (measured,) = found.measured
+    assert bool(theirs) == found.passed == measured.passed
+    assert measured.value == pytest.approx(getattr(theirs, field), rel=1e-4, nan_ok=True)
+    assert measured.threshold == theirs.thresholds.threshold
+
+
+def test_those_of_trtexec() -> None:
+    reference, target = np.array([1.0, 2, 3, 4], np.float32), np.array([1.0, 2, 3.5, 2], np.float32)
+    expected = {"l0": 0.5, "l1": 0.625, "mse": 1.0625, "linf": 2.0, "cos": 1 - 27.5 / math.sqrt(30 * 21.25) + 2 * 0}
+    expected["cos"] = 1 - float(reference @ target / np.linalg.norm(reference) / np.linalg.norm(target))
+    for stat, value in expected.items():
+        for threshold, passes in ((value * 1.01, True), (value * 0.99, False)):
+            found = compared(stat, reference, target, accuracy_threshold=[str(threshold)])
+            assert found.measured[0].value == pytest.approx(value)
+            assert found.passed is passes
+    by_name = compare_output("out", reference, target, tolerances(accuracy_algorithm="l2", accuracy_threshold=["1"]))
+    assert (by_name.measured[0].name, by_name.passed) == ("mse", False)
+
+
+def test_each_output_has_its_threshold() -> None:
+    reference, target = pair("near")
+    options = tolerances(check_error_stat=["cosine", "b:elemwise"], cosine_similarity_threshold=["0.5", "c:0.99999999"])
+    assert compare_output("a", reference, target, options).measured[0].threshold == 0.5
+    assert not compare_output("b", reference, target, options).measured
+    assert compare_output("c", reference, target, options).measured[0].threshold == 0.99999999
+    both = tolerances(compare_as="quality_metrics", psnr_threshold=["1"], snr_threshold=["200"])
+    found = compare_output("a", reference, target, both)
+    assert [(each.name, each.passed) for each in found.measured] == [("psnr", True), ("snr", False)]
+    assert not found.passed
+    assert "SNR" in found.describe()
+
+
+def test_options_and_results_survive_json() -> None:
+    options = tolerances(check_error_stat=["psnr", "o:mse"], psnr_threshold=["inf"], accuracy_threshold=["o:0.5"])
+    again = ToleranceOptions.from_json(options.to_json())
+    assert again.thresholds == options.thresholds
+    assert options.words() == [
+        *("--check-error-stat", "psnr", "--check-error-stat", "o:mse"),
+        *("--psnr-threshold", "inf", "--accuracy-threshold", "o:0.5"),
+    ]
+    reference, target = pair("far")
+    for seen in (target, reference, np.full_like(target, np.nan)):
+        found = compared("psnr", reference, seen)
+        assert TensorComparison.from_json(found.to_json()).to_json() == found.to_json()
+
+
+def test_what_cannot_be_measured_is_compared_as_ever() -> None:
+    texts = np.array(["a", "b"], dtype=object)
+    assert compared("psnr", texts, texts).passed
+    assert not compared("psnr", texts, np.array(["a", "c"], dtype=object)).passed
+    assert not compared("psnr", np.zeros(3, np.float32), np.zeros(4, np.float32)).passed
+    assert not compared("psnr", np.zeros(3, np.float32), None).passed
+    assert compared("psnr", np.zeros(0, np.float32), np.zeros(0, np.float32)).passed
+
+
+def test_close_to_the_threshold_the_words_tell_them_apart() -> None:
+    words = RULES[Measure.COSINE].describe(0.99699999, 0.997, passed=False)
+    assert "0.99699999" in words
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"psnr_threshold": ["3"]}, "--psnr-threshold is of a statistic that is not asked for"),
+        ({"accuracy_threshold": ["3"]}, "--accuracy-threshold is of a statistic that is not asked for"),
+        ({"check_error_stat": ["l0"]}, "l0 says nothing without a threshold"),
+        ({"accuracy_algorithm": "cos"}, "cos says nothing without a threshold"),
+        ({"compare_as": "l2", "check_error_stat": ["max"]}, "--compare l2 is a statistic of its own"),
+        ({"compare_as": "l2", "accuracy_algorithm": "l1"}, "--accuracy-algorithm says how to compare"),
+    ],
+)
+def test_what_does_not_fit(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tolerances(**words)
+
+
+@pytest.mark.skipif(find_spec("lpips") is not None, reason="lpips is installed")
+def test_lpips_is_named_where_it_is_not_installed() -> None:
+    with pytest.raises(UnavailableError, match=r"needs torch; install it: pip install 'bisect-trt\[lpips\]'"):
+        tolerances(check_error_stat=["lpips"])
+
+
+@pytest.mark.skipif(find_spec("lpips") is None, reason="lpips is not installed")
+def test_lpips_of_the_same_image_is_nothing() -> None:
+    image = RNG.random((1, 3, 64, 64)).astype(np.float32)
+    assert compared("lpips", image, image).measured[0].value == 0.0

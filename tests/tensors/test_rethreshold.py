@@ -1,0 +1,82 @@
+"""Other tolerances on a comparison that was made: what is said of it is what comparing again says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.tensors.compare_numbers import compare_numbers
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.rethreshold import would_pass
+from bisect_trt.tensors.tolerance import ResolvedTolerance
+
+ARRAYS = hnp.arrays(np.float32, 6, elements=st.floats(-1e3, 1e3, width=32))
+ODD = hnp.arrays(np.float32, 6, elements=st.floats(width=32))
+TOLERANCES = st.sampled_from([0.0, 1e-5, 1e-3, 0.1, 0.5, 1.0, 10.0, 1e3])
+
+
+def compared(
+    reference: np.ndarray, target: np.ndarray, atol: float, rtol: float, stat: ErrorStat, *, details: bool = False
+) -> TensorComparison:
+    known = {"name": "y", "stat": stat, "atol": atol, "rtol": rtol, "total": reference.size}
+    if stat is ErrorStat.QUANTILE:
+        known["quantile"] = 0.9
+    with np.errstate(all="ignore"):
+        return compare_numbers(
+            reference,
+            target,
+            ResolvedTolerance(atol, rtol),
+            known,
+            nonfinite_equal=True,
+            infinities_equal=True,
+            want_details=details,
+        )
+
+
+@given(
+    st.one_of(ARRAYS, ODD),
+    st.one_of(ARRAYS, ODD),
+    st.tuples(TOLERANCES, TOLERANCES),
+    st.tuples(TOLERANCES, TOLERANCES),
+    st.sampled_from(ErrorStat),
+    st.booleans(),
+)
+def test_what_is_said_is_what_comparing_again_says(
+    reference: np.ndarray,
+    target: np.ndarray,
+    old: tuple[float, float],
+    new: tuple[float, float],
+    stat: ErrorStat,
+    details: bool,
+) -> None:
+    seen = TensorComparison.from_json(compared(reference, target, *old, stat, details=details).to_json())
+    said = would_pass(seen, *new)
+    assert said in (None, compared(reference, target, *new, stat).passed)
+    assert would_pass(seen, None, None) is seen.passed
+
+
+@given(ARRAYS, ARRAYS, TOLERANCES, TOLERANCES, TOLERANCES)
+def test_where_one_tolerance_stays_and_details_were_kept_all_is_known(
+    reference: np.ndarray, target: np.ndarray, atol: float, rtol: float, new: float
+) -> None:
+    seen = compared(reference, target, atol, rtol, ErrorStat.ELEMWISE, details=True)
+    assert would_pass(seen, new, None) is not None
+    assert would_pass(seen, None, new) is not None
+
+
+@pytest.mark.parametrize("stat", [each for each in ErrorStat if each is not ErrorStat.ELEMWISE])
+def test_of_a_statistic_all_is_known(stat: ErrorStat) -> None:
+    reference, target = np.arange(6, dtype=np.float32), np.arange(6, dtype=np.float32) * 1.1
+    for old in (0.0, 0.05, 1.0):
+        seen = compared(reference, target, old, 0.0, stat)
+        for new in (0.0, 0.1, 0.2, 10.0):
+            known = compared(reference, target, new, new, stat).passed
+            assert would_pass(seen, new, new) in (
+                (known,)
+                if seen.median_rel is not None or stat in (ErrorStat.MAX, ErrorStat.MEAN, ErrorStat.QUANTILE)
+                else (known, None)
+            )
