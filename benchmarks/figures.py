@@ -19,6 +19,7 @@ BENCHMARKS = {
     "questions": "benchmarks.questions:figures",
     "rankings": "benchmarks.questions:rankings",
     "algorithms": "benchmarks.questions:algorithms",
+    "metric": "benchmarks.metric:figures",
     "all": "benchmarks.questions:disjoint",
     "own-time": "benchmarks.own_time:figures",
     "reduce": "benchmarks.reduce:figures",

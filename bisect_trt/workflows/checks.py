@@ -21,7 +21,7 @@ from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.pin import make_pin
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
-from bisect_trt.probing.protocol import Failed
+from bisect_trt.probing.protocol import About, Failed
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -80,6 +80,8 @@ def tell_unused(target: TargetSettings, console: Console) -> None:
     console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
 
 
+MOST_WARM = 8
+"""How many workers are started before they are needed, at most."""
 _FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 
 
@@ -219,6 +221,12 @@ def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> C
     return check if settings.metric is None else metric_check(subject, check, settings.metric)
 
 
+def _start_others(subject: Subject, target: TargetSettings | None, workers: int) -> None:
+    """Have more workers get ready, where that takes seconds, while the reference is run and the original built."""
+    if target is not None and target.target.capabilities.costly:
+        subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
+
+
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
@@ -259,12 +267,13 @@ def make_prober(
         look_around(subject, check.target if isinstance(check, EngineCheck) else None)
     elif subject.where.places:
         raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
+    workers = subject.workers.width if search.workers is None else search.workers
+    if settings.fixed_path is not None or settings.artifacts:
+        workers = 1  # what lies at a fixed path is there for one at a time
+    _start_others(subject, settings.target if built_in else None, workers)
     reference = subject.reference if fed else _Nothing()
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
     ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
-    workers = subject.workers.width if search.workers is None else search.workers
-    if settings.fixed_path is not None or settings.artifacts:
-        workers = 1  # what lies at a fixed path is there for one at a time
     return Prober(Runner(check, subject.workspace, reference), ledger, workers)

@@ -14,7 +14,7 @@ from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
-NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
+NEED_A_GPU = {"--trt", "--load-engine", "--lowering", "--display-as"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
 SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
@@ -37,6 +37,7 @@ COMMANDS = {
     "run --load-outputs a.npz b.npz --compare distance_metrics --l2-threshold 9 --cosine-similarity-threshold 0.5": 0,
     "run --load-outputs a.npz b.npz --compare quality_metrics --psnr-threshold 1 --snr-threshold t1:99 --check-average": 1,
     "run --load-outputs a.npz b.npz --compare psnr": 1,
+    "run --load-outputs a.npz b.npz --accuracy-algorithm l2 --accuracy-threshold 9": 0,
     "run --load-outputs a.npz b.npz --check-error-stat t1:snr --snr-threshold 1": 0,
     "run --load-outputs a.npz b.npz --check-error-stat elemwise --lpips-threshold 1": 2,
     "run --load-outputs a.npz flat.npz --no-shape-check": 0,
@@ -105,6 +106,7 @@ READ = (
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
+    "inspect model model.onnx --display-as trt",
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json, unstable_norm
 
 from bisect_trt.graph.widen import widened
-from bisect_trt.tensors.margins import margin
+from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.workflows.fault.evidence import Evidence
 from bisect_trt.workflows.fault.judge import judge
@@ -170,14 +170,14 @@ def test_a_decision_far_from_its_edge_is_wrong() -> None:
 def test_margins_are_what_it_takes_to_turn_a_decision(numbers: list[float], data: st.DataObject) -> None:
     values = np.array(numbers, np.float32)
     mine, other = np.array([values.argmax()]), np.array([data.draw(st.integers(0, len(numbers) - 1))])
-    measured = margin("ArgMax", {"axis": 0}, [values], [mine], [other])
+    measured = margin(Decision("ArgMax", {"axis": 0}, [values], [mine], [other]))
     assert measured is not None
     gaps, _ = measured
     expected = [float(values[mine[0]]) - float(values[other[0]])] if mine != other else []
     np.testing.assert_allclose(gaps, expected)
     bound = np.float32(data.draw(st.floats(-100, 100, width=32)))
     above = values > bound
-    turned = margin("Greater", {}, [values, np.array(bound)], [above], [~above])
+    turned = margin(Decision("Greater", {}, [values, np.array(bound)], [above], [~above]))
     assert turned is not None
     gaps, _ = turned
     np.testing.assert_allclose(gaps, np.abs(values.astype(np.float64) - bound))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probing.protocol import (
     BEGUN,
+    About,
     Answer,
     Build,
     Compare,
@@ -286,6 +287,8 @@ class WorkerPool:
         self._given: Counter[str] = Counter()
         self._idle: list[WorkerProcess] = []
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._warming: list[tuple[threading.Thread, Cancel]] = []
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -352,7 +355,7 @@ class WorkerPool:
                 try:
                     reply = self._ask(worker, order, timeout, cancel)
                 except WorkerDied as death:
-                    if death.end.cancelled or death.end.timed_out or death.end.over_memory:
+                    if self._is_final(death, request):
                         raise
                     if death.outside is not None:
                         lost += 1
@@ -372,6 +375,12 @@ class WorkerPool:
         model = getattr(request, "model", None)
         if isinstance(model, Path) and (away or not request.target.target.finds_weights(request.target)):
             self._bring(model)
+
+    def _is_final(self, death: WorkerDied, request: Request[Reply]) -> bool:
+        """Whether the end of a worker is our own doing. Where another takes seconds to start, it is started at once."""
+        if death.end.cancelled and request.target.target.capabilities.costly:
+            self.warm(About(request.target), 1)
+        return death.end.cancelled or death.end.timed_out or death.end.over_memory
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
@@ -395,24 +404,73 @@ class WorkerPool:
         self._give_back(worker)
         return answer.reply
 
+    def warm(self, request: Request[Reply], number: int) -> None:
+        """Start workers and have each answer a request, while others do other things; probes wait for them, not for new ones.
+
+        What goes wrong is said when it is asked for in earnest.
+
+        Args:
+            request: What makes a worker ready: that it says what it knows of a target.
+            number: How many more workers.
+        """
+        if self.fresh_process or self.places:
+            return
+        for _ in range(number):
+            cancel = Cancel()
+            thread = threading.Thread(target=self._warm, args=(request, cancel), name="warm", daemon=True)
+            with self._lock:
+                self._warming.append((thread, cancel))
+            thread.start()
+
+    def _warm(self, request: Request[Reply], cancel: Cancel) -> None:
+        worker: WorkerProcess | None = None
+        try:
+            with self._lock:
+                worker = self._start()
+            order = Order(request, self._log, Path.cwd())
+            worker.ask(order, Limits(time.monotonic(), COSTLY_SECONDS, cancel, self.memory_limit))
+        except (WorkerDied, BisectError, OSError):
+            pass
+        finally:
+            if worker is not None:
+                (self._give_back if worker.alive else self._dismiss)(worker)
+            with self._lock:
+                self._warming = [each for each in self._warming if each[1] is not cancel]
+                self._changed.notify_all()
+            cancel.close()
+
     def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
         """An idle or a new one; ``fresh`` if it must not have served, ``away`` in a place, and in the one with the fewest."""
         with self._lock:
-            for worker in reversed(self._idle):
-                fits = (worker.place is not None) == away and place in (None, worker.place)
-                if fits and not (fresh and (worker.served or not away)):
-                    self._idle.remove(worker)
-                    return worker
+            while (worker := self._idling(away=away, fresh=fresh, place=place)) is None and self._warming:
+                if fresh or away:
+                    break
+                self._changed.wait()
+            if worker is not None:
+                self._idle.remove(worker)
+                return worker
             if _spare and len(self._gpus) < 2 and not away:
                 return _spare.pop()
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
-            local = place is None or place.local
-            gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
-            if gpu is not None:
-                self._given[gpu] += 1
-            if place is not None:
-                self._placed[place] += 1
+            return self._start(place)
+
+    def _idling(self, *, away: bool, fresh: bool, place: Place | None) -> WorkerProcess | None:
+        """The one that idles for the shortest time, of those that fit; to be called with the lock."""
+        for worker in reversed(self._idle):
+            fits = (worker.place is not None) == away and place in (None, worker.place)
+            if fits and not (fresh and (worker.served or not away)):
+                return worker
+        return None
+
+    def _start(self, place: Place | None = None) -> WorkerProcess:
+        """A new one, on the GPU that the fewest have; to be called with the lock."""
+        local = place is None or place.local
+        gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
+        if gpu is not None:
+            self._given[gpu] += 1
+        if place is not None:
+            self._placed[place] += 1
         return WorkerProcess(gpu, place=place, memory_limit=self.memory_limit)
 
     def _give_back(self, worker: WorkerProcess) -> None:
@@ -421,6 +479,7 @@ class WorkerPool:
             return
         with self._lock:
             self._idle.append(worker)
+            self._changed.notify_all()
 
     def _make_room(self, lost: WorkerProcess) -> None:
         """A cluster may be smaller than it was: from now on nobody there keeps a place that he does not use."""
@@ -442,7 +501,13 @@ class WorkerPool:
                 self._placed[worker.place] -= 1
 
     def close(self) -> None:
-        """End all that idle."""
+        """End all that idle, and all that are being made ready."""
+        with self._lock:
+            warming = list(self._warming)
+            for _, cancel in warming:
+                cancel.set()
+        for thread, _ in warming:
+            thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
         if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:

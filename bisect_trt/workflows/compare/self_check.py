@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -308,15 +307,8 @@ def _try(
             return _Finding(reply.message)
     pairs = trial.pairs([load_npz(path) for path in to])
     comparisons = [each for made, right in pairs for each in compare_all(right, made, tolerance)]
-    same = all(_same_bits(made[name], right[name]) for made, right in pairs for name in right)
-    _drop(*inputs, *to)
-    return _Finding(None, comparisons, same)
-
-
-def _same_bits(value: NDArray[Any], other: NDArray[Any]) -> bool:
-    return value.shape == other.shape and value.tobytes() == other.tobytes()
-
-
-def _drop(*paths: Path) -> None:
-    for path in paths:
+    outputs = [(made[name], right[name]) for made, right in pairs for name in right]
+    same = all(ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes() for ours, theirs in outputs)
+    for path in (*inputs, *to):
         path.unlink(missing_ok=True)
+    return _Finding(None, comparisons, same)

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.margins import margin
+from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions, automatic_tolerance
 from bisect_trt.workflows.fault.evidence import Evidence, Values, decides
 
@@ -256,7 +256,7 @@ def _near(
     inputs = [read(name, by_target=False) if name else None for name in node.input]
     theirs = [read(name, by_target=True) if name else None for name in node.input]
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    measured = margin(node.op_type, attributes, inputs, decided, other)
+    measured = margin(Decision(node.op_type, attributes, inputs, decided, other))
     if measured is None or not measured[0].size or not np.isfinite(measured[0]).all():
         return None
     edges, sizes = measured

@@ -55,10 +55,12 @@ def find_drop(investigation: Investigation) -> tuple[int, list[dict[str, Any]]]:
         return shortest_failing_prefix(units.searched, frozenset(), about_units(oracle))
 
     length = prober.search_from(subject.original, Search(Verdict.FAIL, story), build)
-    curve = []
+    asked, curve = {record.key for record in prober.ledger.records}, []
     for count, key in sorted(keys.items()):
         outcome = prober.ledger.outcome(key)
-        if outcome is None or outcome.metric is None or not count:
+        if (
+            key not in asked or outcome is None or outcome.metric is None
+        ):  # what was probed ahead of time is another matter
             continue
         node = subject.describe_searched([units.searched[count - 1]])
         seen = {name: outcome.metric[name] for name in ("candidate", "passed", "samples")}

@@ -1,0 +1,71 @@
+"""Searches by a metric, simulated: how often a verdict is not that of the whole set, and how many samples one takes.
+
+    python -m benchmarks metric
+
+In each search some of 64 units, run on the target, turn right answers wrong, on
+samples of their own; the search is the one of ``reduce``, the score of a sample is 1 or 0, and a set of units fails if the
+metric drops by more than half a percent. Shares of samples are drawn from 0.01% to 5%, evenly on a logarithmic scale, so that
+some sets of units are as near to the bound as a sample or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from bisect_trt.search.flakiness import expected_verdicts
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.sequential import MeanTest
+from bisect_trt.search.strategy import minimise
+
+SEARCHES = 500
+UNITS, SAMPLES, DROP, CONFIDENCE = 64, 10_000, 0.005, 0.99
+
+
+class Simulated:
+    """One search: what a set of units makes of each sample, decided sequentially, and what is true of the whole set."""
+
+    def __init__(self, seed: int, samples: int = SAMPLES, confidence: float = CONFIDENCE) -> None:
+        """Draw who turns which samples."""
+        rng = np.random.default_rng(seed)
+        self.samples = samples
+        self.error = (1 - confidence) / max(4 * expected_verdicts(UNITS), 100)
+        self._right = rng.random(samples) < 0.76
+        guilty = rng.choice(UNITS, size=int(rng.integers(1, 5)), replace=False)
+        self._turned = {int(unit): rng.random(samples) < 10 ** rng.uniform(-4, np.log10(0.05)) for unit in guilty}
+        some = int(guilty[0])
+        self._turned[some] |= rng.random(samples) < 0.03
+        self.verdicts = self.wrong = self.used = 0
+
+    def ask(self, units: Subset) -> Verdict:
+        """The sequential verdict; it is held against the whole set's."""
+        turned = np.zeros(self.samples, bool)
+        for unit in units:
+            turned |= self._turned.get(unit, False)
+        # An answer that was wrong is seldom turned into the right one: one in ten is.
+        gains = np.where(self._right, -1.0, np.arange(self.samples) % 10 == 0) * turned
+        test = MeanTest(self.samples, -1.0, 1.0, -DROP * self.samples, self.error)
+        for gain in gains.tolist():
+            if test.add(gain) is not None:
+                break
+        truth = bool(gains.sum() >= -DROP * self.samples)
+        self.verdicts += 1
+        self.used += test.seen
+        self.wrong += test.decided is not truth
+        return Verdict.PASS if test.decided else Verdict.FAIL
+
+
+def figures() -> Iterator[Figure]:
+    """Searches by a metric: wrong verdicts, and samples beside those of the whole set."""
+    verdicts = used = wrong = 0
+    for seed in range(SEARCHES):
+        search = Simulated(seed)
+        minimise(range(UNITS), search.ask)
+        verdicts += search.verdicts
+        used += search.used
+        wrong += search.wrong > 0
+    yield Figure(f"of {SEARCHES} searches, those with a wrong verdict, %", 100 * wrong / SEARCHES, 1)
+    share = 100 * used / verdicts / SAMPLES
+    yield Figure("samples of a verdict, % of the set", share, 100 / 3, note=f"{verdicts} verdicts, sets of {SAMPLES:,}")

@@ -1,0 +1,64 @@
+"""Workers that are made ready beforehand: probes wait for them rather than start others, and none is left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bisect_trt.probing.protocol import About, Started
+from bisect_trt.probing.workers import pool as pools
+from bisect_trt.probing.workers.pool import WorkerPool, WorkerProcess
+from bisect_trt.targets.settings import TargetSettings
+
+ABOUT = About(TargetSettings())
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerProcess]]:
+    """The processes that are started, which are all gone in the end."""
+    made: list[WorkerProcess] = []
+
+    class Noted(WorkerProcess):
+        def __init__(self, *words: object, **named: object) -> None:
+            super().__init__(*words, **named)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr(pools, "WorkerProcess", Noted)
+    yield made
+    assert not any(worker.alive for worker in made)
+
+
+def test_probes_wait_for_those_that_get_ready(started: list[WorkerProcess], tmp_path: Path) -> None:
+    with WorkerPool(tmp_path) as pool:
+        pool.warm(ABOUT, 2)
+        replies: list[object] = []
+        probes = [threading.Thread(target=lambda: replies.append(pool.ask(ABOUT))) for _ in range(2)]
+        for probe in probes:
+            probe.start()
+        for probe in probes:
+            probe.join()
+        assert len(replies) == 2
+        assert all(isinstance(reply, Started) for reply in replies)
+        assert len(started) == 2
+
+
+def test_those_that_are_not_ready_when_all_ends_are_ended(started: list[WorkerProcess], tmp_path: Path) -> None:
+    with WorkerPool(tmp_path) as pool:
+        pool.warm(ABOUT, 3)
+    assert len(started) <= 3
+
+
+def test_a_target_that_does_not_start_is_nobodys_end(started: list[WorkerProcess], tmp_path: Path) -> None:
+    with WorkerPool(tmp_path) as pool:
+        pool.warm(About(TargetSettings("trt")), 1)  # without TensorRT it says so; with it, it is ready
+        assert isinstance(pool.ask(ABOUT), Started)
+    assert started
+
+
+def test_nothing_is_made_ready_that_could_not_be_taken(started: list[WorkerProcess], tmp_path: Path) -> None:
+    with WorkerPool(tmp_path, fresh_process=True) as pool:
+        pool.warm(ABOUT, 2)
+    assert not started
