@@ -20,10 +20,12 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m compileall -q bisect_trt
 	touch $@
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable . --group test --group lint
+	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reproducer fail as promised.
