@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.fresh_check import SEVERE
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -29,6 +30,10 @@ from bisect_trt.workflows.settings import SearchSettings
 
 CLEAR = 3.0
 """A scale that costs so many bits more than usual is wrong, whatever comes of it on the samples here."""
+
+
+FEW = 0.05
+"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves some out of range."""
 
 
 def find_bits(task: Task, case: Case, search: SearchSettings, given: ToleranceOptions) -> Result:
@@ -140,7 +145,7 @@ def _hold(
         outcome = replace(outcome, errors=_usual(task, case, samples, outcome.errors))
         held = validated(outcome, fresh, learned)
         failing = [place for place, error in enumerate(outcome.errors) if error > 1]
-        if not failing:
+        if len(failing) <= len(outcome.errors) * FEW and max(outcome.errors) <= SEVERE:
             break
         worst = sorted(failing, key=lambda place: -outcome.errors[place])[:16]
         for units in _larger(case, kept, sensitivity):
