@@ -14,7 +14,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.choices import Depth, Show
+from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
@@ -28,7 +28,16 @@ from bisect_trt.workflows.builds.diff import diff_builds
 from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
-from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
+from bisect_trt.workflows.inspect_files import (
+    Kind,
+    data_tree,
+    describe_data,
+    describe_engine,
+    describe_parsed,
+    engine_tree,
+    guess_kind,
+    parsed_tree,
+)
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
 from bisect_trt.workflows.picture import check_picture, draw
@@ -60,6 +69,7 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         "--external-data-dir": own.external_data_dir is not None,
         "--ignore-external-data": own.ignore_external_data,
         "--visual": own.visual is not None,
+        "--display-as": own.display_as is not None,
     }
     if odd := next((flag for flag, wanted in about_models.items() if wanted and kind is not Kind.MODEL), None):
         raise UsageError(f"{odd} is about models, and this is to be read as {kind.value}; leave it out.")
@@ -69,7 +79,15 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
     if own.visual is not None:
         check_picture(own.visual)
         check_output(own.visual, overwrite=True)
-    if kind is Kind.MODEL:
+    if own.display_as is Form.TRT:
+        if wanted - {Show.LAYERS} or own.visual is not None:
+            raise UsageError(
+                "--display-as trt shows the layers that TensorRT's parser makes; leave --show and --visual out."
+            )
+        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+            plain = describe_parsed(file, Path(folder))
+        tree = parsed_tree(str(file), plain)
+    elif kind is Kind.MODEL:
         words = {word.value for word in wanted}
         # A folder that nobody needs is one that stays behind when the command is killed.
         with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:

@@ -98,6 +98,9 @@ class Inspect:
     ] = field(default_factory=list)
     show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
     histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
+    display_as: Annotated[
+        Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
+    ] = None
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3

@@ -48,7 +48,7 @@ class RunOptions:
             "--onnx-outputs",
             "--trt-outputs",
             metavar="TENSOR",
-            help="Tensors to compare instead of the outputs, by name or glob; or: mark all.",
+            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
         ),
     ] = field(default_factory=list)
     mark_all: Annotated[bool, option("--mark-all", help="The same as --onnx-outputs mark all.")] = False
@@ -59,7 +59,7 @@ class RunOptions:
             "--trt-exclude-outputs",
             "--exclude-outputs",
             metavar="TENSOR",
-            help="Tensors to leave out, by name or glob.",
+            help="Tensors to leave out, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
     shape_inference: Annotated[

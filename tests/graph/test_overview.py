@@ -117,6 +117,9 @@ def test_a_piece_is_drawn_and_no_name_is_markup(cli: CommandLine, here: Path) ->
         (["model.onnx", "--visual", "net.png"], "pictures of networks are drawn as SVG; name a .svg file"),
         (["model.onnx", "--of", "run"], "--of says by what a picture is coloured; add --visual FILE.svg"),
         (["data", "values.npz", "--visual", "net.svg"], "--visual is about models"),
+        (["data", "values.npz", "--display-as", "onnx"], "--display-as is about models"),
+        (["model.onnx", "--display-as", "trt", "--show", "weights"], "leave --show and --visual out"),
+        (["model", "missing.onnx", "--display-as", "trt"], "missing.onnx: no such file"),
         (["model.onnx", "--visual", "net.svg", "--of", "missing"], "missing cannot be read"),
     ],
 )

@@ -165,7 +165,7 @@ def _tensor(network: Network, misfit: Misfit) -> dict[str, Any]:
         "bits_lost": round(misfit.bits_lost, 3),
         "snr_db": misfit.snr_db,
         "fitted_snr_db": misfit.fitted_db,
-        "bad": misfit.bits_lost > 1 or any(rule in ("scale", "weight scale") for rule, _ in misfit.problems),
+        "bad": misfit.bad,
         "problems": [{"rule": rule, "sentence": sentence} for rule, sentence in misfit.problems],
     }
 
