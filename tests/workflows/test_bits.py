@@ -328,3 +328,25 @@ def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> Non
     scales = activation_scales(model)
     assert scales
     assert not any(name.endswith(("w_scale", "b_scale")) for name in scales)
+
+
+def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
+    """Its reference is the model in floats, its set larger than what the search looks at inside."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    bad, _ = planted(source, path, 1, seed=2)
+    rng = np.random.default_rng(8)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=[source.draw(rng) for _ in range(40)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        metric="snr",
+        min=34,
+    )
+    found = result.extra["metric"]
+    assert found["of"] == 40
+    assert found["candidate"] >= 34
+    kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
+    assert kept == bad

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.fresh_check import SEVERE
+from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -26,6 +27,7 @@ from bisect_trt.workflows.precision.rounds import Fresh, Round, refuse_validatio
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import checker_problem
 from bisect_trt.workflows.precision.validation import Validation, hold_against, validated
+from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import SearchSettings
 
 CLEAR = 3.0
@@ -128,6 +130,8 @@ def _hold(
 ) -> tuple[Subset, Validation | None, str | None]:
     """Grow the minimal set until it holds on samples that the search has not seen."""
     if not isinstance(task.prober.runner.check, BuiltinCheck):
+        if isinstance(task.prober.runner.check, MetricCheck):
+            return minimum.units, None, "the metric is of a whole set, on which the answer is measured"
         return minimum.units, None, "what a check of yours says of other inputs is for it to say"
     kept, fresh = _with_clear(task, case, minimum.units), Fresh(task, WAYS)
     if fresh.why_none is not None:
@@ -213,6 +217,7 @@ def _deliver(task: Task, case: Case, told: Told) -> Result:
         if again.verdict is not Verdict.PASS:
             minimum = replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {again.reason}")
     told = replace(told, minimum=minimum)
+    measure_whole(task, lowering.read_back(told.kept, output))
     fill_in_bits(task, told, task.outcome(record))
     task.conclude(minimum)
     tell_bits(task, told)
