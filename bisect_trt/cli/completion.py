@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import get_completion_class, split_arg_string
 
 from bisect_trt.errors import UnavailableError, UsageError
 
@@ -23,6 +23,37 @@ def script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows no {shell}"
     return kind(click.Command(PROGRAM), {}, PROGRAM, VARIABLE).source()
+
+
+def tensors(incomplete: str) -> list[str]:
+    """The tensors that begin so, of the model on the command line that is being completed; none where it cannot be read."""
+    words = [word for word in _words() if word.endswith((".onnx", ".onnxtxt")) and Path(word).is_file()]
+    if not words:
+        return []
+    import onnx  # noqa: PLC0415 - of use for this alone
+
+    try:
+        graph = onnx.load(words[0], load_external_data=False).graph
+    except Exception:  # a command line that is half written is no place to say what is wrong with a file
+        return []
+    weights = {tensor.name for tensor in graph.initializer}
+    names = [value.name for value in graph.input if value.name not in weights]
+    names += [name for node in graph.node for name in node.output if name]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def last_flag() -> str | None:
+    """The flag that the word which is being completed belongs to, where it takes several values."""
+    return next((word for word in reversed(_words()) if word.startswith("--")), None)
+
+
+def _words() -> list[str]:
+    """The words before the one that is being completed, as the shells' scripts of click hand them over."""
+    words = split_arg_string(os.environ.get("COMP_WORDS", ""))
+    place = os.environ.get("COMP_CWORD", "")
+    if place.isdecimal():  # bash, zsh
+        return words[: int(place)]
+    return words[:-1] if place and words and words[-1] == place else words  # fish: the word itself
 
 
 def show() -> None:

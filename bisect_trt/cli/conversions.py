@@ -19,6 +19,7 @@ from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_
 from bisect_trt.workflows.extract import ExtractSettings
 from bisect_trt.workflows.from_options import model_settings
 from bisect_trt.workflows.from_torch import SUFFIX
+from bisect_trt.workflows.picture import check_picture
 from bisect_trt.workflows.sanitize import SanitizeSettings
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
@@ -69,7 +70,10 @@ def extract(given: Given, console: Console, result: Result) -> Result:
     """Cut a piece out of a model."""
     own, data = given[Extract], given[Data]
     with_inputs = bool(data.load_inputs or data.data_loader_script)
-    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs, own.timeout)
+    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs, own.timeout, own.visual)
+    if own.visual is not None:
+        check_picture(own.visual)
+        check_output(own.visual, overwrite=own.overwrite)
     check_output(settings.output, overwrite=own.overwrite)
     if with_inputs:
         check_output(settings.values, overwrite=own.overwrite)

@@ -11,8 +11,10 @@ from tempfile import TemporaryDirectory
 from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.choices import Depth, Show
+from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
@@ -26,9 +28,19 @@ from bisect_trt.workflows.builds.diff import diff_builds
 from bisect_trt.workflows.builds.replay import choices_tree, describe_choices
 from bisect_trt.workflows.doctor import doctor as look
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
-from bisect_trt.workflows.inspect_files import Kind, data_tree, describe_data, describe_engine, engine_tree, guess_kind
+from bisect_trt.workflows.inspect_files import (
+    Kind,
+    data_tree,
+    describe_data,
+    describe_engine,
+    describe_parsed,
+    engine_tree,
+    guess_kind,
+    parsed_tree,
+)
 from bisect_trt.workflows.inspect_model import describe_model, model_tree
 from bisect_trt.workflows.log import show_probe, show_run, show_times
+from bisect_trt.workflows.picture import check_picture, draw
 from bisect_trt.workflows.places import look_there, open_places
 from bisect_trt.workflows.rethreshold import Tolerances, show_with
 from bisect_trt.workflows.view.view import view as show
@@ -56,16 +68,34 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         "--mode": own.mode is not None,
         "--external-data-dir": own.external_data_dir is not None,
         "--ignore-external-data": own.ignore_external_data,
+        "--visual": own.visual is not None,
+        "--display-as": own.display_as is not None,
     }
     if odd := next((flag for flag, wanted in about_models.items() if wanted and kind is not Kind.MODEL), None):
         raise UsageError(f"{odd} is about models, and this is to be read as {kind.value}; leave it out.")
     wanted = _wanted(own, kind)
-    if kind is Kind.MODEL:
+    if own.of is not None and own.visual is None:
+        raise UsageError("--of says by what a picture is coloured; add --visual FILE.svg.")
+    if own.visual is not None:
+        check_picture(own.visual)
+        check_output(own.visual, overwrite=True)
+    if own.display_as is Form.TRT:
+        if wanted - {Show.LAYERS} or own.visual is not None:
+            raise UsageError(
+                "--display-as trt shows the layers that TensorRT's parser makes; leave --show and --visual out."
+            )
+        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+            plain = describe_parsed(file, Path(folder))
+        tree = parsed_tree(str(file), plain)
+    elif kind is Kind.MODEL:
         words = {word.value for word in wanted}
         # A folder that nobody needs is one that stays behind when the command is killed.
         with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
             model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
+            if own.visual is not None:
+                network = Network(load_model(model, own.external_data_dir, structure=True))
+                plain["visual"] = {"path": str(own.visual), "drawn": draw(network, own.visual, own.of)}
         tree = model_tree(str(file), plain)
     elif kind is Kind.DATA:
         values = own.num_items if Show.VALUES in wanted else None

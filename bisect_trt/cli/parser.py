@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from bisect_trt import __version__
 from bisect_trt.cli.commands import COMMANDS
-from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, show
+from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, last_flag, show, tensors
 from bisect_trt.errors import ExitStatus
 from bisect_trt.options.given import out_of_range
 from bisect_trt.options.spec import Entry, entries, title
 
 _HELP = ["-h", "--help"]
 _SUMMARY = "Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT."
+TENSOR = "TENSOR"
+"""What stands for a value that is a tensor of the model."""
 _COLUMN = 32
 """How wide the options may be, beside their help."""
 
@@ -66,6 +69,8 @@ def _parameter(entry: Entry) -> click.Parameter:
         known["default"] = _plain(entry.default)
     if entry.option.min is not None or entry.option.max is not None:
         known["callback"] = _in_range(entry)
+    if entry.placeholder == TENSOR:
+        known["shell_complete"] = lambda ctx, param, incomplete: tensors(incomplete)  # noqa: ARG005 - as click calls it
     return click.Option(declared, type=_type(entry), multiple=entry.several, **known)
 
 
@@ -97,6 +102,14 @@ class _Command(click.Command):
             help=own.__doc__,
             context_settings={"help_option_names": _HELP},
         )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click's, and of a flag with several values all but the first."""
+        if not incomplete.startswith("-"):
+            named = [entry for group in self.groups for entry in entries(group) if entry.placeholder == TENSOR]
+            if last_flag() in {flag for entry in named for flag in entry.flags}:
+                return [CompletionItem(name) for name in tensors(incomplete)]
+        return super().shell_complete(ctx, incomplete)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(_top(ctx, self.help or ""))

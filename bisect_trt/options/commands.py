@@ -28,6 +28,10 @@ class Extract:
         default_factory=list
     )
     timeout: Annotated[float | None, seconds(help="Time the reference may take; default 10 minutes.")] = None
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw the piece as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
     overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
 
 
@@ -94,6 +98,9 @@ class Inspect:
     ] = field(default_factory=list)
     show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
     histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
+    display_as: Annotated[
+        Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
+    ] = None
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
@@ -107,6 +114,14 @@ class Inspect:
     ignore_external_data: Annotated[
         bool, option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
     ] = False
+    visual: Annotated[
+        Path | None,
+        option(metavar="FILE", help="Draw a model as SVG, many nodes as the modules and blocks that they are of."),
+    ] = None
+    of: Annotated[
+        Path | None,
+        option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first."),
+    ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 

@@ -47,8 +47,8 @@ class RunOptions:
         option(
             "--onnx-outputs",
             "--trt-outputs",
-            metavar="NAME",
-            help="Tensors to compare instead of the outputs, by name or glob; or: mark all.",
+            metavar="TENSOR",
+            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
         ),
     ] = field(default_factory=list)
     mark_all: Annotated[bool, option("--mark-all", help="The same as --onnx-outputs mark all.")] = False
@@ -58,8 +58,8 @@ class RunOptions:
             "--onnx-exclude-outputs",
             "--trt-exclude-outputs",
             "--exclude-outputs",
-            metavar="NAME",
-            help="Tensors to leave out, by name or glob.",
+            metavar="TENSOR",
+            help="Tensors to leave out, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
     shape_inference: Annotated[

@@ -154,10 +154,9 @@ class MetricCheck:
         """How sure the proof is; ``None`` where every verdict is the whole set's."""
         if not self.scale.error or self.scale.metric.of_sample is None:
             return None
-        return (
-            f"with {self.scale.confidence(verdicts):.1%} confidence all {verdicts} verdicts are those of the whole set of "
-            f"{self.scale.data.count} samples"
-        )
+        sure = math.floor(1e4 * self.scale.confidence(verdicts)) / 100
+        count = self.scale.data.count
+        return f"with {sure:g}% confidence all {verdicts} verdicts are those of the whole set of {count} samples"
 
     def measure(self, files: CandidateFiles, error: float, cancel: Cancel | None = None) -> Measured | Failed:
         """What a candidate scores.

@@ -104,11 +104,11 @@ class FreshSamples:
         """What fresh samples are, for people."""
         kinds: dict[str, list[str]] = {}
         for name, each in self.inputs.items():
-            kinds.setdefault(_words(each), []).append(f"'{name}'")
+            kinds.setdefault(_words(each, self.ways), []).append(f"'{name}'")
         return "; ".join(f"{', '.join(names)}: {words}" for words, names in kinds.items())
 
 
-def _words(each: Input) -> str:
+def _words(each: Input, ways: Sequence[str] = _WAYS) -> str:
     if each.kind is Kind.FIXED:
         return "as given"
     if each.kind is Kind.MASK:
@@ -116,6 +116,8 @@ def _words(each: Input) -> str:
     if each.kind is Kind.IDS:
         return f"other ids from {each.low} to {each.high}, and the same permuted"
     law = "other random values of the law of those given, the same permuted"
+    if "rescaled" not in ways:
+        return law.replace(", the", " and the")
     if each.kind is Kind.UNIT:
         return f"{law}, rescaled within [0, 1], and N(0, 1), as images that were normalised"
     more = ", and uniform in [0, 1]" if each.standard else ""

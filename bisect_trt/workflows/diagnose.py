@@ -14,7 +14,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.issue import Cause
-from bisect_trt.reporting.reproducer import MODEL
+from bisect_trt.reporting.reproducer import MODEL, SCRIPT
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -251,7 +251,7 @@ def deliver(
         result.extra["held"] = True
         console.answer(HELD)
     say_dynamic(investigation, answer)
-    console.answer(f"To see it again: python {settings.output / 'reproduce.py'}")
+    console.answer(f"To see it again: {subject.where.again(settings.output / SCRIPT)}")
     return left, fault
 
 
@@ -283,7 +283,7 @@ def deliver_another(
     failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
     investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
     tell_modules(subject.network, blamed, investigation.console)
-    investigation.console.answer(f"To see it again: python {folder / 'reproduce.py'}")
+    investigation.console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
     return failure
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import extract
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Examination
+from bisect_trt.workflows.picture import draw
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ExtractSettings:
         output: Where it goes.
         with_inputs: Whether to run the original and write the values of the inputs beside it.
         timeout: Seconds that it may run, where that is more than by default.
+        visual: Where a picture of it goes, if one is wanted.
     """
 
     inputs: Sequence[str]
@@ -32,6 +35,7 @@ class ExtractSettings:
     output: Path
     with_inputs: bool = False
     timeout: float | None = None
+    visual: Path | None = None
 
     @property
     def values(self) -> Path:
@@ -64,6 +68,9 @@ def extract_model(examination: Examination, settings: ExtractSettings) -> Result
     if settings.with_inputs:
         save_npz(settings.values, subject.reference.select(inputs))
         result.artifacts["inputs"] = str(settings.values)
+    if settings.visual is not None:
+        draw(Network(piece), settings.visual)
+        result.artifacts["visual"] = str(settings.visual)
     result.status, result.minimality = "found", "1-minimal"
     console.answer(
         f"{settings.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to "

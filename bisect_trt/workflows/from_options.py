@@ -321,7 +321,8 @@ def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings
     if search.pin:
         raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
     most, wanted = own.limits()
-    folder = None if check.artifacts_dir == Check().artifacts_dir else check.artifacts_dir
+    sorts = bool(check.artifacts) or check.artifacts_dir != Check().artifacts_dir
+    folder = check.artifacts_dir if sorts else None
     return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
 
 

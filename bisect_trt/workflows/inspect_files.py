@@ -215,6 +215,50 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     return reply.engine
 
 
+def describe_parsed(path: Path, folder: Path) -> dict[str, Any]:
+    """What TensorRT's parser makes of a model, as plain values; in a process of its own.
+
+    Args:
+        path: The model.
+        folder: Where TensorRT's log goes.
+
+    Raises:
+        UnavailableError: There is no such file, no TensorRT or no GPU, or the parser refuses the model.
+    """
+    if not path.is_file():
+        raise UnavailableError(f"{path}: no such file; give the path of an ONNX model.")
+    with WorkerPool(folder) as workers:
+        reply = ask(workers, Describe(TargetSettings("trt"), path.absolute()))
+    if isinstance(reply, Failed):
+        raise UnavailableError(f"TensorRT does not parse {path}: {reply.message}.")
+    return reply.engine
+
+
+def parsed_tree(title: str, plain: Mapping[str, Any]) -> Branch:
+    """The same for the terminal."""
+
+    def line(tensor: Mapping[str, Any]) -> str:
+        return (
+            f"{tensor['name']}: {tensor['dtype']} {'shape not known' if tensor['shape'] is None else tensor['shape']}"
+        )
+
+    tree = Branch(f"{title} (as TensorRT {plain['version']} parses it)")
+    for mode in ("inputs", "outputs"):
+        tree.branches.append(Branch.of(f"{len(plain[mode])} {mode[:-1]}(s)", map(line, plain[mode])))
+    layers = [
+        Branch.of(
+            f"{layer['kind']} {layer['name']}",
+            [
+                *(f"reads {line(each)}" for each in layer["inputs"]),
+                *(f"makes {line(each)}" for each in layer["outputs"]),
+            ],
+        )
+        for layer in plain["layers"]
+    ]
+    tree.branches.append(Branch(f"{len(layers)} layer(s)", layers))
+    return tree
+
+
 def engine_tree(title: str, plain: Mapping[str, Any]) -> Branch:
     """The same for the terminal."""
     tree = Branch(f"{title} (TensorRT {plain['version']})")

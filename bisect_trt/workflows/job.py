@@ -175,7 +175,7 @@ class Job:
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest quantized groups to keep in floats; see :func:`bisect_trt.workflows.bits.bits.find_bits`."""
         from bisect_trt.workflows.bits.bits import find_bits  # noqa: PLC0415 - see above
-        from bisect_trt.workflows.bits.case import open_case, with_samples  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, with_samples  # noqa: PLC0415 - see above
         from bisect_trt.workflows.bits.yardstick import tolerance_of  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
@@ -186,11 +186,18 @@ class Job:
         with job.subject(check.timeout, settings.target) as subject:
             if settings.target is not None:
                 require_target(subject, settings.target)
-            case, given = open_case(subject, settings), check.tolerance
+                target, why = runs_or_emulated(subject, settings.target)
+                if why is not None:
+                    self.console.warn(why)
+                self.result.extra["emulated"] = why
+                settings, check = replace(settings, target=target), replace(check, target=target)
+            guess = job.model != self.model and not self.model.data.val_range
+            case, given = open_case(subject, settings, guess=guess), check.tolerance
             settings = replace(settings, tolerance=given)
             tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
             tolerance.check_names(subject.network.outputs)
-            check = replace(check, tolerance=tolerance)
+            timed = settings.target is not None and settings.target.target.capabilities.timed
+            check = replace(check, tolerance=tolerance, timed=timed)
             with job._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
                 return find_bits(task, case, search, given)

@@ -70,7 +70,7 @@ def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:
-    model = subject.models.write("scored", subject.network.proto)
+    model = subject.models.write("scored", subject.truth.proto)
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         request = Series(

@@ -239,3 +239,17 @@ def test_extract_names_that_are_no_tensor(cli: CommandLine, option: str, name: s
     assert ran.status == 2
     assert f"{option}: {said}" in ran.error
     assert not Path("sub.onnx").exists()
+
+
+def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, here: Path) -> None:
+    model = overflowing(here / "model.onnx", before=2, after=1)
+
+    def compared(*words: str) -> list[str]:
+        cli("run", model, "--onnxrt", *words, "--json", "r.json")
+        return [each["name"] for each in read_json(here / "r.json")["comparisons"]]
+
+    assert compared("--onnx-outputs", "op:Mul") == ["big_out", "small_out"]
+    assert compared("--onnx-outputs", "op:M*", "a0_out") == ["big_out", "small_out", "a0_out"]
+    assert compared("--mark-all", "--exclude-outputs", "op:Add") == ["big_out", "small_out"]
+    ran = cli("run", model, "--onnxrt", "--onnx-outputs", "op:Softmax")
+    assert "the model makes no tensor 'op:Softmax'" in ran.error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -15,7 +16,7 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
-from support import COMMANDS, bisect_trt, command_lines, overflowing, read_json
+from support import COMMANDS, bisect_trt, chain, command_lines, overflowing, read_json
 
 import bisect_trt as package
 from bisect_trt.cli.arguments import rewrite
@@ -146,3 +147,31 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr == "error: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("extract model.onnx --inputs t", ["t0", "t1", "t2", "t3"]),
+        ("extract model.onnx --outputs t1 t", ["t0", "t1", "t2", "t3"]),  # of several values, each
+        ("run model.onnx --onnxrt --onnx-outputs x t2 ''", ["x", "t0", "t1", "t2", "t3"]),
+        ("run model.onnx --onnxrt --keep-fp32 t3", ["t3"]),
+        ("run broken.onnx --onnxrt --keep-fp32 t", []),
+        ("extract --inputs t", []),
+        ("extract model.onnx --inp", ["--inputs", "--input-shapes"]),
+    ],
+)
+def test_bash_completes_tensors_of_the_model(here: Path, words: str, wanted: list[str]) -> None:
+    chain(here / "model.onnx")
+    (here / "broken.onnx").write_bytes(b"no model")
+    # What bash's function of --show-completion asks, and as: all words, and the number of the one that is completed.
+    given = {"COMP_WORDS": f"bisect-trt {words}", "COMP_CWORD": str(len(shlex.split(words)))}
+    done = subprocess.run(
+        [sys.executable, "-m", "bisect_trt"],
+        cwd=here,
+        env={**os.environ, "_BISECT_TRT_COMPLETE": "bash_complete", **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.removeprefix("plain,") for line in done.stdout.splitlines() if line] == wanted

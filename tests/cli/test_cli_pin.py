@@ -20,11 +20,11 @@ NODES = 12
 WRONG = "tactic wrong_kernel"
 
 
-def chain(path: Path, bad: Sequence[int]) -> Path:
+def chain(path: Path, bad: Sequence[int], prefix: str = "bad") -> Path:
     """Products, one after the other; those that are named ``bad`` may be given a wrong kernel."""
     nodes, tensor = [], "x"
     for place in range(NODES):
-        name = f"{'bad' if place in bad else 'n'}{place}"
+        name = f"{prefix if place in bad else 'n'}{place}"
         nodes.append(helper.make_node("Mul", [tensor, "w"], [f"t{place}"], name))
         tensor = f"t{place}"
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", tensor)]
@@ -75,6 +75,18 @@ def test_every_candidate_is_what_the_build_that_failed_chose(here: Path, fault: 
     assert result["minimality"] == "1-minimal"
     assert "its build is what others are held to" in said
     assert result["flaky"]["rate"] == 1  # once it is held it always fails
+
+
+def test_a_candidate_that_cannot_be_held_says_nothing(here: Path) -> None:
+    """The wrong kernel is one for two nodes: without the second it is not offered, and any other one would be right."""
+    model = chain(here / "model.onnx", (5,), "bad_pair")
+    words = ["reduce", str(model), "--unsteady", "--fault", "tactic:0.5", "--pin", "--repeat", "60", "-o", "r.onnx"]
+    status, result, said = unsteady(here, *words, "--no-shrink")
+    assert status == 0, said
+    assert {node["name"] for node in result["culprits"]} == {"bad_pair5", "n6"}
+    for nodes, verdict in verdicts(here / result["artifacts"]["run"]).items():
+        wanted = "PASS" if "bad_pair5" not in nodes else "FAIL" if "n6" in nodes else "UNRESOLVED"
+        assert verdict == wanted, nodes
 
 
 def test_a_build_that_chooses_nothing(here: Path) -> None:

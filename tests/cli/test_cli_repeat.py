@@ -51,7 +51,7 @@ def proven(found: dict[str, Any]) -> set[tuple[str, str]]:
     return {(each["layer"], each["choice"]) for each in found["choices"] if each["proven"]}
 
 
-def test_a_wrong_kernel_is_named_and_turned(here: Path) -> None:
+def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> None:
     model = network(here / "model.onnx", "a", "bad", "c", "d")
     ran = unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "--until", "both", "--json", "r.json")
     found = read_json(Path("r.json"))
@@ -78,13 +78,16 @@ def test_a_wrong_kernel_is_named_and_turned(here: Path) -> None:
         assert Path(build["files"]["choices"]).parent == Path(found["artifacts"][side])
         assert Path(build["files"]["model"]).name == f"{build['number']:04d}_model.engine"
     run = found["artifacts"]["run"]
-    told = unsteady("diff", run, "--json", "diff.json")
+    page = (Path(run) / "report.html").read_text(encoding="utf-8")
+    assert "bad: tactic wrong_kernel" in page
+    assert f"{found['bad']} of {found['runs']} fail" in page
+    told = cli("diff", run, "--json", "diff.json")
     assert told.status == 0
     compared = read_json(Path("diff.json"))
     assert {(each["layer"], each["choice"]) for each in compared["choices"]} == {
         (each["layer"], each["choice"]) for each in found["choices"]
     }
-    assert all(unsteady("diff", *words).status == 0 for words in ([f"{run}/good", f"{run}/bad"], ["r.json"]))
+    assert all(cli("diff", *words).status == 0 for words in ([f"{run}/good", f"{run}/bad"], ["r.json"]))
 
 
 def test_kernels_that_are_wrong_together_only_are_named_together(here: Path) -> None:

@@ -14,7 +14,7 @@ from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
-NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
+NEED_A_GPU = {"--trt", "--load-engine", "--lowering", "--display-as"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
 SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
@@ -106,6 +106,7 @@ READ = (
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
+    "inspect model model.onnx --display-as trt",
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {

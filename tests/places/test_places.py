@@ -25,7 +25,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.places import bundle
 from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
-from bisect_trt.probing.places.place import Place, make_place, parse
+from bisect_trt.probing.places.place import Place, Where, make_place, parse
 from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import Execute
@@ -386,8 +386,20 @@ def test_diagnose_tries_its_script_where_the_target_runs(failing: Path) -> None:
     assert done.returncode == 0, done.stderr
     readme = (failing / "m-reproducer/README.md").read_text()
     assert "Run in another interpreter, it shows the failure." in readme
+    assert f"To see it again: {sys.executable} m-reproducer/reproduce.py" in done.stdout.splitlines()
     assert sys.executable not in readme
     assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
+
+
+def test_where_a_failure_is_seen_again() -> None:
+    script = Path("my bug/reproduce.py")
+    there = Place("ssh", "ssh=host,python=p", ("ssh", "host", "p"))
+    assert Where().again(Path("bug/reproduce.py")) == "python bug/reproduce.py"
+    assert (
+        Where((Place("env", "env=x", ("/envs/x/bin/python", "-c")),)).again(script)
+        == "/envs/x/bin/python 'my bug/reproduce.py'"
+    )
+    assert Where((there,)).again(script).endswith("where the target ran: ssh=host,python=p")
 
 
 def test_unlike_places_are_not_mixed_unless_asked_for(failing: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from support import bisect_trt as command_line
 import bisect_trt
 from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
-from bisect_trt.tensors.npz import save_npz
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -75,17 +74,16 @@ def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: 
 
 
 def test_command_line_and_json(tmp_path: Path) -> None:
-    """A scale that leaves a few steps is named, with what is wrong and what would fit."""
+    """With nothing given but the model: a scale without room for the values is named, with what would fit."""
     path = tmp_path / "model.onnx"
     quantize(resnet(6, 1), path, samples=8)
     model = onnx.load(path)
     name = "/layer0/act1/Relu_output_0_scale"
     scale = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     was = numpy_helper.to_array(scale)
-    scale.CopyFrom(numpy_helper.from_array((was * 64).astype(np.float32), name))
+    scale.CopyFrom(numpy_helper.from_array((was / 20).astype(np.float32), name))
     onnx.save(model, path)
-    words = ["model.onnx", "--int8", "--onnxrt", "-o", "mixed.onnx", "--json", "r.json", "--load-inputs", "x.npz"]
-    save_npz(tmp_path / "x.npz", resnet(6, 1).draw(np.random.default_rng(1)))
+    words = ["model.onnx", "--int8", "--onnxrt", "-o", "mixed.onnx", "--json", "r.json"]
     ran = command_line("precision", *words, cwd=tmp_path)
     assert ran.status == 0, ran.err
     assert "1 group in floats" in ran.out
@@ -94,7 +92,7 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     (kept,) = found["keep_fp32"]
     assert kept["bad_scales"] == [name]
     assert kept["op"] == "Conv"
-    assert kept["rule"] == "scale too large"
+    assert kept["rule"] == "clipping"
     assert [entry["group"] for entry in found["minimal"]] == [kept["group"]]
     group = found["groups"][kept["group"]]
     assert name in group["scales"]
@@ -104,7 +102,7 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     assert found["refit"]["passed"]
     assert (tmp_path / found["refit"]["file"]).exists()
     assert found["validation"]["samples"] == 200
-    assert "scale too large" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
+    assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
 
 
 def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
@@ -145,6 +143,115 @@ def graph(
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Four layers, quantized as ONNX Runtime's quantizer does not, and in floats; some scales are ``bad`` times too large."""
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    floats: list[onnx.NodeProto] = []
+    weights: Arrays = {}
+    read = plain = "x"
+
+    def constant(name: str, value: onnx.TensorProto) -> None:
+        nodes.append(helper.make_node("Constant", [], [name], value=value))
+
+    for layer in range(4):
+        weight = (rng.standard_normal((32, 32)) / 32**0.5).astype(np.float32)
+        weights[f"w{layer}"] = weight
+        worse = bad.get(layer, 1.0)
+        if kind == "int4":  # weights alone, a scale for each block
+            scale = np.abs(weight.reshape(2, 16, 32)).max(1) / 7
+            steps = np.rint(weight / np.repeat(scale, 16, 0)).clip(-8, 7).astype(np.int8)
+            constant(f"q{layer}", helper.make_tensor("q", TensorProto.INT4, [32, 32], steps.flatten().tolist()))
+            constant(f"s{layer}", numpy_helper.from_array(scale * np.float32(worse)))
+            read_as = [f"q{layer}", f"s{layer}"]
+            nodes.append(helper.make_node("DequantizeLinear", read_as, [f"d{layer}"], axis=0, block_size=16))
+        else:
+            fp8 = kind == "fp8"
+            element, top = (TensorProto.FLOAT8E4M3FN, 448) if fp8 else (TensorProto.INT8, 127)
+            constant("z" + str(layer), helper.make_tensor("z", element, [], [0]))
+            for name, size, tensor in (
+                (f"a{layer}", 3.5 * worse, read),
+                (f"b{layer}", float(np.abs(weight).max()), ""),
+            ):
+                source = tensor or f"w{layer}"
+                if not tensor:
+                    constant(source, numpy_helper.from_array(weight))
+                constant(f"{name}s", numpy_helper.from_array(np.asarray(size / top, np.float32)))
+                nodes.append(
+                    helper.make_node("QuantizeLinear", [source, f"{name}s", f"z{layer}"], [f"{name}q"], f"{name}q")
+                )
+                nodes.append(
+                    helper.make_node(
+                        "DequantizeLinear", [f"{name}q", f"{name}s", f"z{layer}"], [f"{name}d"], f"{name}d"
+                    )
+                )
+            read = f"a{layer}d"
+        other = f"d{layer}" if kind == "int4" else f"b{layer}d"
+        made = "y" if layer == 3 else f"m{layer}"
+        nodes.append(helper.make_node("MatMul", [read, other], [made], f"matmul{layer}"))
+        floats.append(helper.make_node("MatMul", [plain, f"w{layer}"], [made], f"matmul{layer}"))
+        if made != "y":
+            for some in (nodes, floats):
+                some.append(helper.make_node("Tanh", [made], [f"t{layer}"], f"tanh{layer}"))
+        read = plain = f"t{layer}"
+    opset = 21 if kind == "int4" else 19
+    quantized, original = graph(nodes, {}, opset, (4, 32)), graph(floats, weights, opset, (4, 32))
+    quantized.ir_version = original.ir_version = 10
+    return quantized, original
+
+
+@pytest.mark.parametrize(("kind", "bad"), [("int8", {1: 30.0, 3: 40.0}), ("fp8", {2: 1 / 300}), ("int4", {1: 6.0})])
+def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]) -> None:
+    """Constants by nodes, weights that are quantized as the model runs, 8-bit floats, blocks of 4 bits that are stored."""
+    quantized, original = layers(kind, bad)
+    onnx.save(quantized, tmp_path / "model.onnx")
+    onnx.save(original, tmp_path / "float.onnx")
+    rng = np.random.default_rng(1)
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low=kind,  # type: ignore[arg-type]  # one of them
+        target="onnxrt",
+        inputs=[{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=10,
+        reference=tmp_path / "float.onnx" if kind == "int4" else None,
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == [f"matmul{layer}" for layer in sorted(bad)]
+    assert result.minimality == "1-minimal"
+
+
+def test_names_need_not_tell_an_activation(tmp_path: Path) -> None:
+    """The quantizer drops a Relu whose result is quantized; the zero point of one is bad, and no name says that it was one."""
+    source = resnet(6, 3)
+    names: dict[str, str] = {"image": "image", "logits": "logits", "": ""}
+    for place, node in enumerate(source.model.graph.node):
+        node.name = f"n{place}"
+        node.input[:] = [names.setdefault(name, f"t{len(names)}") for name in node.input]
+        node.output[:] = [names.setdefault(name, f"t{len(names)}") for name in node.output]
+    for tensor in source.model.graph.initializer:
+        tensor.name = names[tensor.name]
+    quantize(source, tmp_path / "model.onnx", samples=8)
+    model = onnx.load(tmp_path / "model.onnx")
+    tensor = names["/layer1/act1/Relu_output_0"]
+    zero = next(each for each in model.graph.initializer if each.name == f"{tensor}_zero_point")
+    zero.CopyFrom(numpy_helper.from_array(np.asarray(100, np.uint8), zero.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    rng = np.random.default_rng(2)
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low="int8",
+        target="onnxrt",
+        inputs=[source.draw(rng) for _ in range(3)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    assert [entry["bad_scales"] for entry in result.extra["keep_fp32"]] == [[f"{tensor}_scale"]]
+    mixed = onnx.load(tmp_path / "mixed.onnx")
+    assert any(node.op_type == "Relu" and node.output[0].startswith(tensor) for node in mixed.graph.node)
 
 
 PAIR = [
@@ -221,3 +328,25 @@ def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> Non
     scales = activation_scales(model)
     assert scales
     assert not any(name.endswith(("w_scale", "b_scale")) for name in scales)
+
+
+def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
+    """Its reference is the model in floats, its set larger than what the search looks at inside."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    bad, _ = planted(source, path, 1, seed=2)
+    rng = np.random.default_rng(8)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=[source.draw(rng) for _ in range(40)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        metric="snr",
+        min=34,
+    )
+    found = result.extra["metric"]
+    assert found["of"] == 40
+    assert found["candidate"] >= 34
+    kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
+    assert kept == bad

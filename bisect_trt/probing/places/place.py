@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bisect_trt.errors import UsageError
@@ -66,6 +67,15 @@ class Where:
 
     places: tuple[Place, ...] = ()
     mixed: bool = False
+
+    def again(self, script: Path) -> str:
+        """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
+        place = next(iter(self.places), None)
+        if place is None:
+            return f"python {script}"
+        if place.local:
+            return shlex.join([place.argv[0], str(script)])
+        return f"python {script}, where the target ran: {place.said}"
 
 
 HERE = Where()

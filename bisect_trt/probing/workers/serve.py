@@ -184,7 +184,10 @@ class Worker:
         return Done()
 
     def _describe(self, request: Describe) -> Described:
-        return Described(self._runtime(request.target).describe_engine())
+        runtime: Any = self._runtime(request.target)
+        return Described(
+            runtime.describe_engine() if request.model is None else runtime.describe_network(request.model)
+        )
 
     def _look(self, request: Look) -> Looked:
         """Only in a place; here ``doctor`` looks."""

@@ -44,7 +44,7 @@ def graph_section(graph: Json) -> Markup:
         _toolbar(nodes, graph["centre"]),
         tag(
             "div",
-            tag("div", _drawing(graph), class_="canvas", id="canvas"),
+            tag("div", drawing(graph), class_="canvas", id="canvas"),
             tag("aside", tag("p", "Choose a node to see its attributes, shapes, ranges and errors.", class_="quiet"),
                 class_="panel", id="panel", aria_live="polite", aria_label="The chosen node", tabindex=-1),
             class_="split",
@@ -116,7 +116,8 @@ def _key(kind: str, word: str, group: str) -> Markup:
     return tag("li", tag("span", _MARKS.get(kind, ""), class_=f"swatch {kind}", aria_hidden="true"), word, class_=group)
 
 
-def _drawing(graph: Json) -> Markup:
+def drawing(graph: Json) -> Markup:
+    """The nodes and what leads from one to another, as SVG."""
     nodes = graph["nodes"]
     edges = list(dict.fromkeys((maker, reader) for maker, reader, _ in graph["edges"]))
     layout = lay_out([node["id"] for node in nodes], edges)

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.reporting.html.builds import builds_section
 from bisect_trt.reporting.html.curve import curve_section
 from bisect_trt.reporting.html.findings import findings_section
 from bisect_trt.reporting.html.graph import graph_section
@@ -213,6 +214,7 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
         ("graph", "Graph", lambda: graph_section(graph) if graph else None),
         ("error", "Error", lambda: curve_section(curve, graph["nodes"] if graph else []) if curve else None),
         ("sweep", "Sizes", lambda: sweep_section(result.get("sweep"))),
+        ("builds", "Builds", lambda: builds_section(result)),
         ("findings", "Findings", lambda: findings_section(result)),
         ("search", "Search", lambda: search_section(report, result["probes"])),
         ("commands", "Commands", lambda: _commands(report.get("commands") or [])),

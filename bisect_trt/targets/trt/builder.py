@@ -135,7 +135,8 @@ def build_engine(
     trt.memory = memory
     with watch.on("parse"):
         key = network_key(proto, path, settings, feed, trt, show_unfused=show_unfused)
-        parsed = memory.network(key)
+        # Calibration may leave ranges in a network, so that one is parsed anew.
+        parsed = None if settings.int8 else memory.network(key)
         if parsed is None:
             memory.parsed = None  # before the next one: two networks are twice the weights
             parsed = parse(proto, path, settings, feed, trt)

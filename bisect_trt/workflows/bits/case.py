@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.qdq import Group, Quantized, find_quantized
 from bisect_trt.probing.activations import Reference
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
+from bisect_trt.workflows.bits.guessed import guess_inputs
 from bisect_trt.workflows.bits.misfit import BAD, Misfit, find_misfits, usual_ratio
 from bisect_trt.workflows.bits.plain import Plain, make_plain
 from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
@@ -54,15 +56,26 @@ def with_samples(model: ModelSettings) -> ModelSettings:
     return replace(model, data=replace(data, iterations=_RANDOM))
 
 
-def open_case(subject: Subject, settings: PrecisionSettings) -> Case:
+def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = False) -> Case:
     """Find the groups, and what is right: the model with none of them quantized.
+
+    Args:
+        subject: The model.
+        settings: What was asked for.
+        guess: Whether nothing is said of its inputs, so that they may be any.
 
     Raises:
         UsageError: It has none, or the model that it was made from does not fit it.
         UnavailableError: ONNX Runtime does not dequantize its weights.
     """
     quantized = find_quantized(subject.network)
-    plain = make_plain(subject, chosen_groups(subject, quantized, settings), settings.float_model)
+    chosen = chosen_groups(subject, quantized, settings)
+    if guess:
+        words = guess_inputs(subject, lambda: make_plain(subject, chosen, settings.float_model))
+        if words is not None:
+            subject.console.say(f"no inputs are given; of those tried, the model's scales fit these best: {words}")
+    plain = make_plain(subject, chosen, settings.float_model)
+    assert "reference" not in vars(subject), "it would be a run of the quantized model"
     subject.truth, groups = plain.truth, plain.groups
     lowering = GroupLowering(subject, groups, plain.weights, "/".join(settings.bits))
     first = subject.reference
@@ -78,6 +91,32 @@ def open_case(subject: Subject, settings: PrecisionSettings) -> Case:
     if settings.target is not None:
         yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)
     return Case(lowering, quantized, plain, misfits, yardstick)
+
+
+def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSettings, str | None]:
+    """The target as it runs the quantized model; where a CPU's runtime does not, without what makes it refuse.
+
+    Returns:
+        The target, and how it had to be set up for it, if so.
+    """
+    plugin = target.target
+    if not plugin.emulates_low(target):
+        return target, None
+    path = subject.models.write("quantized", subject.network.proto)
+    inputs, made = (
+        subject.models.feed("quantized-in", subject.samples[0]),
+        subject.workspace.scratch("quantized.made.npz"),
+    )
+    failed = subject.models.collect(path, inputs, made, target)
+    if failed is None:
+        return target, None
+    for title, other in plugin.alternatives(target):
+        if other.runtime == target.runtime and subject.models.collect(path, inputs, made, other) is None:
+            return other, (
+                f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
+                f"{title[0].lower()}{title[1:]}, where Q/DQ is computed in floats"
+            )
+    return target, None
 
 
 def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSettings) -> list[Group]:
@@ -134,5 +173,8 @@ def suspected(case: Case, least: float = BAD) -> list[int]:
         least: By how many bits more than is usual in this model.
     """
     usual = math.log2(usual_ratio([each for found in case.misfits for each in found]))
-    scores = {unit: max((each.bits_lost for each in case.misfits[unit]), default=0.0) for unit in case.lowering.units}
+    scores = {
+        unit: max((each.bits_lost for each in case.misfits[unit] if each.bad), default=0.0)
+        for unit in case.lowering.units
+    }
     return [unit for unit in sorted(scores, key=lambda unit: (-scores[unit], unit)) if scores[unit] > least + usual]

@@ -21,7 +21,7 @@ from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid
-from bisect_trt.workflows.bits.misfit import constant_of
+from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
 _NAMED = re.compile(r"(?i)(?<![a-z])relu6?(?![a-z])")
@@ -31,6 +31,8 @@ _NEGATIVE = 5e-3
 """The share of values below 0 from which on it makes a difference."""
 _NEAR, _FAR = 0.4, 0.6
 """Bits that a scale may be off from what fits, to be taken for right, and has to be off to be taken for wrong."""
+_MOST, _LEAN = 0.7, 0.3
+"""The share of tensors in the same place that says something, and the bits that it is worth."""
 _SIX = 6.0
 Clip = tuple[float, float | None]
 
@@ -85,13 +87,17 @@ def with_implied(subject: Subject, groups: Sequence[Group], weights: Stored, ori
         zero, grid = known[pair.tensor][1], grids[pair.tensor]
         relu = pair.tensor in named or (not named and grid is not None and zero == grid.low)
         clips[pair.tensor] = (0.0, None) if relu else None
+    at_end = {
+        tensor: grid is not None and known[tensor][1] == grid.low for tensor, grid in grids.items() if grid is not None
+    }
+    votes = _votes(network, open_ones, at_end)
     for number in range(_ROUNDS):
         plain = Network(unquantize(network, [p for g in _with(groups, clips) for p in g.pairs], weights))
         reference = Reference(
             plain, subject.samples[0], subject.workspace, subject.models, 6001 + number, subject.swap_limit
         )
         seen = _look(plain, reference, open_ones, known)
-        better = _decide(seen, named)
+        better = _decide(seen, named, votes)
         if all(clips[tensor] == clip for tensor, clip in better.items()):
             break
         clips |= better
@@ -157,7 +163,44 @@ def _look(
     return found
 
 
-def _decide(seen: Sequence[_Seen], named: set[str]) -> dict[str, Clip | None]:
+def _is_relu(seen: _Seen, positive: float, both: float, vote: float | None) -> bool:
+    """Whether the numbers of a tensor, and tensors in the same place elsewhere, say that it is an activation too.
+
+    Args:
+        seen: The tensor.
+        positive: How many bits its scale is off from what its values above 0 need.
+        both: The same of all of its values.
+        vote: The share of tensors in its place that have nothing below 0; ``None`` where there are few.
+    """
+    lean = 0.0 if vote is None else _LEAN if vote > _MOST else -_LEAN if vote < 1 - _MOST else 0.0
+    if seen.at_end:  # but where the scale has room for all, the zero point is what is wrong
+        return not (both < _NEAR - lean and positive > _FAR + lean)
+    wanted = seen.grid.low - seen.low / seen.scale if seen.scale > 0 else math.inf
+    misplaced = abs(wanted - seen.zero) > (seen.grid.high - seen.grid.low) / 8
+    return misplaced and (lean > 0 or (positive < _NEAR and both > _FAR)) and positive < both + lean
+
+
+def _votes(network: Network, pairs: Sequence[Pair], at_end: Mapping[str, bool]) -> dict[str, float]:
+    """Of each tensor, the share of the others in its place (made and read by the same operators) that have nothing below 0."""
+    places: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for pair in pairs:
+        readers = [
+            network.nodes[reader].op_type
+            for index in pair.dequantize
+            for reader in network.consumers.get(network.nodes[index].output[0], ())
+        ]
+        places[pair.tensor] = network.nodes[network.producer[pair.tensor]].op_type, tuple(sorted(readers))
+    found = {}
+    for tensor, place in places.items():
+        others = [
+            at_end[each] for each, other in places.items() if other == place and each != tensor and each in at_end
+        ]
+        if len(others) > 1:
+            found[tensor] = sum(others) / len(others)
+    return found
+
+
+def _decide(seen: Sequence[_Seen], named: set[str], votes: Mapping[str, float]) -> dict[str, Clip | None]:
     """Which are activations, of tensors whose values are known."""
     telling = [each for each in seen if each.negative > _NEGATIVE]
     usual = _usual(telling)
@@ -169,12 +212,8 @@ def _decide(seen: Sequence[_Seen], named: set[str]) -> dict[str, Clip | None]:
             relu = each.pair.tensor in named
         elif symmetric:
             relu = False
-        elif each.at_end:  # but where the scale has room for all, the zero point is what is wrong
-            relu = not (both < _NEAR and positive > _FAR)
         else:
-            wanted = each.grid.low - each.low / each.scale if each.scale > 0 else math.inf
-            misplaced = abs(wanted - each.zero) > (each.grid.high - each.grid.low) / 8
-            relu = positive < _NEAR and both > _FAR and misplaced
+            relu = _is_relu(each, positive, both, votes.get(each.pair.tensor))
         found[each.pair.tensor] = _clip(each) if relu else None
     return found
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from bisect_trt.errors import BisectError
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Pair
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Array, Grid, along, ranges
+from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
 BIT = 6.0206
@@ -24,6 +24,10 @@ BAD = 1.5
 """What costs so many bits more than usual is suspected."""
 _UNEVEN = 8.0
 """Channels whose largest value is so many times the middle one's are outliers."""
+_LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
+"""A scale so many times what fits is wrong; so few times; and one, or a zero point, that clips this share of the values."""
+_DISPLACED = 0.15
+"""Of all steps: a zero point that is so many away from where it should be is wrong."""
 _MOST = 1 << 22
 """Elements of a tensor that are looked at."""
 Problem = tuple[str, str]
@@ -85,12 +89,36 @@ class Misfit:
         return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
 
     @property
-    def ratio(self) -> float | None:
-        """The scale over the fitted one; the middle one of several."""
+    def bad(self) -> bool:
+        """Whether it is wrong, and not just calibrated on other values: a few of these past its range cost bits too."""
+        if any(rule in ("scale", "weight scale") for rule, _ in self.problems):
+            return True
+        ratios = self.ratios
+        if ratios is None or self.bits_lost <= 1:
+            return False
+        wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
+        return wide or self.clipped > _MANY or self._displaced
+
+    @property
+    def _displaced(self) -> bool:
+        """Whether a zero point is far from where it should be."""
+        grid = Grid.of(self.pair.type_name)
+        if grid is None or self.zero is None or self.fitted_zero is None or self.zero.shape != self.fitted_zero.shape:
+            return False
+        return bool((np.abs(self.zero - self.fitted_zero) > _DISPLACED * (grid.high - grid.low)).any())
+
+    @property
+    def ratios(self) -> Array | None:
+        """Each scale over the fitted one."""
         if self.scale is None or self.fitted_scale is None or self.scale.shape != self.fitted_scale.shape:
             return None
         with np.errstate(all="ignore"):
-            return float(np.median(np.abs(self.scale) / self.fitted_scale))
+            return np.asarray(np.abs(self.scale) / self.fitted_scale)
+
+    @property
+    def ratio(self) -> float | None:
+        """The scale over the fitted one; the middle one of several."""
+        return None if self.ratios is None else float(np.median(self.ratios))
 
 
 def find_misfits(
@@ -152,21 +180,6 @@ def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Ref
         highs=tuple(highs),
     )
     return replace(seen, problems=tuple(_problems(network, seen, grid, values, symmetric=symmetric)))
-
-
-def constant_of(subject: Subject, name: str | None) -> NDArray[Any] | None:
-    """The value of a tensor that depends on no input; ``None`` of another one."""
-    network = subject.network
-    if name is None:
-        return None
-    tensor = network.initializers.get(name)
-    maker = network.producer.get(name)
-    if tensor is None and (maker is None or not network.constant[maker]):
-        return None
-    try:
-        return np.asarray(numpy_helper.to_array(tensor if tensor is not None else subject.constants.value(name)))
-    except (BisectError, ValueError, OSError):  # it lies outside of the model, or is of a type that NumPy lacks
-        return None
 
 
 def _values(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:

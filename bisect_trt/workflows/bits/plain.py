@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UsageError
 from bisect_trt.graph.externals import external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
@@ -22,6 +21,7 @@ from bisect_trt.graph.shapes import fix_input_shapes, input_infos
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.workflows.bits.implied import with_implied
+from bisect_trt.workflows.bits.stored import dequantized
 from bisect_trt.workflows.subject import Subject
 
 _SAME = 1e-3
@@ -71,7 +71,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     network = subject.network
     pairs = [pair for group in groups for pair in group.pairs]
     stored = [network.nodes[i].output[0] for pair in pairs if not pair.quantize for i in pair.dequantize]
-    weights = _dequantized(subject, stored)
+    weights = dequantized(subject, stored)
     source = None if original is None else _original(subject, original)
     groups = tuple(with_implied(subject, groups, weights, source))
     pairs = [pair for group in groups for pair in group.pairs]
@@ -96,33 +96,6 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
 def _stored(value: NDArray[Any], like: TensorProto) -> TensorProto:
     dtype = numpy_helper.to_array(like).dtype
     return numpy_helper.from_array(np.asarray(value, dtype), like.name)
-
-
-def _dequantized(subject: Subject, names: list[str]) -> dict[str, TensorProto]:
-    """The values of weights, computed by the reference runtime all at once."""
-    if not names:
-        return {}
-    network = subject.network
-    nodes, waiting = set[int](), list(names)
-    while waiting:
-        maker = network.producer.get(waiting.pop())
-        if maker is not None and maker not in nodes:
-            nodes.add(maker)
-            waiting += network.reads[maker]
-    model = onnx.ModelProto()
-    model.CopyFrom(network.proto)
-    read = {name for index in nodes for name in network.reads[index]}
-    copies = [onnx.NodeProto.FromString(network.nodes[i].SerializeToString()) for i in network.order if i in nodes]
-    stored = [tensor for tensor in network.proto.graph.initializer if tensor.name in read]
-    for field in ("node", "initializer", "input", "output", "value_info"):
-        model.graph.ClearField(field)
-    model.graph.node.extend(copies)
-    model.graph.initializer.extend(stored)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    made = subject.models.run("weights", model, {})
-    if isinstance(made, Failed):
-        raise UnavailableError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
-    return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
 
 
 def _original(subject: Subject, path: Path) -> Network:

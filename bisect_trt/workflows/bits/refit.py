@@ -16,7 +16,8 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.graph.unquantize import drop_unused, rescale
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.workflows.bits.misfit import Misfit, constant_of
+from bisect_trt.workflows.bits.misfit import Misfit
+from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.bits.yardstick import refitted
 from bisect_trt.workflows.precision.lowering import marked
 from bisect_trt.workflows.precision.task import Task
@@ -60,7 +61,7 @@ def try_refit(task: Task, misfits: Sequence[Sequence[Misfit]], kept: Subset) -> 
         each
         for unit in sorted(kept)
         for each in misfits[unit]
-        if each.pair.quantize and each.fitted_scale is not None and each.bits_lost > 1
+        if each.pair.quantize and each.fitted_scale is not None and each.bad
     ]
     if not found:
         return None

@@ -29,6 +29,8 @@ from bisect_trt.workflows.freed import free_symbols
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.pictures import Pictures
 
+OPERATOR = "op:"
+"""Before a type of operators, as for ``--keep``."""
 MARK_ALL = ("mark", "all")
 
 T = TypeVar("T")
@@ -239,8 +241,9 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
 
     Args:
         network: The model.
-        wanted: Names and globs of tensors; ``("mark", "all")`` for every one; without any, the graph's outputs.
-        excluded: Names and globs of those to leave out.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for what operators of a type make; ``("mark", "all")`` for every
+            one; without any, the graph's outputs.
+        excluded: The same of those to leave out.
 
     Raises:
         UsageError: A name or glob is of no tensor, or none is left.
@@ -251,20 +254,21 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
         chosen = every
     elif wanted:
         # A weight that a node makes can be asked for by its name.
-        chosen = _named("--onnx-outputs", wanted, [*every, *(name for name in network.producer if name not in every)])
-    gone = set(_named("--onnx-exclude-outputs", excluded, chosen))
+        known = [*every, *(name for name in network.producer if name not in every)]
+        chosen = _named("--onnx-outputs", wanted, known, network)
+    gone = set(_named("--onnx-exclude-outputs", excluded, chosen, network))
     left = [name for name in chosen if name not in gone]
     if not left:
         raise UsageError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
     return left
 
 
-def _named(option: str, patterns: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The tensors that names and globs are of; a tensor whose name looks like a glob is found by it."""
+def _named(option: str, patterns: Sequence[str], known: Iterable[str], network: Network) -> list[str]:
+    """The tensors that names, globs and types are of; a tensor whose name looks like a glob or a type is found by it."""
     known = list(known)
     found: dict[str, None] = {}
     for pattern in patterns:
-        names = [pattern] if pattern in known else [name for name in known if fnmatchcase(name, pattern)]
+        names = [pattern] if pattern in known else [name for name in known if _fits(name, pattern, network)]
         if not names:
             raise UsageError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
@@ -272,3 +276,11 @@ def _named(option: str, patterns: Sequence[str], known: Iterable[str]) -> list[s
             )
         found.update(dict.fromkeys(names))
     return list(found)
+
+
+def _fits(name: str, pattern: str, network: Network) -> bool:
+    """Whether a tensor is of a glob, or is made by an operator of the type."""
+    if pattern.startswith(OPERATOR):
+        maker = network.producer.get(name)
+        return maker is not None and fnmatchcase(network.nodes[maker].op_type, pattern.removeprefix(OPERATOR))
+    return fnmatchcase(name, pattern)

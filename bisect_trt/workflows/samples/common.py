@@ -35,6 +35,7 @@ class Property:
         failing: How many of those that fail have it.
         passing: How many of those that pass have it.
         chance: That it separates them so well by chance, of itself.
+        bounds: How many bounds were tried for it.
     """
 
     said: str
@@ -43,6 +44,7 @@ class Property:
     failing: int
     passing: int
     chance: float
+    bounds: int = 1
 
 
 def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[dict[str, Any]]:
@@ -58,7 +60,7 @@ def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[di
         if ours[0].dtype.kind in "fiub":
             found += _of_numbers(name, ours, others)
         found += _of_shapes(name, ours, others)
-    corrected = holm([each.chance for each in found])
+    corrected = holm([min(1.0, each.chance * each.bounds) for each in found])
     entries: list[dict[str, Any]] = [
         {
             "property": each.said,
@@ -127,9 +129,9 @@ def _threshold(name: str, kind: str, said: str, ours: Sequence[float], others: S
             )
             if bad * len(others) < good * len(ours):
                 continue
-            chance = min(1.0, fisher(bad, len(ours), good, len(others)) * (len(levels) - 1))
+            chance = fisher(bad, len(ours), good, len(others))
             words = f"{said} of '{name}' is {bound:g} or {'more' if high else 'less'}"
-            found = Property(words, name, kind, bad, good, chance)
+            found = Property(words, name, kind, bad, good, chance, len(levels) - 1)
             if best is None or (found.chance, -found.failing) < (best.chance, -best.failing):
                 best = found
     if best is not None and not math.isnan(best.chance):

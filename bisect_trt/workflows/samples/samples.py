@@ -106,11 +106,10 @@ def _title(number: int) -> str:
 
 
 def _probe_each(investigation: Investigation, fed: Fed, samples: Sequence[Values]) -> list[Verdict]:
+    refused = [fed.refused(sample) is not None for sample in samples]
+
     def story(ask: Ask) -> list[Verdict]:
-        return [
-            Verdict.UNRESOLVED if fed.refused(sample) is not None else ask(frozenset({place}))
-            for place, sample in enumerate(samples)
-        ]
+        return [Verdict.UNRESOLVED if known else ask(frozenset({place})) for place, known in enumerate(refused)]
 
     investigation.prober.ledger.apart = True  # each sample may fail in its own way
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.search.oracle import Ask, Enough, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Enough, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.tensors.info import is_string
 from bisect_trt.workflows.investigation import Investigation
@@ -22,7 +22,7 @@ from bisect_trt.workflows.samples.fed import Fed, Values
 
 Part = tuple[str, tuple[int, ...]]
 """An input, and the first indices of a part of it; all of it for none."""
-MOST_QUESTIONS = 600
+MOST_QUESTIONS = 400
 
 
 @dataclass
@@ -123,48 +123,37 @@ class _Run:
                 self._search(range(len(parts)), build, f"{what} that are not zero")
 
     def _search(self, units: Sequence[int], build: Callable[[Subset], Values], what: str, least: int = 0) -> None:
-        """Keep the fewest units that fail; the smallest set that was seen to fail stays if there is no time for more."""
-        investigation, fed, found = self._investigation, self._fed, self._found
-        limit = MOST_QUESTIONS - found.asked
-        best = frozenset(units)
-        asked: set[Subset] = set()
+        """Keep the fewest units that fail; the smallest set that was seen to fail stays if there is no time for more.
 
-        def story(ask: Ask) -> Minimum | None:
+        Questions are asked one at a time: a search that is run ahead is run again from its start for each, and this one has
+        many units.
+        """
+        found, everything = self._found, frozenset(units)
+        known: dict[Subset, Verdict] = {everything: Verdict.FAIL}
+        best = everything
+
+        def ask(chosen: Subset) -> Verdict:
             nonlocal best
-            asked.clear()
-            best = frozenset(units)
-
-            def limited(chosen: Subset) -> Verdict:
-                nonlocal best
-                if chosen == frozenset(units):
-                    return Verdict.FAIL
-                if chosen not in asked and len(asked) >= limit:
+            if chosen not in known:
+                if found.asked >= MOST_QUESTIONS:
                     raise Enough
-                asked.add(chosen)
-                verdict = Verdict.UNRESOLVED if fed.refused(build(chosen)) is not None else ask(chosen)
-                if verdict is Verdict.FAIL and len(chosen) < len(best):
+                found.asked += 1
+                known[chosen] = self._probe(build(chosen), f"{len(chosen)} of {len(units)} {what}")
+                if known[chosen] is Verdict.FAIL and len(chosen) < len(best):
                     best = chosen
-                return verdict
+            return known[chosen]
 
-            try:
-                minimum = minimise(units, limited)
-                return minimum if least else _with_none(minimum, limited)
-            except Enough:
-                return None
-
-        minimum: Minimum | None = None
         try:
-            minimum = investigation.prober.search(
-                over_units(Verdict.FAIL, story),
-                lambda chosen: fed.candidate(build(chosen), f"{len(chosen)} of {len(units)} {what}"),
-            )
+            minimum = minimise(units, ask)
+            best = (minimum if least else _with_none(minimum, ask)).units
         finally:  # what was seen to fail before the budget was spent is kept
-            found.asked += len(asked)
-            kept = best if minimum is None else minimum.units
-            found.values = build(kept)
-            found.steps.append(f"{len(units)} {what} became {len(kept)}, after {len(asked)} questions")
-        if minimum is None:
-            raise Enough
+            found.values = build(best)
+            found.steps.append(f"{len(units)} {what} became {len(best)}, after {len(known) - 1} questions")
+
+    def _probe(self, values: Values, title: str) -> Verdict:
+        if self._fed.refused(values) is not None:
+            return Verdict.UNRESOLVED
+        return self._investigation.prober.probe(self._fed.candidate(values, title)).verdict
 
 
 def _nothing_like(value: NDArray[Any]) -> NDArray[Any]:
