@@ -102,10 +102,12 @@ def activation_scales(model: onnx.ModelProto) -> dict[str, str]:
     """The scales of what is quantized as it runs, each with its zero point."""
     stored = {tensor.name for tensor in model.graph.initializer}
     stored |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    # An embedding shares its scale with what is looked up: weights that were rounded with it are gone.
+    weights = {n.input[1] for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored}
     return {
         node.input[1]: node.input[2]
         for node in model.graph.node
-        if node.op_type == "QuantizeLinear" and node.input[0] not in stored
+        if node.op_type == "QuantizeLinear" and node.input[0] not in stored and node.input[1] not in weights
     }
 
 

@@ -196,7 +196,8 @@ class Job:
             settings = replace(settings, tolerance=given)
             tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
             tolerance.check_names(subject.network.outputs)
-            check = replace(check, tolerance=tolerance)
+            timed = settings.target is not None and settings.target.target.capabilities.timed
+            check = replace(check, tolerance=tolerance, timed=timed)
             with job._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
                 return find_bits(task, case, search, given)

@@ -19,6 +19,7 @@ from bisect_trt.workflows.bits.case import Case
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
+from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.validation import Validation
 
@@ -105,6 +106,8 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
         "kernels": kernels,
         "refit": _refit(told),
     }
+    if settings.target is not None and settings.target.target.capabilities.timed:
+        task.result.extra["latency_ms"] = latencies(task, told.kept, told.minimum.units)
     described = [node for unit in sorted(told.kept) for node in groups[unit]["operators"]]
     task.result.culprits = described
     if told.refit is not None and told.refit.path is not None:
@@ -316,9 +319,17 @@ def tell_bits(task: Task, told: Told) -> None:
             )
             console.answer(f"    '{each['scale']}' = {_short(each['to'])}{zero} (was {was})")
     _tell_costs(told, console)
+    _tell_latency(extra["latency_ms"] or {}, console)
     console.answer(f"  measured on {extra['measured_on']}")
     if result.why:
         console.answer(f"  {result.why}")
+
+
+def _tell_latency(latency: dict[str, float | None], console: Console) -> None:
+    """How long a run takes, where that was measured."""
+    times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
+    if times:
+        console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
 
 
 def _short(value: float | list[float] | None) -> str:
