@@ -86,6 +86,9 @@ def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: As
     return len(units)
 
 
+_ROUNDS = 24
+"""So many prefixes are looked for at most where the first search was led astray."""
+
 _CERTAIN_OF_FEW = 2
 """So many culprits are common, so after each the question "is that all?" is worth asking at once."""
 
@@ -154,6 +157,28 @@ def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
     return weights(kept.units)
 
 
+def _bisect_again(failing: Subset, ask: Ask, complete: Completion) -> Subset:
+    """Bisection of prefixes once more, where a unit that seemed to be needed was not: most often, the failure comes and goes.
+
+    Then many seem to be needed, and whatever fails, though by chance, makes the rest much smaller.
+    """
+    found: Subset = frozenset()
+    for _ in range(_ROUNDS):
+        rest = sorted(failing - found)
+        if not rest:
+            break
+
+        def ask_prefix(chosen: Subset) -> Verdict:
+            return ask(complete(chosen))
+
+        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=0.25 if found else 0.0)
+        failing = complete(found.union(rest[:length]))
+        if length == 0:
+            break
+        found |= {rest[length - 1]}
+    return failing
+
+
 def earliest_failing_end(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
     """The shortest failing prefix: the graph's inputs are kept, only its end moves.
 
@@ -204,6 +229,8 @@ def minimise(
     before, lost = tally.asked, tally.mostly_unresolved
     if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):
         reason = "most candidates broke in other ways, so " if lost else ""
+        if mode is Mode.AUTO and not tally.unresolved:
+            failing = _bisect_again(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked
