@@ -21,6 +21,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options import metric, values
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.given import from_python, from_words
+from bisect_trt.options.searches import until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
 
@@ -53,6 +54,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.assignment: st.tuples(TEXTS, TEXTS),
     metric.finite: st.floats(-1e300, 1e300),
     metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),
+    until: st.sampled_from(["good", "bad", "both"]) | st.integers(1, 1000),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
