@@ -127,7 +127,7 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: 
         needed |= {other.name: "p" if other.kind is str else Path("p") for other in before}
         typed += [*("p" for _ in before), *words(entry, value)]
     else:
-        value = Path("p")
+        value = [Path("p")] if entry.form == "list" else Path("p")
     given_words = make_command(name).make_context(name, rewrite(typed, several(name))).params
     own = {other.name: needed[other.name] for other in entries(group) if other.name in needed}
     assert from_words(group, given_words) == from_python(group, {**own, entry.name: value})

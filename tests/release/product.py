@@ -111,7 +111,7 @@ def test_the_program_in_a_clean_environment(clean: Path, tmp_path: Path) -> None
 def test_without_an_environment(tool: str, wheel: Path, tmp_path: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"there is no {tool} here (pip install {'uv' if tool == 'uvx' else tool})")
-    words = ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
+    words: list[str | Path] = ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
     assert VERSION in run(*words, "bisect-trt", "--version", cwd=tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
     )
     assert 'Revealed type is "str"' in said or "builtins.str" in said
     (tmp_path / "wrong.py").write_text('import bisect_trt\n\nprint(bisect_trt.reduce("model.onnx", "check").stauts)\n')
-    wrong = ["-m", "mypy", "--strict", "--python-executable", clean / "python", "wrong.py"]
+    wrong: list[str | Path] = ["-m", "mypy", "--strict", "--python-executable", clean / "python", "wrong.py"]
     assert "has no attribute" in run(sys.executable, *wrong, cwd=tmp_path, status=1)
 
 
