@@ -36,7 +36,7 @@ class Invocation:
 invocation = Invocation()
 
 
-_NUMBER = re.compile(r"-\d")
+_NUMBER = re.compile(r"-(\.?\d|inf$)")
 CHECK = "--check"
 
 

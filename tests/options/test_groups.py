@@ -99,7 +99,7 @@ def word(value: Any) -> str:  # noqa: ANN401 - of many types
 def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many types
     """A value with its option as they are typed."""
     if entry.option.positional:
-        return [word(value)]
+        return [*map(word, value)] if isinstance(value, list) else [word(value)]
     if entry.kind is bool and entry.form == "one":
         on, _, off = entry.flags[-1].partition("/")
         return [on] if value else [off] * bool(off)
