@@ -3,7 +3,8 @@
 #   docker run --rm --gpus all -v "$PWD:/data" -w /data bisect-trt diagnose model.onnx --onnxrt --fp16
 FROM nvidia/cuda:12.6.3-cudnn-runtime-ubuntu24.04
 
-# hadolint ignore=DL3008 -- the distribution's Python, whichever it has
+# The distribution's Python, whichever it has.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
