@@ -13,12 +13,15 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from packaging.version import Version
 from support import bisect_trt as command_line
 
 import bisect_trt
 from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
 
+# The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
+pytestmark = pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning")
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -205,6 +208,8 @@ def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.Mode
 @pytest.mark.parametrize(("kind", "bad"), [("int8", {1: 30.0, 3: 40.0}), ("fp8", {2: 1 / 300}), ("int4", {1: 6.0})])
 def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]) -> None:
     """Constants by nodes, weights that are quantized as the model runs, 8-bit floats, blocks of 4 bits that are stored."""
+    if kind == "int4" and Version(onnxruntime.__version__) < Version("1.20"):
+        pytest.skip("this ONNX Runtime has no kernels for blocks of 4 bits")
     quantized, original = layers(kind, bad)
     onnx.save(quantized, tmp_path / "model.onnx")
     onnx.save(original, tmp_path / "float.onnx")
