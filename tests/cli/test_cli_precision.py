@@ -220,7 +220,7 @@ def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, m
     model = onnx.load(str(save(Path("model.onnx"), nodes, weights)))
     onnx.save_model(model, "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     monkeypatch.setattr("bisect_trt.graph.save.SINGLE_FILE_LIMIT_BYTES", 1)
-    monkeypatch.setattr("onnx.external_data_helper.convert_model_to_external_data.__defaults__", (True, None, 0, False))
+    monkeypatch.setattr("bisect_trt.graph.save.SHARED_TENSOR_BYTES", 0)  # these are scalars
     ran = cli(*LINE, *TARGET)
     assert ran.status == 0, ran.out
     assert kept(read_json(Path("r.json"))) == ["<b>", "<c>"]

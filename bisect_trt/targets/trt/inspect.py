@@ -161,15 +161,15 @@ def describe_network(network: Any, tensorrt: TensorRt) -> dict[str, Any]:
         ``inputs`` and ``outputs``.
     """
 
-    def tensor(value: Any) -> dict[str, Any]:
+    def described(tensor: Any) -> dict[str, Any]:
         try:
-            shape = [int(dim) for dim in value.shape]
+            shape = [int(dim) for dim in tensor.shape]
         except ValueError:  # of an unknown rank: its length is negative
             shape = None
-        return {"name": str(value.name), "dtype": str(value.dtype.name).lower(), "shape": shape}
+        return {"name": str(tensor.name), "dtype": str(tensor.dtype.name).lower(), "shape": shape}
 
     def ends(count: int, get: Callable[[int], Any]) -> list[dict[str, Any]]:
-        return [tensor(value) for value in map(get, range(count)) if value is not None]  # an input may be left out
+        return [described(value) for value in map(get, range(count)) if value is not None]  # an input may be left out
 
     layers = [
         {

@@ -10,6 +10,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
+
+from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
@@ -121,6 +124,11 @@ def checkable(subject: Subject) -> Path:
         return subject.settings.path
     copy = subject.workspace.scratch(subject.settings.path.name)  # its weights lie in that folder
     shutil.copyfile(subject.settings.path, copy)
+    for name in external_files(onnx.load(copy, load_external_data=False)):
+        beside = copy.parent / name  # the checker takes no link
+        if not beside.exists():
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(subject.settings.external_data_dir / name, beside)
     return copy
 
 
