@@ -229,6 +229,7 @@ class TensorComparison:
         texts = ("name", "kind", "stat", "reason")  # a tensor may be called "nan"
         known: dict[str, Any] = {key: value if key in texts else from_plain(value) for key, value in plain.items()}
         del known["required_atol"]
+        known.pop("module", None)  # of the node that makes it, which the result adds
         for shape in ("reference_shape", "target_shape"):
             known[shape] = None if known[shape] is None else tuple(known[shape])
         if known["worst"] is not None:
