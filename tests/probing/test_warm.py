@@ -27,6 +27,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerProcess]]:
             made.append(self)
 
     monkeypatch.setattr(pools, "WorkerProcess", Noted)
+    pools.end_spare()  # what an earlier test in this process has left for the next run, and that a run leaves any
+    monkeypatch.setattr(pools, "_keeping", False)
     yield made
     assert not any(worker.alive for worker in made)
 
@@ -62,3 +64,22 @@ def test_nothing_is_made_ready_that_could_not_be_taken(started: list[WorkerProce
     with WorkerPool(tmp_path, fresh_process=True) as pool:
         pool.warm(ABOUT, 2)
     assert not started
+
+
+def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pools, "_keeping", False)
+    pools.end_spare()
+    pools.keep_spare()
+    try:
+        with WorkerPool(tmp_path) as pool:
+            assert isinstance(pool.ask(ABOUT), Started)
+            (kept,) = pool._idle
+        with WorkerPool(tmp_path) as pool:
+            assert isinstance(pool.ask(ABOUT), Started)
+            assert pool._idle == [kept]
+            assert kept.served == 2
+    finally:
+        pools.end_spare()
+    assert not kept.alive

@@ -55,7 +55,8 @@ class _Error:
 
     Attributes:
         passed: Whether that is within the tolerance.
-        severity: How many times the tolerance; infinite for NaN and Inf of one side alone.
+        severity: How many times the tolerance at the element that is furthest past it, which need not be the one of the
+            largest error; infinite for NaN and Inf of one side alone.
         largest: The largest absolute error.
     """
 
@@ -155,7 +156,7 @@ def _reference_is_off(
             f"{reference} is off by {own.words()}."
         )
         return Fault("reference", sentence, figures)
-    worse = _ratio(beside.severity, own.severity)
+    worse = _times_worse(beside, own)
     figures["times_worse"] = worse
     if worse >= MUCH_WORSE:
         sentence = (
@@ -185,7 +186,7 @@ def _rounding(
         return Fault("unknown", f"Whose fault it is cannot be told: {why}.", figures)
     alone = _error(evidence, evidence.reference, evidence.rounded, tolerance)
     figures |= {"rounding_error": alone.largest, "rounding_severity": alone.severity, "precision": low}
-    worse = _ratio(seen.severity, alone.severity)
+    worse = _times_worse(seen, alone)
     figures["times_worse"] = worse
     if not alone.passed and worse <= MUCH_WORSE:
         return Fault("precision", f"{_cannot_hold(evidence, low, alone)} {_no_bug(who)}", figures)
@@ -193,7 +194,7 @@ def _rounding(
         why = f"{_EVALUATOR} does not run the case ({_short(str(evidence.arbiter))})"
         sentence = f"Whose fault it is cannot be told: rounding to {low} alone is off by {alone.words()}, and {why}."
         return Fault("unknown", sentence, figures)
-    times = "" if not math.isfinite(worse) else f", {worse:.3g} times as much"
+    times = "" if not math.isfinite(worse) else f", {worse:.3g} times as {_what_is_more(seen, alone, worse)}"
     sentence = (
         f"It is a bug of {who}: rounding to {low} alone is off by {alone.words()}"
         f"{'' if not alone.passed else ', which is within the tolerance'}, and {who} by {seen.words()}{times}."
@@ -201,11 +202,19 @@ def _rounding(
     return Fault("target", sentence, figures)
 
 
-def _ratio(one: float, other: float) -> float:
-    """How many times worse; equally bad where both make NaN or Inf."""
-    if not math.isfinite(other):
+def _times_worse(one: _Error, other: _Error) -> float:
+    """How many times worse, by the largest errors or beside the tolerance; equally bad where both make NaN or Inf."""
+    if not math.isfinite(other.severity):
         return 1.0
-    return one / max(other, 1.0) if math.isfinite(one) else math.inf
+    if not math.isfinite(one.severity):
+        return math.inf
+    absolute = one.largest / other.largest if 0 < other.largest < math.inf else 0.0
+    return max(absolute, one.severity / max(other.severity, 1.0))
+
+
+def _what_is_more(one: _Error, other: _Error, worse: float) -> str:
+    """What is so many times as much: the errors that are said, or, where a small value is further off, what they are of it."""
+    return "much" if math.isclose(one.largest, worse * other.largest, rel_tol=0.1) else "far past the tolerance"
 
 
 def _cannot_hold(evidence: Evidence, low: str, alone: _Error) -> str:
@@ -320,7 +329,21 @@ def _error(evidence: Evidence, right: Values, values: Values, tolerance: Toleran
     comparisons: list[TensorComparison] = compare_all(expected, values, tolerance)
     failed = [comparison for comparison in comparisons if not comparison.passed]
     largest = max((_largest(comparison) for comparison in comparisons), default=0.0)
-    return _Error(not failed, max((comparison.severity for comparison in failed), default=0.0), largest)
+    severities = (_severity(comparison, expected[comparison.name], values) for comparison in failed)
+    return _Error(not failed, max(severities, default=0.0), largest)
+
+
+def _severity(comparison: TensorComparison, expected: NDArray[Any], values: Values) -> float:
+    """How far past its tolerance the element is that is furthest past it.
+
+    That of the largest error may be another one, by a hair and by chance, so two errors could not be set in proportion by it.
+    """
+    if not math.isfinite(comparison.severity) or comparison.atol is None or comparison.rtol is None:
+        return comparison.severity
+    right, seen = np.asarray(expected, np.float64), np.asarray(values[comparison.name], np.float64)
+    with np.errstate(all="ignore"):
+        past = np.abs(seen - right) / (comparison.atol + comparison.rtol * np.abs(right))
+    return float(np.max(past[np.isfinite(past)], initial=0.0))
 
 
 def _largest(comparison: TensorComparison) -> float:
