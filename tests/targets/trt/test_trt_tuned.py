@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from trt_api import OLD, STRONG, WEAK
 from trt_standin import make_module
 
+from bisect_trt.targets.chosen import TACTIC, Choice, choices_of_layers
+from bisect_trt.targets.trt import sent
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.tuned import CannotTake, Timed, build_edited, by_cache, edits, listen, timed
 
@@ -174,3 +177,12 @@ def test_the_timing_cache_is_edited_where_nothing_else_holds_tactics() -> None:
         assert [by_cache(make_module(version), own) for version in (OLD, WEAK, STRONG)] == [False, False, True]
     for own in (vars(TrtSettings()), vars(TrtSettings(pin_tactics=("conv=1:2",), record="here"))):
         assert not by_cache(make_module(STRONG), own)
+
+
+def test_what_a_build_in_a_place_chose_is_said_as_another_one_is_held_to_it() -> None:
+    build(eleven(), record="here")
+    engine = SimpleNamespace(num_io_tensors=0)
+    session = sent.Session(make_module(STRONG), engine, [], {"outputs": []}, vars(TrtSettings()), timed())
+    choices = choices_of_layers(session.layers())
+    assert choices == [Choice("conv", TACTIC, "0xa1:0x2"), Choice("soft max", TACTIC, "0xb2:0x7")]
+    assert [each.pins for each in choices] == [True, False]
