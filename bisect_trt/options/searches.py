@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Minimise, Mode
+from bisect_trt.options.choices import Cost, Minimise, Mode
 from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
 from bisect_trt.options.values import Sizes, swept_shape
@@ -79,6 +79,27 @@ class Reduce:
     overwrite: Annotated[bool, switch("Write over files that exist.")] = False
 
 
+RUNGS = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
+QUANTIZED_RUNGS, HALF_RUNGS = RUNGS[:3], RUNGS[3:5]
+
+
+def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
+    """Precisions from the cheapest to fp32, as ``int8,fp16,fp32``.
+
+    Raises:
+        ValueError: They are not that.
+    """
+    names = tuple(str(each).strip().lower() for each in (value.split(",") if isinstance(value, str) else value))
+    kinds = [0 if each in QUANTIZED_RUNGS else 1 if each in HALF_RUNGS else 2 for each in names]
+    known = set(names) <= set(RUNGS) and len(set(names)) == len(names)
+    if not known or len(names) < 2 or names[-1] != "fp32" or kinds != sorted(kinds) or kinds.count(1) > 1:
+        raise ValueError(
+            "precisions from the cheapest to fp32, such as int8,fp16,fp32: what is quantized (int4, int8, fp8), then fp16 or "
+            "bf16, then fp32"
+        )
+    return names
+
+
 @dataclass
 class Precision:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
@@ -117,6 +138,18 @@ class Precision:
         int, option(metavar="N", min=0, help="Hold the safe set against N samples that the search has not seen.")
     ] = FRESH_SAMPLES
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
+    ladder: Annotated[
+        tuple[str, ...] | None,
+        option(
+            metavar="LOW,...,fp32",
+            help="Of a quantized model: what cannot stay quantized goes to fp16 where that passes, else to fp32: int8,fp16,fp32.",
+            read=rungs,
+        ),
+    ] = None
+    cost: Annotated[
+        Cost | None,
+        option(help="By what a --ladder's assignments are compared; latency where it can be measured, else bytes."),
+    ] = None
     reference: Annotated[
         Path | None, option(metavar="MODEL", help="The model from before quantization: what is right, and its weights.")
     ] = None

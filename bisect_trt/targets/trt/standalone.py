@@ -43,15 +43,18 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
     """Prints warnings, and keeps errors for the reason of a refusal."""
+    # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
+    base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+    quiet = (trt.ILogger.VERBOSE, trt.ILogger.INFO)
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+            base.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+            if severity in bad:
                 errors.append(message)
-            if severity not in (trt.ILogger.VERBOSE, trt.ILogger.INFO):
+            if severity not in quiet:
                 print(f"TensorRT: {message}")
 
     return Logger()
