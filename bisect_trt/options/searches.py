@@ -181,6 +181,13 @@ class Precision:
             "--reference", metavar="MODEL", help="The model from before quantization: what is right, and its weights."
         ),
     ] = None
+    calibration_cache: Annotated[
+        Path | None,
+        option(
+            metavar="FILE",
+            help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
+        ),
+    ] = None
     sensitivity: Annotated[
         bool,
         option("--sensitivity/--no-sensitivity", help="Of a quantized model, measure what each group costs alone."),
