@@ -15,8 +15,9 @@ import onnx
 
 from bisect_trt import __version__
 from bisect_trt.api.call import as_proto
+from bisect_trt.api.keywords import target_second
 from bisect_trt.api.looks import assert_matches, compare
-from bisect_trt.api.types import Model
+from bisect_trt.api.types import Inputs, Model, TargetName
 from bisect_trt.graph.externals import external_files
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
@@ -52,7 +53,14 @@ class References:
         self.hits = 0
         self.misses = 0
 
-    def assert_matches(self, model: Model, target: str = "onnxrt", **options: Any) -> None:  # noqa: ANN401 - of many types
+    @target_second
+    def assert_matches(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: TargetName = "onnxrt",
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> None:
         """:func:`bisect_trt.assert_matches`, against the reference of an earlier run where there is one.
 
         Where something is off, all is run again without it: a diagnosis looks at every tensor.
@@ -62,9 +70,10 @@ class References:
             UsageError: Something was asked for that cannot be done as asked.
             UnavailableError: Something needed is not there.
         """
+        options |= {} if inputs is None else {"inputs": inputs}
         key = self.key(model, options)
         if key is None or self._folder is None:
-            assert_matches(model, target, **options)
+            assert_matches(model, target=target, **options)
             return
         kept = self._folder / key
         fed = {name: options[name] for name in ("inputs", *_DATA) if name in options}
@@ -74,15 +83,15 @@ class References:
             self.misses += 1
             making = kept.with_name(f"{key}.{os.getpid()}")  # in parallel, and stopped half-way
             making.mkdir(parents=True, exist_ok=True)
-            compare(model, None, onnxrt_reference=True, save_outputs=making / "reference.npz", **fed)
+            compare(model, target=None, onnxrt_reference=True, save_outputs=making / "reference.npz", **fed)
             try:
                 making.rename(kept)
             except OSError:  # somebody else was first
                 shutil.rmtree(making, ignore_errors=True)
         own = {name: value for name, value in options.items() if name != "reproducer"}
-        result = compare(model, target, load_outputs=[kept / "reference.npz"], **own)
+        result = compare(model, target=target, load_outputs=[kept / "reference.npz"], **own)
         if result.status != "found":
-            assert_matches(model, target, **options)
+            assert_matches(model, target=target, **options)
 
     def key(self, model: Model, options: dict[str, Any]) -> str | None:
         """What a reference depends on, as the name of its folder; ``None`` where that cannot be told."""

@@ -35,6 +35,12 @@ _INTEGER_MOVES = _SAME_SCALE - {"Cast"}
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
 HUB = 4
 """What more operators read (an attention mask of all layers) belongs to none of them."""
+TYPES = {
+    "int8": ("int8", "uint8", "int16", "uint16"),
+    "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
+    "int4": ("int4", "uint4", "int2", "uint2", "float4e2m1"),
+}
+"""Quantized types, by the option that they are asked for by."""
 Kind = Literal["activation", "weight", "bias"]
 
 
@@ -90,6 +96,12 @@ class Group:
     name: str
     pairs: tuple[Pair, ...]
     operators: tuple[int, ...]
+
+    @property
+    def rung(self) -> str:
+        """What its quantized types are asked for by."""
+        found = next((pair.type_name for pair in self.pairs if pair.kind != "bias"), "")
+        return next((bits for bits, names in TYPES.items() if found in names), "int8")
 
     @property
     def types(self) -> frozenset[int]:

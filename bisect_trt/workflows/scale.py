@@ -189,4 +189,4 @@ def _between(subject: Subject, inputs: Sequence[str], outputs: Sequence[str]) ->
     if not outputs:
         return None
     piece = between(subject.network, tuple(inputs), tuple(outputs))
-    return splice(subject.network, piece, subject.infos, nothing_stored)
+    return splice(subject.network, piece, subject.infos, nothing_stored).proto
