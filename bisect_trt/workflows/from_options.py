@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -334,6 +335,25 @@ def case_of(model: Path) -> tuple[Path, list[Path]]:
     return model / MODEL, [values] if values.is_file() else []
 
 
+def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> tuple[Target, PrecisionOptions]:
+    """The options as they ask for the first search of a ladder.
+
+    Raises:
+        UsageError: Another precision is asked for beside it.
+    """
+    flags = {name: getattr(target, name) for name in ("fp16", "bf16", "int8", "fp8")} | {"int4": own.int4}
+    beside = next((name for name, given in flags.items() if given and name not in ladder), None)
+    if beside is not None:
+        raise UsageError(
+            f"--{beside} is not among the precisions of --ladder {','.join(ladder)}; drop it, or name it there."
+        )
+    first = [name for name in ladder if name in BITS] or ladder[:1]
+    if first[0] not in BITS and own.cost is not None:
+        raise UsageError("--cost compares assignments with quantized parts; name int8, fp8 or int4 first in --ladder.")
+    wanted = {name: name in first for name in ("fp16", "bf16", "int8", "fp8")}
+    return target.but(**wanted), replace(own, int4="int4" in first)
+
+
 def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """What a search for precision lowers to, and the target without it: the search lowers the model itself.
 
@@ -342,6 +362,12 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     Raises:
         UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
     """
+    if own.ladder is not None:
+        target, own = _on_ladder(target, own, own.ladder)
+    elif own.cost is not None:
+        raise UsageError(
+            "--cost compares the assignments of a --ladder, and there is none; add --ladder int8,fp16,fp32."
+        )
     asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
     bits = tuple(each for each in BITS if asked[each])
     if not bits:

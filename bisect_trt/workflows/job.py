@@ -170,12 +170,17 @@ class Job:
             check = built_in_check(check, subject, settings.precision)
             with self._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, lowering, settings)
-                return find_precision(task, search)
+                result = find_precision(task, search)
+                if settings.rungs:
+                    from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+
+                    result.extra["ladder"] = rungs_of_nodes(task)
+                return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest quantized groups to keep in floats; see :func:`bisect_trt.workflows.bits.bits.find_bits`."""
         from bisect_trt.workflows.bits.bits import find_bits  # noqa: PLC0415 - see above
-        from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, with_samples  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, typed_by_graph, with_samples  # noqa: PLC0415 - see above
         from bisect_trt.workflows.bits.yardstick import tolerance_of  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
@@ -185,8 +190,7 @@ class Job:
         job = replace(self, model=with_samples(self.model))
         with job.subject(check.timeout, settings.target) as subject:
             if settings.target is not None:
-                require_target(subject, settings.target)
-                target, why = runs_or_emulated(subject, settings.target)
+                target, why = runs_or_emulated(subject, typed_by_graph(subject, settings.target))
                 if why is not None:
                     self.console.warn(why)
                 self.result.extra["emulated"] = why

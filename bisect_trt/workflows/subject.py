@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,10 @@ from bisect_trt.workflows.settings import ModelSettings
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.freed import Freed
+
+
+_MADE = ("infos", "units", "patterns", "constants", "original")
+"""What is made of the network when first asked for."""
 
 
 class Subject:
@@ -183,8 +189,27 @@ class Subject:
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all candidates from here on."""
         self.freed, self.network = freed, freed.network
-        for made in ("infos", "units", "patterns", "constants", "original"):
+        for made in _MADE:
             self.__dict__.pop(made, None)
+
+    def other(self, path: Path, reference: Reference) -> Subject:
+        """The same question of another model that was made of this one: what is fed and what is right stay what they are.
+
+        Args:
+            path: The other model, with the inputs and outputs of this one.
+            reference: Values of its tensors.
+        """
+        made = copy.copy(self)
+        made.settings = replace(self.settings, path=path, external_data_dir=None)
+        proto = load_model(path)
+        self.workspace.take_in(proto, path.parent)
+        infos = input_infos(self.network)
+        fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        made.network = Network(proto)
+        for name in _MADE:
+            made.__dict__.pop(name, None)
+        made.__dict__["reference"] = reference
+        return made
 
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
@@ -271,7 +296,7 @@ class Subject:
         with spending("cutting") as seconds:
             piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:

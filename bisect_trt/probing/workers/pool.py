@@ -111,6 +111,9 @@ class WorkerProcess:
         if place is not None:
             plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
             warm.append(json.dumps(plain))
+        else:
+            with contextlib.suppress(OSError):  # there is no place for it, which only few of them need
+                visible["TMPDIR"] = str(guard.scratch())
         self._process = guard.start(
             module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm),
             {**os.environ, **visible},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,14 @@ class LayerLowering:
         cast: Writes the same answer as a model with Casts.
     """
 
-    def __init__(self, subject: Subject, units: Sequence[int], target: TargetSettings, cast: Lowering) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        units: Sequence[int],
+        target: TargetSettings,
+        cast: Lowering,
+        left: Collection[int] = (),
+    ) -> None:
         """Prepare.
 
         Args:
@@ -35,13 +42,14 @@ class LayerLowering:
             units: What may be lowered.
             target: TensorRT, in the low precision.
             cast: Writes the same answer as a model with Casts.
+            left: Nodes about which nothing is said: those that Q/DQ has in integers.
         """
         self.units = tuple(units)
         self._subject = subject
         self._target = target
         self.cast = cast
         network = subject.network
-        lowered = {network.order[unit] for unit in units}
+        lowered = {*left, *(network.order[unit] for unit in units)}
         self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
 
     def candidate(self, keep: Subset) -> Candidate:
