@@ -14,6 +14,7 @@ from typing import Any
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.signatures import clean_message
 from bisect_trt.targets.trt.cuda import Cuda, load_cuda
+from bisect_trt.targets.trt.tuned import listen
 
 Version = tuple[int, int, int]
 
@@ -84,7 +85,9 @@ def make_logger(trt: Any, log: Log) -> Any:
                 log.errors.append(message)
             if severity == doubtful:
                 log.warnings.append(message)
-            if severity != much:
+            if severity == much:
+                listen(message)
+            else:
                 print(f"TensorRT {severity.name}: {message}", flush=True)
 
     return Logger()

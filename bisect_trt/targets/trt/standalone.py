@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
+    PIN_REFUSED,
     calibrator_base,
     lift,
     make_context,
@@ -22,6 +23,7 @@ from bisect_trt.targets.trt.knobs import (
     turn,
 )
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
+from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
 
 
 def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
     """Prints warnings, and keeps errors for the reason of a refusal."""
     # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-    quiet = (trt.ILogger.VERBOSE, trt.ILogger.INFO)
+    much, quiet = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO)
 
     class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -54,6 +56,8 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity in bad:
                 errors.append(message)
+            if severity == much:
+                listen(message)
             if severity not in quiet:
                 print(f"TensorRT: {message}")
 
@@ -97,10 +101,16 @@ def build(
     if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
         config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"], settings)
     timings = settings["load_timing_cache"]
-    cache = config.create_timing_cache(b"" if timings is None else (path.parent / timings).read_bytes())
-    config.set_timing_cache(cache, ignore_mismatch=False)
+    content = b"" if timings is None else (path.parent / timings).read_bytes()
     del errors[:]
-    plan = builder.build_serialized_network(network, config)
+    if by_cache(trt, settings):
+        try:
+            plan = build_edited(trt, builder, network, config, settings, content)
+        except CannotTake as error:
+            raise Refused("build", f"{PIN_REFUSED}: {error}") from error
+    else:
+        config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False)
+        plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise Refused("build", why(errors, "the builder gives no engine and does not say why"))
     refused = missed(settings)
