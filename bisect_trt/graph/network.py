@@ -14,6 +14,8 @@ import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
+from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -215,9 +217,45 @@ class Network:
         return gs.import_onnx(model)
 
     @cached_property
-    def tensors(self) -> dict[str, gs.Tensor]:
-        """The skeleton's tensors that nodes read or make, by name."""
-        return dict(self.skeleton.tensors())
+    def first_readers(self) -> frozenset[int]:
+        """The nodes that read an input, or a weight that no node makes."""
+        return frozenset(i for i, reads in enumerate(self.reads) if any(name not in self.producer for name in reads))
+
+    @cached_property
+    def last_makers(self) -> frozenset[int]:
+        """The nodes that make a tensor which no node reads, or which the graph returns."""
+        last = self.returned.union(self.producer.keys() - self.consumers.keys())
+        return frozenset(self.producer[name] for name in last if name in self.producer)
+
+    @cached_property
+    def has_external_data(self) -> bool:
+        """Whether any weight lies outside the model's file."""
+        return has_external_data(self.proto)
+
+    @cached_property
+    def written_nodes(self) -> Written:
+        """The nodes as bytes, by number."""
+        return written_nodes(self.nodes)
+
+    @cached_property
+    def written_weights(self) -> Written:
+        """The initializers as bytes, in the file's order."""
+        return written_weights(self.proto.graph.initializer)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {tensor.name: place for place, tensor in enumerate(self.proto.graph.initializer)}
+
+    def written_weight(self, name: str) -> bytes:
+        """An initializer as bytes."""
+        return self.written_weights[self._places[name]]
+
+    @cached_property
+    def stated(self) -> list[tuple[str, bytes]]:
+        """What the model says of its inner tensors, as bytes, by name, in the file's order."""
+        values = self.proto.graph.value_info
+        written = written_values(values)
+        return [(value.name, written[place]) for place, value in enumerate(values)]
 
     def is_weight(self, name: str) -> bool:
         """Whether a tensor is an initializer, or made by a node that depends on no input."""
@@ -237,11 +275,6 @@ class Network:
     def computed(self) -> list[str]:
         """Every tensor made by a node that is not constant, in topological order."""
         return [name for index in self.order if not self.constant[index] for name in self.made(index)]
-
-    @cached_property
-    def stated(self) -> list[tuple[str, onnx.ValueInfoProto]]:
-        """What the model says of its inner tensors, by name, in the file's order."""
-        return [(value.name, value) for value in self.proto.graph.value_info]
 
     @cached_property
     def declared(self) -> dict[str, onnx.ValueInfoProto]:

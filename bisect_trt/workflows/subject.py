@@ -291,7 +291,7 @@ class Subject:
         with spending("cutting") as seconds:
             piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:

@@ -258,7 +258,7 @@ def marked(candidate: Candidate, precision: str) -> Candidate:
     model = onnx.ModelProto()
     model.CopyFrom(candidate.proto)
     model.metadata_props.add(key=_MARK, value=precision)
-    return replace(candidate, proto=model)
+    return replace(candidate, made=model)
 
 
 def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:

@@ -115,7 +115,7 @@ def _told_apart(candidate: Candidate, how: str) -> Candidate:
     model = onnx.ModelProto()
     model.CopyFrom(candidate.proto)
     model.metadata_props.add(key="bisect-trt.use", value=how)
-    return replace(candidate, proto=model)
+    return replace(candidate, made=model)
 
 
 def _trtexec(
