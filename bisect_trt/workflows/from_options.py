@@ -101,6 +101,15 @@ def compare_files(compare: Compare) -> list[Path]:
     return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
 
 
+def target_check(compare: Compare, target: TargetSettings, timeout: float | None) -> CheckSettings:
+    """The comparison of a target with the reference, as the check.
+
+    Raises:
+        UsageError: As :func:`tolerance_options`.
+    """
+    return CheckSettings(target=target, tolerance=tolerance_options(compare, target), timeout=timeout)
+
+
 def tolerance_options(
     compare: Compare, target: TargetSettings | None, *, nonfinite_equal: bool = True
 ) -> ToleranceOptions:
