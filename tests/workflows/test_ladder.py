@@ -200,7 +200,7 @@ def test_what_is_computed_in_integers() -> None:
 def test_ranges_that_nobody_looks_for(tmp_path: Path, options: dict[str, Any]) -> None:
     """A calibration cache is TensorRT's, for models without Q/DQ."""
     onnx.save(layers({}, set(), 1), tmp_path / "model.onnx")
-    with pytest.raises(UsageError, match="--calibration-cache: .*no ranges are found: TensorRT 8.6 to 10 do that"):
+    with pytest.raises(UsageError, match="no ranges are found: TensorRT"):
         bisect_trt.precision(
             tmp_path / "model.onnx",
             target="onnxrt",
