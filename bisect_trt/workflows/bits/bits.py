@@ -17,7 +17,7 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, tell_bits, tell_misfits
+from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, tell_bits, tell_misfits, untouched
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
 from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
 from bisect_trt.workflows.bits.refit import try_refit
@@ -63,6 +63,8 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     console.step(f"Which scales and zero points do not fit the values? {what}")
     if case.plain.why is not None:
         console.warn(case.plain.why)
+    for sentence in untouched(task.subject, case):
+        console.warn(sentence)
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
     if case.yardstick is not None and tolerance_is_own(given):
         console.say(f"  allowed: {case.yardstick.describe()}")

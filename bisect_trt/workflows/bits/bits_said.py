@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import Console
 from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.workflows.bits.case import Case
+from bisect_trt.workflows.bits.case import Case, integer_operators
 from bisect_trt.workflows.bits.ladder import Ladder
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
@@ -25,6 +25,7 @@ from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import kept_nodes, measured_on, tell_nodes
 from bisect_trt.workflows.precision.uses import tell_uses
 from bisect_trt.workflows.precision.validation import Validation
+from bisect_trt.workflows.subject import Subject
 
 _SHOWN, _SHOWN_GROUPS = 5, 20
 
@@ -68,6 +69,24 @@ def tell_misfits(
         console.say(f"  {groups[unit].name}: {_reason(misfits[unit])[1]}")
     if len(ranking) > _SHOWN:
         console.say(f"  ... and {len(ranking) - _SHOWN} more, which fit better")
+
+
+def untouched(subject: Subject, case: Case) -> Iterator[str]:
+    """What is quantized and is neither searched nor taken out of what is right, a sentence each."""
+    left, operators = case.quantized.left, integer_operators(subject)
+    if len(left) == 1:
+        yield f"1 node that quantizes or dequantizes stays as it is, in what is right too: {next(iter(left.values()))}"
+    elif left:
+        yield (
+            f"{len(left)} nodes that quantize or dequantize stay as they are, in what is right too: "
+            f"{next(iter(left.values()))}"
+        )
+    if operators:
+        some = len(operators) > 1
+        yield (
+            f"{', '.join(operators[:4])} {'compute' if some else 'computes'} with integers {'themselves' if some else 'itself'} "
+            f"and {'stay as they are' if some else 'stays as it is'}, in what is right too"
+        )
 
 
 def _reason(misfits: Sequence[Misfit]) -> tuple[str, str]:

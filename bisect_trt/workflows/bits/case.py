@@ -154,7 +154,7 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
     if types:
         flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & set(types))
         raise UsageError(f"{path} has nothing quantized that {asked} is about, but {', '.join(types)}; give {flags}.")
-    operators = sorted({n.op_type for n in subject.network.nodes if _is_integer_operator(n.op_type)})
+    operators = integer_operators(subject)
     if operators:
         raise UsageError(
             f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
@@ -169,6 +169,11 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
         "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
         f"model, with --reference {path}."
     )
+
+
+def integer_operators(subject: Subject) -> list[str]:
+    """The operators of the model that compute with integers themselves, by name."""
+    return sorted({node.op_type for node in subject.network.nodes if _is_integer_operator(node.op_type)})
 
 
 def _is_integer_operator(op: str) -> bool:
