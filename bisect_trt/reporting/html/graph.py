@@ -165,7 +165,9 @@ def _node(node: Json, layout: Layout, centre: Sequence[int]) -> Markup:
     words = [node["op"], shorten(title, _NAME_LENGTH), VERDICTS.get(node["verdict"], "")]
     words += [PRECISIONS[node["precision"]]] if node["precision"] else []
     words += [HIDES] if node.get("hides") else []
-    words += [] if (op, name) == (node["op"], title) else [f"drawn as {op} {name}"]  # who says what is seen is understood
+    words += (
+        [] if (op, name) == (node["op"], title) else [f"drawn as {op} {name}"]
+    )  # who says what is seen is understood
     classes = [
         node["verdict"],
         f"p-{node['precision']}" if node["precision"] else "",

@@ -179,7 +179,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, nu
     """A plain table that scrolls by itself where it is too wide; the headings of ``numeric`` columns stand right."""
     cells = [tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)) for row in rows]
     names = (
-        tag("th", name, scope="col", class_="number" if name in numeric else None) if name else tag("td") for name in head
+        tag("th", name, scope="col", class_="number" if name in numeric else None) if name else tag("td")
+        for name in head
     )
     return tag(
         "div",
