@@ -272,7 +272,8 @@ def precision(
 
     check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
+    named = {} if options.get("ladder") else {low: True}  # a ladder names its own
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, **named)
     own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call(
         "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate

@@ -140,7 +140,7 @@ def free_where_needed(investigation: Investigation, *, passes: bool) -> bool:
 
 
 def _free_original(subject: Subject, freed: Freed) -> Candidate:
-    return replace(subject.original, proto=freed.network.proto, title="the original, its dimensions free")
+    return replace(subject.original, made=freed.network.proto, title="the original, its dimensions free")
 
 
 def free(subject: Subject, symbols: Mapping[str, Sequence[tuple[str, int]]], target: TargetSettings | None) -> Freed:
@@ -269,7 +269,7 @@ def needed_dimensions(investigation: Investigation, answer: Candidate) -> Candid
         kept = {names[unit] for unit in units}
         proto = _fixed(answer.proto, kept, values)
         title = f"the answer with {', '.join(sorted(kept))} free" if kept else "the answer with all shapes fixed"
-        return freed.dress(replace(answer, proto=proto, title=title))
+        return freed.dress(replace(answer, made=proto, title=title))
 
     def algorithm(ask: Ask) -> Minimum:
         if not names or ask(frozenset()) is Verdict.FAIL:

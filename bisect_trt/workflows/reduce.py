@@ -190,7 +190,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     console.step("Written and read back: does it still fail?")
     written = onnx.load(str(output), load_external_data=False)
     investigation.subject.workspace.take_in(written, output.parent)
-    again = replace(answer, proto=written, title=_READ_BACK, again=True)
+    again = replace(answer, made=written, title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")
     record = prober.probe(again)

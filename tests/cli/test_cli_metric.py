@@ -156,6 +156,14 @@ def test_what_has_no_part_in_it(cli: CommandLine, model: Path) -> None:
     (Path("nan.py")).write_text("def metric(outputs, reference, labels): return float('nan')\n")
     ran = cli("run", model, *TARGET, "--metric", "nan.py")
     assert (ran.status, "is NaN, so nothing can be held against it" in ran.error) == (2, True)
+    (Path("inf.py")).write_text("def metric(outputs, reference): return float('inf')\n")
+    ran = cli("run", model, *TARGET, "--metric", "inf.py", "--max-drop", "1%")
+    assert (ran.status, "is inf, from which no drop can be measured" in ran.error) == (2, True)
+    ran = cli("run", model, *TARGET, "--metric", "inf.py", "--min", "30")
+    assert (ran.status, "inf.py:metric is inf, at least 30" in ran.out, "nan" in ran.out) == (0, True, False)
+    Path("none.py").write_text(LOADER.replace("x.argmax(axis=1)", "numpy.full(2, -100)"))
+    ran = cli("run", model, *TARGET, "--data-loader-script", "none.py", "--metric", "top-1")
+    assert (ran.status, "no label of the set counts" in ran.error) == (2, True)
 
 
 def test_a_set_that_the_reference_does_not_run_on(cli: CommandLine, here: Path) -> None:

@@ -53,8 +53,7 @@ class OnnxRuntimeOptions(OwnOptions):
         ),
     ] = field(default_factory=list)
     graph_optimization_level: Annotated[
-        str,
-        option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level),
+        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
     ] = ALL
     disable_optimizer: Annotated[
         list[str],

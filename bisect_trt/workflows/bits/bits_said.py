@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,17 @@ from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import Console
 from bisect_trt.search.oracle import Minimum, Subset
-from bisect_trt.workflows.bits.case import Case
+from bisect_trt.workflows.bits.case import Case, integer_operators
+from bisect_trt.workflows.bits.ladder import Ladder
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
 from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import kept_nodes, measured_on, tell_nodes
+from bisect_trt.workflows.precision.uses import tell_uses
 from bisect_trt.workflows.precision.validation import Validation
+from bisect_trt.workflows.subject import Subject
 
 _SHOWN, _SHOWN_GROUPS = 5, 20
 
@@ -40,6 +44,7 @@ class Told:
         validation: How what is recommended did on fresh samples; ``None`` if it was held against none.
         why: Why not, then.
         refit: What came of other scales; ``None`` if none were tried.
+        ladder: The rungs above; ``None`` where none were asked for.
     """
 
     minimum: Minimum
@@ -51,6 +56,7 @@ class Told:
     validation: Validation | None
     why: str | None
     refit: Refit | None
+    ladder: Ladder | None = None
 
 
 def tell_misfits(
@@ -63,6 +69,24 @@ def tell_misfits(
         console.say(f"  {groups[unit].name}: {_reason(misfits[unit])[1]}")
     if len(ranking) > _SHOWN:
         console.say(f"  ... and {len(ranking) - _SHOWN} more, which fit better")
+
+
+def untouched(subject: Subject, case: Case) -> Iterator[str]:
+    """What is quantized and is neither searched nor taken out of what is right, a sentence each."""
+    left, operators = case.quantized.left, integer_operators(subject)
+    if len(left) == 1:
+        yield f"1 node that quantizes or dequantizes stays as it is, in what is right too: {next(iter(left.values()))}"
+    elif left:
+        yield (
+            f"{len(left)} nodes that quantize or dequantize stay as they are, in what is right too: "
+            f"{next(iter(left.values()))}"
+        )
+    if operators:
+        some = len(operators) > 1
+        yield (
+            f"{', '.join(operators[:4])} {'compute' if some else 'computes'} with integers {'themselves' if some else 'itself'} "
+            f"and {'stay as they are' if some else 'stays as it is'}, in what is right too"
+        )
 
 
 def _reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
@@ -106,12 +130,28 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
         "kernels": kernels,
         "refit": _refit(told),
     }
+    if told.ladder is not None:
+        _fill_in_ladder(task, told, told.ladder)
     if settings.target is not None and settings.target.target.capabilities.timed:
         task.result.extra["latency_ms"] = latencies(task, told.kept, told.minimum.units)
     described = [node for unit in sorted(told.kept) for node in groups[unit]["operators"]]
     task.result.culprits = described
     if told.refit is not None and told.refit.path is not None:
         task.result.artifacts["refitted"] = str(told.refit.path)
+
+
+def _fill_in_ladder(task: Task, told: Told, ladder: Ladder) -> None:
+    """What is on which rung; ``keep_fp32`` and ``minimal`` are the nodes on the last one."""
+    extra, climb = task.result.extra, ladder.climb
+    groups = told.kept if climb is None else climb.groups
+    for group in extra["groups"]:
+        group["rung"] = ladder.rung_of(task, told.case, group["id"], groups)
+        group["kept"] = group["id"] in groups
+    extra["ladder"] = ladder.to_json(task, told.case, groups, told.minimum)
+    if climb is not None:
+        extra["measured_on"] = measured_on(climb.task)
+        extra["keep_fp32"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.units)
+        extra["minimal"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.minimum.units)
 
 
 def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
@@ -297,17 +337,18 @@ def tell_bits(task: Task, told: Told) -> None:
     count, low = len(told.kept), extra["precision"]
     groups = "1 group" if count == 1 else f"{count} groups"
     proof = f" ({result.minimality})" if told.kept == told.minimum.units else ""
-    console.answer(f"{task.settings.output}: {groups} in floats, {extra['lowered']} in {low}{proof}.")
+    if told.ladder is not None:
+        _tell_ladder(task, told, extra["ladder"])
+    else:
+        console.answer(f"{task.settings.output}: {groups} in floats, {extra['lowered']} in {low}{proof}.")
     if told.validation is not None:
         console.answer(f"  {told.validation.describe()}")
     elif told.why is not None:
         console.answer(f"  not held against fresh samples: {told.why}")
-    if told.minimum.units < told.kept:
+    if told.minimum.units < told.kept and told.ladder is None:
         console.answer(f"  {len(told.minimum.units)} of these are enough for what was given ({result.minimality})")
-    for node in extra["keep_fp32"][:_SHOWN_GROUPS]:
-        console.answer(f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}")
-    if count > _SHOWN_GROUPS:
-        console.answer(f"  ... and {count - _SHOWN_GROUPS} more (--json lists them)")
+    if told.ladder is None or told.ladder.climb is None:
+        _tell_groups(extra, console)
     if extra["kernels"] is not None and extra["kernels"]["sentence"]:
         console.answer(f"  {extra['kernels']['sentence']}")
     if told.refit is not None and told.refit.passed:
@@ -323,6 +364,34 @@ def tell_bits(task: Task, told: Told) -> None:
     console.answer(f"  measured on {extra['measured_on']}")
     if result.why:
         console.answer(f"  {result.why}")
+
+
+def _tell_groups(extra: Mapping[str, Any], console: Console) -> None:
+    """The groups in floats, with the reason of each."""
+    for node in extra["keep_fp32"][:_SHOWN_GROUPS]:
+        console.answer(f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}")
+    if (more := len(extra["keep_fp32"]) - _SHOWN_GROUPS) > 0:
+        console.answer(f"  ... and {more} more (--json lists them)")
+
+
+def _tell_ladder(task: Task, told: Told, ladder: Mapping[str, Any]) -> None:
+    """How much is on each rung, what it is that had to climb, and what other assignments cost."""
+    console, result, extra = task.console, task.result, task.result.extra
+    counts = ", ".join(f"{count} in {rung}" for rung, count in ladder["counts"].items())
+    console.answer(f"{task.settings.output}: of its nodes {counts} ({result.minimality} on each rung).")
+    for group in extra["groups"]:
+        if group["kept"] and told.ladder is not None and told.ladder.climb is not None:
+            console.answer(f"  '{group['name']}' to {group['rung']}: {group['reason'] or 'needed'}")
+    if told.ladder is not None and told.ladder.climb is not None:
+        tell_nodes(extra["keep_fp32"], console)
+    cost = ladder["cost"]
+    for each in cost["assignments"]:
+        latency = "" if each["latency_ms"] is None else f", {each['latency_ms']:.3f} ms"
+        chosen = " (this one)" if each["name"] == cost["chosen"] else ""
+        console.answer(f"  {each['name']}: weights of {each['bytes']:,} bytes{latency}{chosen}")
+    if ladder["why"]:
+        console.answer(f"  {ladder['why']}")
+    tell_uses(extra.get("uses", []), console)
 
 
 def _tell_latency(latency: dict[str, float | None], console: Console) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Pair
@@ -348,14 +347,6 @@ def usual_ratio(misfits: Sequence[Misfit]) -> float:
     ratios = [each.ratio for each in misfits if each.pair.kind == "activation" and each.ratio is not None]
     known = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
     return min(max(float(np.quantile(known, 1 / 3)), 1.0), 8.0) if known else 1.0
-
-
-def scale_of(value: Array, name: str, like: TensorProto | None) -> TensorProto:
-    """A scale or zero point as an initializer, of another one's type and shape."""
-    if like is None:
-        return numpy_helper.from_array(np.asarray(value, np.float32), name)
-    old = numpy_helper.to_array(like)
-    return numpy_helper.from_array(np.asarray(value).astype(old.dtype).reshape(old.shape), name)
 
 
 def pair_outputs(network: Network, pair: Pair) -> list[str]:
