@@ -234,7 +234,7 @@ def search_switches(investigation: Investigation, panel: Panel, most: int | None
 
     def story(ask: Ask) -> Found:
         gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
-        shut = any(ask(frozenset({unit})) is Verdict.FAIL for unit in gates)
+        shut = {panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL}
         found = Alternatives() if shut else find(passes, ask, likely=bool(gates))
         if not shut and not found.found and spares:
             found = find([*passes, *spares], ask, likely=False)
@@ -242,7 +242,8 @@ def search_switches(investigation: Investigation, panel: Panel, most: int | None
         if not (found.found or more.found) and passes and options:
             more = find([*passes, *options], ask, likely=False)
         alternatives, complete = (*found.found, *more.found), found.complete and more.complete
-        asked = gates if alternatives else wholes
+        rest = [unit for unit in wholes if panel.switches[unit].within not in shut]
+        asked = gates if alternatives else rest
         also = tuple(unit for unit in asked if ask(frozenset({unit})) is Verdict.PASS)
         if alternatives:
             return Found(alternatives, also, complete)
