@@ -157,38 +157,49 @@ class Job:
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
-        from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
-        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
-
         check = self._scaled(check)
         if settings.bits:
             return self._bits(settings, check, search)
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
-            settings = replace(settings, tolerance=check.tolerance)
-            lowering = make_lowering(subject, settings)
-            check = built_in_check(check, subject, settings.precision)
-            with self._investigated(subject, check, search, settings.target) as found:
-                task = Task(subject, self.console, self.result, found.prober, lowering, settings)
-                result = find_precision(task, search)
-                if settings.rungs:
-                    from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+            return self._nodes(subject, settings, check, search)
 
-                    result.extra["ladder"] = rungs_of_nodes(task)
-                return result
+    def _nodes(
+        self, subject: Subject, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings
+    ) -> Result:
+        """The search among nodes, once it is known who lowers them."""
+        from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
+
+        settings = replace(settings, tolerance=check.tolerance)
+        lowering = make_lowering(subject, settings)
+        if settings.calibrated:
+            check = replace(check, target=settings.target, by_layer=True)
+        check = built_in_check(check, subject, settings.precision)
+        with self._investigated(subject, check, search, settings.target) as found:
+            task = Task(subject, self.console, self.result, found.prober, lowering, settings)
+            result = find_precision(task, search)
+            if settings.rungs:
+                from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+
+                result.extra["ladder"] = rungs_of_nodes(task)
+            return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest quantized groups to keep in floats; see :func:`bisect_trt.workflows.bits.bits.find_bits`."""
         from bisect_trt.workflows.bits.bits import find_bits  # noqa: PLC0415 - see above
         from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, typed_by_graph, with_samples  # noqa: PLC0415 - see above
         from bisect_trt.workflows.bits.yardstick import tolerance_of  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.calibrated import calibrate, is_calibrated  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            settings, check = replace(settings, target=None), replace(check, target=None)
         job = replace(self, model=with_samples(self.model))
         with job.subject(check.timeout, settings.target) as subject:
+            if is_calibrated(subject, settings):
+                return job._nodes(subject, calibrate(subject, settings), check, search)
+            if check.argv and check.target is not None:
+                tell_unused(check.target, self.console)
+                settings, check = replace(settings, target=None), replace(check, target=None)
             if settings.target is not None:
                 target, why = runs_or_emulated(subject, typed_by_graph(subject, settings.target))
                 if why is not None:
