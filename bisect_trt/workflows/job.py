@@ -89,8 +89,11 @@ class Job:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        settings = replace(settings, check=self._scaled(settings.check))
-        opened = self.subject(settings.check.timeout, settings.check.target)
+        target = settings.check.target
+        # How long the original runs is what a fix is held against, which does not build that again.
+        timed = target is not None and target.target.capabilities.timed and self.metric is None
+        settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
+        opened = self.subject(settings.check.timeout, target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             if self.metric is not None:
                 from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
@@ -223,7 +226,8 @@ class Job:
         Raises:
             UsageError: A check says good or bad that cannot be told how the target is set up.
         """
-        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.cause import find_cause  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.switched import told_of_switches  # noqa: PLC0415 - see above
 
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
