@@ -226,7 +226,8 @@ class Job:
         Raises:
             UsageError: A check says good or bad that cannot be told how the target is set up.
         """
-        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.cause import find_cause  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.switched import told_of_switches  # noqa: PLC0415 - see above
 
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
