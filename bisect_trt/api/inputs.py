@@ -50,15 +50,14 @@ def sweep(
         UnavailableError: Something needed is not there, or no size says anything.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16, shapes=shapes)
     own = given.group(Sweep, model=PLACE)
     call = Call("sweep", model, given, inputs=inputs, folder=run, verbose=verbose)
     runtime = call.target.required()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
     return call.finish(lambda job: job.sweep(settings, search_settings(call.search)))
 

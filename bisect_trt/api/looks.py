@@ -56,16 +56,15 @@ def diagnose(
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
     call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
     runtime = call.target.required()
     call.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     folder = own.output or call.folder / "reproducer"
     packed = folder if folder.name else folder.resolve()
     archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
@@ -115,8 +114,7 @@ def workaround(
         UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.workaround.workaround import PATCHED, WorkaroundSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
@@ -124,7 +122,7 @@ def workaround(
     call = Call("workaround", model, given, inputs=inputs, folder=run, verbose=verbose)
     runtime = call.target.required()
     call.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)

@@ -19,6 +19,7 @@ from bisect_trt.api.keywords import target_second
 from bisect_trt.api.looks import assert_matches, compare
 from bisect_trt.api.types import Inputs, Model, TargetName
 from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.workspace import sha256_of
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
 _DATA = ("seed", "val_range", "input_shapes", "iterations", "load_inputs", "external_data_dir")
@@ -117,7 +118,7 @@ def _content(model: Model, weights: Any) -> str | None:  # noqa: ANN401 - a path
     try:
         named = external_files(onnx.load(str(path), load_external_data=False))
         folder = path.parent if weights is None else Path(weights)
-        return " ".join(_sha256(file) for file in (path, *(folder / name for name in sorted(named))))
+        return " ".join(sha256_of(file) for file in (path, *(folder / name for name in sorted(named))))
     except Exception:  # whoever runs it says what is wrong with it
         return None
 
@@ -141,17 +142,9 @@ def _digest_of(inputs: Any, files: Any) -> str | None:  # noqa: ANN401 - of many
                 digest = hashlib.sha256(array.tobytes()).hexdigest()
                 parts.append(f"{name} {array.dtype} {array.shape} {digest}")
     try:
-        return " ".join([*parts, *(_sha256(Path(file)) for file in files)])
+        return " ".join([*parts, *(sha256_of(Path(file)) for file in files)])
     except OSError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _version(package: str) -> str:

@@ -199,7 +199,7 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
     ends, sparse = onnx.GraphProto(), onnx.GraphProto()
     fed, boundary = set(piece.inputs), {*piece.inputs, *piece.outputs}
     # Shape inference costs a moment, and says what a run cannot: the types of sequences, and of what did not run.
-    types = network.declared if boundary <= infos.keys() else {**network.declared, **network.inferred}
+    types = network.declared if boundary <= infos.keys() else network.declared | network.inferred
     ends.input.extend(value_info(name, infos, types) for name in piece.inputs)
     ends.output.extend(value_info(name, infos, types) for name in piece.outputs)
     nodes, weights = network.written_nodes, list[bytes]()

@@ -153,6 +153,13 @@ class Precision:
     reference: Annotated[
         Path | None, option(metavar="MODEL", help="The model from before quantization: what is right, and its weights.")
     ] = None
+    calibration_cache: Annotated[
+        Path | None,
+        option(
+            metavar="FILE",
+            help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
+        ),
+    ] = None
     sensitivity: Annotated[bool, option(help="Of a quantized model, measure what each group costs alone.")] = True
     annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False

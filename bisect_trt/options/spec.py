@@ -161,6 +161,13 @@ def _plain(kind: Any) -> type:  # noqa: ANN401 - an annotation
     return kind if isinstance(kind, type) else str
 
 
+def changed(group: object) -> dict[str, Any]:
+    """The options of a group that differ from their defaults, by name."""
+    defaults = type(group)()
+    values = {each.name: (getattr(group, each.name), getattr(defaults, each.name)) for each in fields(group)}  # type: ignore[arg-type]  # a dataclass
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
 def title(group: type) -> str:
     """What a group is about, to stand above its options."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.surgeon import Spliced
 from bisect_trt.probing.times import spending
-from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
 
 
@@ -26,19 +26,24 @@ class Identity:
     Attributes:
         key: Names it by its content: the same for the same model.
         title: What it is, in a few words.
-        units: The units it is made of.
+        made_of: The units it is made of.
         marks: Tensors that are outputs too.
     """
 
     key: str
     title: str
-    units: Subset
+    made_of: Units
     marks: Subset = frozenset()
+
+    @property
+    def units(self) -> Subset:
+        """The units it is made of."""
+        return self.made_of.units
 
     @property
     def size(self) -> int:
         """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
-        return len(self.units) + len(self.marks)
+        return len(self.made_of) + len(self.marks)
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class Candidate:
             digest.update(f"repetition {self.repetition}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
-        return Identity(digest.hexdigest(), self.title, self.units, self.marks)
+        return Identity(digest.hexdigest(), self.title, Units(self.units), self.marks)
 
     @property
     def key(self) -> str:

@@ -310,3 +310,16 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
             "move it away, name another with --candidate, or put {model} into the check command."
         )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

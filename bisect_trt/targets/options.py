@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.options.spec import option, switch
+from bisect_trt.options.spec import changed, option, switch
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Target as Plugin
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
@@ -58,9 +58,7 @@ class TargetOptions:
     def given(self) -> list[str]:
         """The options that are given, in the words of a command line, but for those that name a target."""
         flags = {plugin.name for plugin in selectable()}
-        defaults = type(self)()
-        changed = (name for name in _field_names(self) if getattr(self, name) != getattr(defaults, name))
-        return [f"--{name.replace('_', '-')}" for name in changed if name not in flags]
+        return [f"--{name.replace('_', '-')}" for name in changed(self) if name not in flags]
 
     def but(self, **changes: Any) -> Target:  # noqa: ANN401 - of many types
         """The same with other values."""

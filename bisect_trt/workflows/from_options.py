@@ -30,7 +30,7 @@ from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
-from bisect_trt.workflows.precision.task import BITS, Low
+from bisect_trt.workflows.precision.task import BITS, UNUSED_RANGES, Low
 from bisect_trt.workflows.settings import (
     CheckSettings,
     MetricSettings,
@@ -99,6 +99,15 @@ def compare_files(compare: Compare) -> list[Path]:
         UsageError: There is no such script.
     """
     return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
+
+
+def target_check(compare: Compare, target: TargetSettings, timeout: float | None) -> CheckSettings:
+    """The comparison of a target with the reference, as the check.
+
+    Raises:
+        UsageError: As :func:`tolerance_options`.
+    """
+    return CheckSettings(target=target, tolerance=tolerance_options(compare, target), timeout=timeout)
 
 
 def tolerance_options(
@@ -370,6 +379,8 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
         )
     asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
     bits = tuple(each for each in BITS if asked[each])
+    if own.calibration_cache is not None and "int8" not in bits:
+        raise UsageError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
     if not bits:
         runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
         if own.reference is not None:

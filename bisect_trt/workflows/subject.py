@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +31,7 @@ from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import visible_gpus
-from bisect_trt.probing.workspace import Workspace
+from bisect_trt.probing.workspace import Workspace, sha256_of
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Subset
@@ -219,11 +218,7 @@ class Subject:
     @cached_property
     def sha256(self) -> str:
         """Of the model's file."""
-        with self.settings.path.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        return digest.hexdigest()
+        return sha256_of(self.settings.path)
 
     @cached_property
     def swap_limit(self) -> int:

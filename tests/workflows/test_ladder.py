@@ -194,3 +194,17 @@ def test_what_is_computed_in_integers() -> None:
     network = Network(model)
     found = {network.nodes[index].name for index in quantized_nodes(network) if network.nodes[index].op_type == "Tanh"}
     assert found == {"tanh0"}
+
+
+@pytest.mark.parametrize("options", [{"low": "int8"}, {"low": "fp16"}])
+def test_ranges_that_nobody_looks_for(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A calibration cache is TensorRT's, for models without Q/DQ."""
+    onnx.save(layers({}, set(), 1), tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="no ranges are found: TensorRT"):
+        bisect_trt.precision(
+            tmp_path / "model.onnx",
+            target="onnxrt",
+            output=tmp_path / "out.onnx",
+            calibration_cache=tmp_path / "ranges",
+            **options,
+        )

@@ -255,6 +255,8 @@ class Guard:
     def _tell(self, mark: str, group: str) -> None:
         with self._lock:
             if self._process is None or self._owner != os.getpid():
+                if group == "-":  # at the end of a program that kept a worker the guard has gone before it: no new one
+                    return
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *(["adopts"] if self._adopts else [])],

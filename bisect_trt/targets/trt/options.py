@@ -316,7 +316,7 @@ def _check_files(flag: str, paths: Path | list[Path] | None) -> None:
             raise UsageError(f"{flag}: there is no file {path}; check the path.")
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> object:
     """What an option was given, as the setting of its name has it: plain data, and absolute, since the worker reads it."""
     if isinstance(value, list):
         return tuple(map(_told, value))

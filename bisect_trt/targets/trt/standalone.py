@@ -25,6 +25,9 @@ from bisect_trt.targets.trt.knobs import (
 from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
 
+LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
+"""What the parser appends where a node makes several layers."""
+
 
 def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs of the model, by name."""
@@ -222,12 +225,13 @@ def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: b
     low = trt.DataType.BF16 if "bf16" in settings["precisions"] else trt.DataType.HALF
     if not (by_reading or settings["keep"] or settings["held"]):
         return
-    for layer, made_by in zip(layers_of(network), nodes_of(network, settings["nodes"])):
+    nodes = settings["nodes"]
+    for layer, place in zip(layers_of(network), nodes_of(network, nodes)):
         if by_reading:
             tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
             half = any(tensor is not None and tensor.dtype == trt.DataType.HALF for tensor in tensors)
             hold(trt, layer, low if half else trt.DataType.FLOAT)
-        elif made_by in settings["keep"]:
+        elif place is not None and nodes[place][1][0] in settings["keep"]:
             hold(trt, layer, trt.DataType.FLOAT)
             lift([layer.name])
         elif settings["held"]:
@@ -240,18 +244,17 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
-    """For each layer the first output of the node that it was made of; ``nodes`` are names and outputs.
+    """For each layer the place of the node that it was made of, or ``None``; ``nodes`` are names and outputs.
 
     The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
     it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
     """
-    suffix = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
-    by_name = {name: outputs[0] for name, outputs in nodes if name}
-    by_output = {output: outputs[0] for _, outputs in nodes for output in outputs if output}
-    found: list[Any] = []
+    by_name = {name: place for place, (name, _) in enumerate(nodes) if name}
+    by_output = {output: place for place, (_, outputs) in enumerate(nodes) for output in outputs if output}
+    found: list[int | None] = []
     pending = 0
     for layer in layers_of(network):
-        node = by_name.get(layer.name, by_name.get(suffix.sub("", layer.name)))
+        node = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
         if node is None:
             made = [layer.get_output(index).name for index in range(layer.num_outputs)]
             node = next((by_output[name] for name in made if name in by_output), None)

@@ -69,7 +69,8 @@ def lowering_but(subject: Subject, settings: PrecisionSettings, left: Collection
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.
     """
-    units = lowerable_units(subject, settings.precision, known_types(subject), settings.include, settings.exclude, left)
+    lowest = "fp16" if settings.calibrated else settings.precision
+    units = lowerable_units(subject, lowest, known_types(subject), settings.include, settings.exclude, left)
     cast = CastLowering(
         subject,
         units,
@@ -80,7 +81,9 @@ def lowering_but(subject: Subject, settings: PrecisionSettings, left: Collection
         keep_weights=settings.keep_weights,
     )
     target = settings.target
-    return cast if target is None or not settings.by_layer else LayerLowering(subject, units, target, cast, left)
+    if target is None or not settings.by_layer:
+        return cast
+    return LayerLowering(subject, units, target, None if settings.calibrated else cast, left)
 
 
 def find_precision(task: Task, search: SearchSettings) -> Result:
@@ -100,7 +103,7 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
 
 
 def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
-    low, count, console = task.settings.precision, len(task.lowering.units), task.console
+    low, count, console = task.settings.low, len(task.lowering.units), task.console
     console.step(f"What in the reference run speaks against {low} ({count} nodes can be lowered)?")
     suspects = find_suspects(task)
     tell_suspects(task.subject, suspects, console)

@@ -19,6 +19,7 @@ from bisect_trt.workflows.precision.lowering import Lowering
 Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]
 BITS: tuple[Low, ...] = ("int8", "fp8", "int4")
 """What a search for quantized groups is about."""
+UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
 HALVES: tuple[Low, ...] = ("fp16", "bf16")
 
 
@@ -45,6 +46,8 @@ class PrecisionSettings:
         sensitivity: Whether to measure what each group costs alone.
         rungs: The precisions that the parts of a quantized model may have, the cheapest first; none for what is quantized and
             fp32 alone.
+        calibration_cache: Where the ranges for INT8 lie, or are to, if the user says.
+        calibrated: Whether what is not kept may run in INT8 by those ranges; ``precision`` then says how far it may be off.
         cost: By what assignments of them are compared; ``None`` for latency where that can be measured, else bytes.
         tolerance: How far a target may be off on them, as the user gave it; ``None`` for as on the samples of the search.
     """
@@ -67,6 +70,8 @@ class PrecisionSettings:
     sensitivity: bool = True
     rungs: tuple[str, ...] = ()
     cost: Cost | None = None
+    calibration_cache: Path | None = None
+    calibrated: bool = False
     tolerance: ToleranceOptions | None = None
 
     @classmethod
@@ -97,7 +102,13 @@ class PrecisionSettings:
             sensitivity=own.sensitivity,
             rungs=own.ladder or (),
             cost=own.cost,
+            calibration_cache=own.calibration_cache,
         )
+
+    @property
+    def low(self) -> str:
+        """What is lowered to, in words."""
+        return "int8" if self.calibrated else self.precision
 
     @property
     def half(self) -> Low | None:
