@@ -1,14 +1,17 @@
 """Where the time of TensorRT's builds goes, on a GPU: start, parsing, first and later builds, caches, builders side by side.
 
-    python -m benchmarks.builds MODEL.onnx [--only start builds cache threads beside small] [--precision fp16]
+    python -m benchmarks.builds [MODEL.onnx] [--only start builds cache threads beside single small] [--precision fp16]
 
-Each part prints lines of JSON. What is measured has a process of its own, because a process pays for much of it once.
-``small`` runs ``diagnose`` on one Pow and prints what each probe was spent on.
+Each part prints lines of JSON. What is measured has a process of its own, because a process pays for much of it once, and a
+part ends after 100 seconds. Without a model it is six convolutions that are unlike each other. ``single`` builds one Pow of
+several shapes and says between which lines of the verbose log the time goes; ``small`` runs ``diagnose`` on one and prints what
+each probe was spent on.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-PARTS = ("start", "builds", "cache", "threads", "beside", "small")
+PARTS = ("start", "builds", "cache", "threads", "beside", "single", "small")
+MOST_SECONDS = 100.0
 
 
 def alone(part: str, *words: str, **environment: str) -> subprocess.Popen[str]:
@@ -33,9 +38,14 @@ def alone(part: str, *words: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
-def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it measured."""
-    text = process.communicate()[0]
+def ended(process: subprocess.Popen[str], until: float | None = None) -> dict[str, Any]:
+    """What it measured; past a point of :func:`time.monotonic` it is ended."""
+    try:
+        text = process.communicate(timeout=None if until is None else max(until - time.monotonic(), 0.1))[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"cut_off": MOST_SECONDS}
     lines = text.strip().splitlines()
     try:
         found: dict[str, Any] = json.loads(lines[-1])
@@ -55,7 +65,7 @@ def _build(path: Path, precision: str, trt: Any) -> dict[str, Any]:  # noqa: ANN
     """Build once: seconds by part, bytes, and what TensorRT said of its caches."""
     from bisect_trt.targets.settings import TargetSettings  # noqa: PLC0415 - what is measured
     from bisect_trt.targets.trt import builder  # noqa: PLC0415 - as above
-    from bisect_trt.targets.trt.network import load_proto, name_nodes  # noqa: PLC0415 - as above
+    from bisect_trt.targets.trt.parse import load_proto, name_nodes  # noqa: PLC0415 - as above
 
     low: dict[str, Any] = {precision: True} if precision != "fp32" else {}
     settings = TargetSettings("trt", **low)
@@ -149,8 +159,10 @@ def _with_cache(model: str, precision: str, trt: Any, content: bytes) -> dict[st
 
 def threads(model: Path, precision: str) -> Iterator[dict[str, Any]]:
     """The first build in a fresh process, by how many threads the builder may use."""
-    for number in ("1", "4", "16"):
-        yield {"part": "threads", "threads": int(number), **ended(alone("threads", str(model), precision, number))}
+    until = time.monotonic() + MOST_SECONDS
+    for number in ("1", "16", "4"):
+        found = ended(alone("threads", str(model), precision, number), until)
+        yield {"part": "threads", "threads": int(number), **found}
 
 
 def _threads(model: str, precision: str, number: str) -> dict[str, Any]:
@@ -161,12 +173,50 @@ def _threads(model: str, precision: str, number: str) -> dict[str, Any]:
 
 def beside(model: Path, precision: str) -> Iterator[dict[str, Any]]:
     """So many builders at a time on one GPU, each in its process: how long the first and the second build take each."""
+    until = time.monotonic() + MOST_SECONDS
     for number in (1, 2, 4):
         began = time.perf_counter()
         processes = [alone("threads", str(model), precision, "1") for _ in range(number)]
-        found = [ended(each) for each in processes]
+        found = [ended(each, until) for each in processes]
         each = {name: [one.get(name, {}).get("seconds") for one in found] for name in ("first", "again")}
         yield {"part": "beside", "builders": number, **each, "wall": round(time.perf_counter() - began, 1)}
+
+
+def single(model: Path, precision: str) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - as above
+    """One Pow of several shapes in one process, after a build that loads the libraries: seconds, and where they go."""
+    yield {"part": "single", **ended(alone("single", precision), time.monotonic() + MOST_SECONDS)}
+
+
+def _single(precision: str) -> dict[str, Any]:
+    from bisect_trt.targets.trt import api  # noqa: PLC0415 - what is measured
+
+    trt, made = _tensorrt()
+    said: list[tuple[float, str]] = []
+    vars(api)["listen"] = lambda line: said.append((time.perf_counter(), line))
+    found: dict[str, Any] = {"start": round(made, 2), "shapes": []}
+    with tempfile.TemporaryDirectory() as name:
+        found["first"] = _build(tiny(Path(name) / "m.onnx"), precision, trt)["seconds"]
+        for shape in ([1, 197, 192], [1, 197, 192], [1, 197, 1], [1, 1, 1]):
+            node = helper.make_node("Pow", ["x", "two"], ["y"], "pow")
+            path = _save(Path(name) / "pow.onnx", [node], shape, {"two": np.float32(2)})
+            said.clear()
+            seconds = _build(path, precision, trt)["seconds"]
+            gaps = sorted(
+                ((later - sooner, line, after) for (sooner, line), (later, after) in itertools.pairwise(said)),
+                reverse=True,
+            )
+            runners = Counter(line.split("(")[-1].split("[")[0] for _, line in said if "Timing Runner" in line)
+            found["shapes"].append(
+                {
+                    "shape": shape,
+                    "seconds": seconds,
+                    "lines": len(said),
+                    "runners": dict(runners),
+                    "tactics": sum(line.strip().startswith("Tactic:") for _, line in said),
+                    "longest": [[round(gap, 2), line[:150], after[:150]] for gap, line, after in gaps[:6]],
+                }
+            )
+    return found
 
 
 def small(model: Path, precision: str) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - as above
@@ -201,6 +251,22 @@ def tiny(path: Path) -> Path:
     return _save(path, nodes, [1, 8, 16, 16], tensors)
 
 
+def convolutions(path: Path) -> Path:
+    """Six convolutions that are unlike each other, each with a ReLU behind it."""
+    values, nodes, tensors, last = np.random.default_rng(0), [], {}, "x"
+    for place, (reads, makes, kernel) in enumerate(
+        zip((3, 32, 48, 64, 96, 64), (32, 48, 64, 96, 64, 3), (7, 3, 5, 1, 3, 3), strict=True)
+    ):
+        tensors[f"w{place}"] = values.normal(0, 0.05, (makes, reads, kernel, kernel)).astype(np.float32)
+        end = "y" if place == 5 else f"r{place}"
+        nodes.append(
+            helper.make_node("Conv", [last, f"w{place}"], [f"c{place}"], f"conv{place}", pads=[kernel // 2] * 4)
+        )
+        nodes.append(helper.make_node("Relu", [f"c{place}"], [end], f"relu{place}"))
+        last = end
+    return _save(path, nodes, [1, 3, 64, 64], tensors)
+
+
 def pow_model(path: Path) -> Path:
     """``x ** 2`` of 900, which overflows fp16."""
     nodes = [helper.make_node("Mul", ["x", "s"], ["m"]), helper.make_node("Pow", ["m", "two"], ["p"])]
@@ -222,6 +288,7 @@ ALONE: dict[str, Callable[..., dict[str, Any]]] = {
     "cache": _cache,
     "cached": _cached,
     "threads": _threads,
+    "single": _single,
 }
 
 
@@ -231,7 +298,7 @@ def main() -> None:
         print("\n" + json.dumps(ALONE[sys.argv[2]](*sys.argv[3:])), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--precision", default="fp16")
     options = parser.parse_args()
@@ -241,11 +308,14 @@ def main() -> None:
         "cache": cache,
         "threads": threads,
         "beside": beside,
+        "single": single,
         "small": small,
     }
-    for name in options.only:
-        for line in parts[name](options.model.resolve(), options.precision):
-            print(json.dumps(line), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model.resolve() if options.model else convolutions(Path(folder) / "model.onnx")
+        for name in options.only:
+            for line in parts[name](model, options.precision):
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,11 @@ sys.dont_write_bytecode = False
 # Where GitHub runs them, each command would print annotations of what it is meant to find.
 os.environ.pop("GITHUB_ACTIONS", None)
 
-# How long an example takes says nothing on a machine that does other things too.
-settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+# How long an example takes says nothing on a machine that does other things too. The same examples each time: whoever
+# changes nothing sees no test fail. `make fuzz` looks for others.
+settings.register_profile("default", deadline=None, derandomize=True, database=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 CommandLine = Callable[..., Ran]
 GPU_TESTS = Path(__file__).parent / "gpu"

@@ -27,17 +27,17 @@ from bisect_trt.api import call
 
 PARAMETERS = {
     "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite run **options",
-    "diagnose": "model target * output inputs atol rtol fp16 verbose overwrite run **options",
-    "workaround": "model target * output inputs atol rtol fp16 verbose overwrite run **options",
+    "diagnose": "model inputs target * output atol rtol fp16 verbose overwrite run **options",
+    "workaround": "model inputs target * output atol rtol fp16 verbose overwrite run **options",
     "precision": "model check * low target output inputs atol rtol verbose overwrite run **options",
-    "cause": "model target * inputs atol rtol fp16 verbose run **options",
+    "cause": "model inputs target * atol rtol fp16 verbose run **options",
     "releases": "model check * target inputs atol rtol fp16 verbose run **options",
     "repeat": "model check * target inputs atol rtol fp16 verbose run **options",
-    "sweep": "model target * shapes inputs atol rtol fp16 verbose run **options",
+    "sweep": "model inputs target * shapes atol rtol fp16 verbose run **options",
     "samples": "model check * target inputs output atol rtol fp16 verbose overwrite run **options",
-    "layerwise": "model target * inputs atol rtol fp16 isolate verbose **options",
-    "compare": "model target * inputs atol rtol fp16 verbose **options",
-    "assert_matches": "model target * inputs atol rtol fp16 reproducer **options",
+    "layerwise": "model inputs target * atol rtol fp16 isolate verbose **options",
+    "compare": "model inputs target * atol rtol fp16 verbose **options",
+    "assert_matches": "model inputs target * atol rtol fp16 reproducer **options",
 }
 """The promise to whoever calls them."""
 
@@ -68,11 +68,12 @@ def test_importing_the_package_imports_nothing_else(used: str) -> None:
     assert not {"onnx", "numpy", "click", "typer", "rich", "bisect_trt.cli"} & set(done.stdout.split())
 
 
-def test_no_function_imports_the_command_line(here: Path) -> None:
+def test_no_function_imports_the_command_line_or_leaves_a_process(here: Path) -> None:
     overflowing(here / "model.onnx")
     calls = [f"bisect_trt.{name}('model.onnx', target='onnxrt')" for name in ("compare", "layerwise")]
     code = f"import sys, bisect_trt; {'; '.join(calls)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stderr  # where Python says what was left open or running
     assert not {"click", "typer", "bisect_trt.cli"} & set(done.stdout.split())
 
 
@@ -375,3 +376,24 @@ def test_sizes_and_samples(here: Path) -> None:
     assert Path(str(found.artifacts["minimal_input"])).is_file()
     with pytest.raises(UsageError, match="there is nothing to sweep"):
         bisect_trt.sweep(model, "onnxrt", shapes="x:[2,3]")
+
+
+def test_values_stand_behind_the_model_or_by_name(here: Path) -> None:
+    """A target's name behind the model goes on to be the target, and a check the check."""
+    model = overflowing(here / "model.onnx")
+    small, large = ({"x": np.full((2, 3), value, np.float32)} for value in (-2.9, 3.0))
+    np.savez(here / "small.npz", x=small["x"])
+    matches = {
+        "values": bisect_trt.compare(model, large, "onnxrt", fp16=True),
+        "small": bisect_trt.compare(model, small, fp16=True),
+        "path": bisect_trt.compare(model, here / "small.npz", target="onnxrt", fp16=True),
+        "name": bisect_trt.compare(model, "small.npz", fp16=True),
+        "target": bisect_trt.compare(model, "onnxrt", fp16=True),
+        "both": bisect_trt.compare(model, "onnxrt", inputs=small, fp16=True),  # type: ignore[misc]  # the older order
+    }
+    assert {name for name, result in matches.items() if result.status != "found"} == {"values", "target"}
+    assert not bisect_trt.sweep(model, small, shapes="x:[{2,3},3]", fp16=True).proven
+    for given, status in ((large, "found"), (here / "small.npz", "not_reproduced"), ("small.npz", "not_reproduced")):
+        assert bisect_trt.reduce(model, given, target="onnxrt", fp16=True, shrink=False).status == status
+    with pytest.raises(UsageError, match="inputs are given twice"):
+        bisect_trt.reduce(model, large, inputs=small, target="onnxrt")

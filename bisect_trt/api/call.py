@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -23,6 +23,7 @@ from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
 from bisect_trt.options.shared import Data, Search
+from bisect_trt.options.spec import changed
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.times import account, whole
@@ -183,12 +184,12 @@ class Call:
                 f"the check says good or bad, so target='{target.runtime}' would do nothing; leave one out."
             )
         if given and target is None:
-            for name in _given(self.compare):
+            for name in changed(self.compare):
                 raise UsageError(
                     f"{name} says how to compare a target, and here the check says good or bad; leave it out."
                 )
         if self._function is not None:
-            for name in set(_given(self._check)).difference(("candidate", "artifacts", "artifacts_dir")):
+            for name in set(changed(self._check)).difference(("check", "candidate", "artifacts", "artifacts_dir")):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
         return replace(check_settings(self._check, target, self.compare, self._places), function=self._function)
 
@@ -268,13 +269,6 @@ def refuse_target(check: object) -> None:
     """
     if isinstance(check, str) and check in {plugin.name for plugin in selectable()} and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
-
-
-def _given(group: object) -> list[str]:
-    """The options of a group that differ from their defaults."""
-    defaults = type(group)()
-    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
-    return [name for name in names if getattr(group, name) != getattr(defaults, name) and name != "check"]
 
 
 def as_proto(model: object) -> onnx.ModelProto | None:

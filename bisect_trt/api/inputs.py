@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, target_second
 from bisect_trt.options.searches import Samples, Sweep
 
 if TYPE_CHECKING:
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
 
 
+@target_second
 def sweep(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
     shapes: str | list[str],
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -30,9 +31,9 @@ def sweep(
 
     Args:
         model: The model, or its path.
+        inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
         target: The runtime under suspicion.
         shapes: Inputs with the sizes of their dimensions, as after ``--shapes``: ``x:[1..64,3,224,224]``.
-        inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -49,22 +50,21 @@ def sweep(
         UnavailableError: Something needed is not there, or no size says anything.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16, shapes=shapes)
     own = given.group(Sweep, model=PLACE)
     call = Call("sweep", model, given, inputs=inputs, folder=run, verbose=verbose)
     runtime = call.target.required()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
     return call.finish(lambda job: job.sweep(settings, search_settings(call.search)))
 
 
 def samples(
     model: Model,
-    check: Check | None = None,
+    check: Check | Inputs | None = None,
     *,
     target: TargetName | None = None,
     inputs: Inputs | None = None,
@@ -105,6 +105,7 @@ def samples(
     from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
     from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - as above
 
+    check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Samples, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.given import from_python
 from bisect_trt.options.spec import entries
 from bisect_trt.targets.options import selectable
 
+if TYPE_CHECKING:
+    from bisect_trt.api.types import Check, Inputs
+
 Group = TypeVar("Group")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 PLACE = Path("model.onnx")
 """In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
+_SAVED = (".json", ".npz")
+
+
+def target_second(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """A function with ``inputs`` behind the model that takes the name of a target in their place too.
+
+    ``diagnose(model, "trt")`` is then ``diagnose(model, target="trt")``; a file of that name is ``"./trt"``.
+    """
+    place = list(inspect.signature(function).parameters).index("inputs")
+
+    @functools.wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        last = args[-1] if len(args) == place + 1 and "target" not in kwargs else None
+        if isinstance(last, str) and ("inputs" in kwargs or last in {plugin.name for plugin in selectable()}):
+            kwargs["target"] = last
+            return function(*args[:place], **kwargs)  # type: ignore[arg-type]  # no type says that they have changed places
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_or_inputs(second: Check | Inputs | None, inputs: Inputs | None) -> tuple[Check | None, Inputs | None]:
+    """What stands behind the model, as a check or as what the model is fed, with the ``inputs`` given by name.
+
+    A function, a command and a list of its words are checks; values, a path and the name of a ``.npz`` or ``.json`` file are not.
+
+    Raises:
+        UsageError: The model would be fed two things.
+    """
+    words = isinstance(second, list | tuple) and all(isinstance(word, str) for word in second)
+    command = isinstance(second, str) and not second.endswith(_SAVED)
+    if second is None or callable(second) or words or command:
+        return cast("Check | None", second), inputs
+    if inputs is not None:
+        raise UsageError("inputs are given twice, behind the model and by name; leave one out.")
+    return None, cast("Inputs", second)
 
 
 class Keywords:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.api.keywords import PLACE, Keywords, target_second
 from bisect_trt.errors import BisectError
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.searches import Diagnose, Layerwise, Workaround
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
 
 
+@target_second
 def diagnose(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
     output: str | Path | None = None,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -34,9 +35,9 @@ def diagnose(
 
     Args:
         model: The model, or its path.
+        inputs: What the model is fed; random values if not given.
         target: The runtime under suspicion.
         output: The reproducer's folder; ``reproducer`` in the run's folder if not given.
-        inputs: What the model is fed; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -55,16 +56,15 @@ def diagnose(
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
     call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
     runtime = call.target.required()
     call.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     folder = own.output or call.folder / "reproducer"
     packed = folder if folder.name else folder.resolve()
     archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
@@ -75,12 +75,13 @@ def diagnose(
     return call.finish(lambda job: job.diagnose_itself(checks) if own.self_check else job.diagnose(settings))
 
 
+@target_second
 def workaround(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
     output: str | Path | None = None,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -93,9 +94,9 @@ def workaround(
 
     Args:
         model: The model, or its path.
+        inputs: What the model is fed; random values if not given.
         target: The runtime under suspicion.
         output: Where the patched model goes; in the run's folder if not given.
-        inputs: What the model is fed; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -113,8 +114,7 @@ def workaround(
         UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, tolerance_options  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import CheckSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.workaround.workaround import PATCHED, WorkaroundSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
@@ -122,18 +122,19 @@ def workaround(
     call = Call("workaround", model, given, inputs=inputs, folder=run, verbose=verbose)
     runtime = call.target.required()
     call.compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(call.compare, runtime), timeout=own.timeout)
+    checks = target_check(call.compare, runtime, own.timeout)
     settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
     return call.finish(lambda job: job.workaround(settings, search_settings(call.search)))
 
 
+@target_second
 def layerwise(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -145,8 +146,8 @@ def layerwise(
 
     Args:
         model: The model, or its path.
-        target: The runtime under suspicion.
         inputs: What the model is fed; random values if not given.
+        target: The runtime under suspicion.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -173,11 +174,12 @@ def layerwise(
     return call.finish(lambda job: job.layerwise(settings))
 
 
+@target_second
 def compare(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName | None = "onnxrt",
     *,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -188,9 +190,9 @@ def compare(
 
     Args:
         model: The model, or its path.
+        inputs: What the model is fed; random values if not given.
         target: The runtime under suspicion; ``None`` if ``options`` name others (``onnx``, ``onnxrt_reference``,
             ``also_providers``).
-        inputs: What the model is fed; random values if not given.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -217,11 +219,12 @@ def compare(
 _SHOWN = 5
 
 
+@target_second
 def assert_matches(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -232,8 +235,8 @@ def assert_matches(
 
     Args:
         model: The model, or its path.
-        target: The runtime under suspicion.
         inputs: What the model is fed; random values if not given.
+        target: The runtime under suspicion.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -248,7 +251,7 @@ def assert_matches(
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy
 
     shared: dict[str, Any] = {"inputs": inputs, "atol": atol, "rtol": rtol, "fp16": fp16, **options}
-    result = compare(model, target, **shared)
+    result = compare(model, target=target, **shared)
     failed = [c for c in map(TensorComparison.from_json, result.comparisons) if not c.passed]
     if not failed:
         return
@@ -257,7 +260,7 @@ def assert_matches(
     lines += [f"  '{comparison.name}': {comparison.describe()}" for comparison in failed[:_SHOWN]]
     lines += [f"  ... and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
     try:
-        found = diagnose(model, target, output=reproducer, overwrite=True, **shared)
+        found = diagnose(model, target=target, output=reproducer, overwrite=True, **shared)
         folder = found.artifacts.get("reproducer")
         lines.append(f"Reproducer: {folder}" if folder is not None else f"No reproducer: {found.why}")
     except BisectError as error:

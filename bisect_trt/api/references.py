@@ -15,9 +15,11 @@ import onnx
 
 from bisect_trt import __version__
 from bisect_trt.api.call import as_proto
+from bisect_trt.api.keywords import target_second
 from bisect_trt.api.looks import assert_matches, compare
-from bisect_trt.api.types import Model
+from bisect_trt.api.types import Inputs, Model, TargetName
 from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.workspace import sha256_of
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
 _DATA = ("seed", "val_range", "input_shapes", "iterations", "load_inputs", "external_data_dir")
@@ -52,7 +54,14 @@ class References:
         self.hits = 0
         self.misses = 0
 
-    def assert_matches(self, model: Model, target: str = "onnxrt", **options: Any) -> None:  # noqa: ANN401 - of many types
+    @target_second
+    def assert_matches(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: TargetName = "onnxrt",
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> None:
         """:func:`bisect_trt.assert_matches`, against the reference of an earlier run where there is one.
 
         Where something is off, all is run again without it: a diagnosis looks at every tensor.
@@ -62,9 +71,10 @@ class References:
             UsageError: Something was asked for that cannot be done as asked.
             UnavailableError: Something needed is not there.
         """
+        options |= {} if inputs is None else {"inputs": inputs}
         key = self.key(model, options)
         if key is None or self._folder is None:
-            assert_matches(model, target, **options)
+            assert_matches(model, target=target, **options)
             return
         kept = self._folder / key
         fed = {name: options[name] for name in ("inputs", *_DATA) if name in options}
@@ -74,15 +84,15 @@ class References:
             self.misses += 1
             making = kept.with_name(f"{key}.{os.getpid()}")  # in parallel, and stopped half-way
             making.mkdir(parents=True, exist_ok=True)
-            compare(model, None, onnxrt_reference=True, save_outputs=making / "reference.npz", **fed)
+            compare(model, target=None, onnxrt_reference=True, save_outputs=making / "reference.npz", **fed)
             try:
                 making.rename(kept)
             except OSError:  # somebody else was first
                 shutil.rmtree(making, ignore_errors=True)
         own = {name: value for name, value in options.items() if name != "reproducer"}
-        result = compare(model, target, load_outputs=[kept / "reference.npz"], **own)
+        result = compare(model, target=target, load_outputs=[kept / "reference.npz"], **own)
         if result.status != "found":
-            assert_matches(model, target, **options)
+            assert_matches(model, target=target, **options)
 
     def key(self, model: Model, options: dict[str, Any]) -> str | None:
         """What a reference depends on, as the name of its folder; ``None`` where that cannot be told."""
@@ -108,7 +118,7 @@ def _content(model: Model, weights: Any) -> str | None:  # noqa: ANN401 - a path
     try:
         named = external_files(onnx.load(str(path), load_external_data=False))
         folder = path.parent if weights is None else Path(weights)
-        return " ".join(_sha256(file) for file in (path, *(folder / name for name in sorted(named))))
+        return " ".join(sha256_of(file) for file in (path, *(folder / name for name in sorted(named))))
     except Exception:  # whoever runs it says what is wrong with it
         return None
 
@@ -132,17 +142,9 @@ def _digest_of(inputs: Any, files: Any) -> str | None:  # noqa: ANN401 - of many
                 digest = hashlib.sha256(array.tobytes()).hexdigest()
                 parts.append(f"{name} {array.dtype} {array.shape} {digest}")
     try:
-        return " ".join([*parts, *(_sha256(Path(file)) for file in files)])
+        return " ".join([*parts, *(sha256_of(Path(file)) for file in files)])
     except OSError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _version(package: str) -> str:

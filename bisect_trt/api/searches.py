@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.api.keywords import PLACE, Keywords
+from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, target_second
 from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Cause, Precision, Reduce, Releases, Repeat
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def reduce(
     model: Model,
-    check: Check | None = None,
+    check: Check | Inputs | None = None,
     *,
     target: TargetName | None = None,
     output: str | Path | None = None,
@@ -35,7 +35,7 @@ def reduce(
         model: The model, or its path.
         check: A function (see :class:`~bisect_trt.probing.function.FunctionCheck`: given the candidate's path, ``True`` or
             an ``AssertionError`` says that it fails), or a command as after ``--check``. Without it ``target`` is compared
-            with the reference.
+            with the reference. Values, a path, or the name of a ``.npz`` or ``.json`` file in its place are ``inputs``.
         target: The runtime under suspicion.
         output: Where the reduced model goes; in the run's folder if not given.
         inputs: What the model is fed; random values if not given.
@@ -60,6 +60,7 @@ def reduce(
     from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - as above
     from bisect_trt.workflows.settings import ReduceSettings  # noqa: PLC0415 - as above
 
+    check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Reduce, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
@@ -79,11 +80,12 @@ def reduce(
     return call.finish(lambda job: job.reduce(settings, checks, search), checks.fixed_path)
 
 
+@target_second
 def cause(
     model: Model,
+    inputs: Inputs | None = None,
     target: TargetName = "onnxrt",
     *,
-    inputs: Inputs | None = None,
     atol: Tolerance | None = None,
     rtol: Tolerance | None = None,
     fp16: bool = False,
@@ -95,8 +97,8 @@ def cause(
 
     Args:
         model: The model, or its path.
-        target: The runtime under suspicion.
         inputs: What the model is fed; random values if not given.
+        target: The runtime under suspicion.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
         fp16: Whether the target runs in half precision.
@@ -124,7 +126,7 @@ def cause(
 
 def releases(
     model: Model,
-    check: Check | None = None,
+    check: Check | Inputs | None = None,
     *,
     target: TargetName | None = None,
     inputs: Inputs | None = None,
@@ -163,6 +165,7 @@ def releases(
     from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.from_options import case_of, releases_settings, search_settings  # noqa: PLC0415 - as above
 
+    check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Releases, model=PLACE)
@@ -178,7 +181,7 @@ def releases(
 
 def repeat(
     model: Model,
-    check: Check | None = None,
+    check: Check | Inputs | None = None,
     *,
     target: TargetName | None = None,
     inputs: Inputs | None = None,
@@ -214,6 +217,7 @@ def repeat(
     from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.from_options import repeat_settings, search_settings  # noqa: PLC0415 - as above
 
+    check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Repeat, model=PLACE)
@@ -225,7 +229,7 @@ def repeat(
 
 def precision(
     model: Model,
-    check: Check | None = None,
+    check: Check | Inputs | None = None,
     *,
     low: Literal["fp16", "bf16", "int8", "fp8", "int4"] = "fp16",
     target: TargetName | None = None,
@@ -266,8 +270,10 @@ def precision(
     from bisect_trt.workflows.from_options import low_precision, search_settings  # noqa: PLC0415 - as above
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
 
+    check, inputs = check_or_inputs(check, inputs)
     refuse_target(check)
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, **{low: True})
+    named = {} if options.get("ladder") else {low: True}  # a ladder names its own
+    given = Keywords(options, target=target, atol=atol, rtol=rtol, **named)
     own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call(
         "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from bisect_trt.cli.jobs import exported, open_job
 from bisect_trt.errors import UsageError
@@ -12,6 +12,7 @@ from bisect_trt.options.choices import Form
 from bisect_trt.options.commands import Convert, Extract, Sanitize
 from bisect_trt.options.given import Given
 from bisect_trt.options.shared import Data
+from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
@@ -34,9 +35,9 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
     if form is Form.ONNX:
         settings = _lowering(own, target)
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
-            model = model_settings(own.model, data)
-            model = exported(model, Path(folder), console, result) if own.model.suffix == SUFFIX else model
+        model = model_settings(own.model, data)
+        with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
+            model = model if folder is None else exported(model, Path(folder), console, result)
             return convert_to_onnx(model, own.output, settings, console, result)
     if own.fp_to_fp16 or own.io_fp16:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"

@@ -6,7 +6,6 @@ import os
 from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.main import run_command_line
@@ -18,6 +17,7 @@ from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
 from bisect_trt.options.places import Places
+from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.probing.workspace import RUNS_FOLDER
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.html.page import REPORT_FILE, write_report
@@ -84,13 +84,13 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
             raise UsageError(
                 "--display-as trt shows the layers that TensorRT's parser makes; leave --show and --visual out."
             )
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+        with scratch() as folder:
             plain = describe_parsed(file, Path(folder))
         tree = parsed_tree(str(file), plain)
     elif kind is Kind.MODEL:
         words = {word.value for word in wanted}
         # A folder that nobody needs is one that stays behind when the command is killed.
-        with TemporaryDirectory(prefix="bisect-trt-") if file.suffix == SUFFIX else nullcontext() as folder:
+        with scratch() if file.suffix == SUFFIX else nullcontext() as folder:
             model = file if folder is None else export_file(file, Path(folder)).path
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
             if own.visual is not None:
@@ -105,7 +105,7 @@ def inspect(given: Given, console: Console, result: Result) -> Result:  # noqa: 
         plain = describe_choices(file)
         tree = choices_tree(str(file), plain)
     else:
-        with TemporaryDirectory(prefix="bisect-trt-") as folder:
+        with scratch() as folder:
             plain = describe_engine(file, Path(folder))
         tree = engine_tree(str(file), plain)
     print_tree(tree)
@@ -162,7 +162,7 @@ def diff(given: Given, console: Console, result: Result) -> Result:
 def doctor(given: Given, console: Console, result: Result) -> Result:
     """Print what is here or in some places, and what is missing for which target."""
     where = open_places(given[Places], console)
-    with TemporaryDirectory(prefix="bisect-trt-") as folder:
+    with scratch() as folder:
         if where.places:
             return look_there(Path(folder), where, console, result)
         return look(Path(folder), console, result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Drop, Metric
 from bisect_trt.options.places import Places
+from bisect_trt.options.reading import TopK
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
-from bisect_trt.options.values import TopK
+from bisect_trt.options.spec import changed
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target, selectable
@@ -43,7 +43,7 @@ def run(given: Given, console: Console, result: Result) -> Result:
             check_output(path, overwrite=True)
     if own.gen_script is not None:
         changed = [
-            _changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
+            changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
         ]
         write_script(own.gen_script, own.model, {name: value for each in changed for name, value in each.items()})
         console.answer(f"{own.gen_script}: does the same; run it with: python {own.gen_script}")
@@ -106,13 +106,6 @@ def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | No
             raise UsageError(
                 f"{option} needs a model, and saved results are compared as they are; name one, or drop it."
             )
-
-
-def _changed(group: object) -> dict[str, Any]:
-    """The options of a group that differ from their defaults, by name."""
-    defaults = type(group)()
-    names = [entry.name for entry in fields(group)]  # type: ignore[arg-type]  # a dataclass
-    return {name: getattr(group, name) for name in names if getattr(group, name) != getattr(defaults, name)}
 
 
 _PROGRAM = '''\

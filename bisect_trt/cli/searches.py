@@ -34,11 +34,12 @@ from bisect_trt.workflows.from_options import (
     releases_settings,
     repeat_settings,
     search_settings,
+    target_check,
     tolerance_options,
     validation_files,
 )
 from bisect_trt.workflows.pictures import check_picture, draw_error_curve
-from bisect_trt.workflows.settings import CheckSettings, ReduceSettings
+from bisect_trt.workflows.settings import ReduceSettings
 
 
 def diagnose(given: Given, console: Console, result: Result) -> Result:
@@ -49,7 +50,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     own, compare = given[Diagnose], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    checks = target_check(compare, runtime, own.timeout)
     folder = own.output or Path(f"{own.model.stem}-reproducer")
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
     settings = DiagnoseSettings(
@@ -68,7 +69,7 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
     own, compare = given[Workaround], given[Compare]
     runtime = given[Target].required()
     compare.require_numbers()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    checks = target_check(compare, runtime, own.timeout)
     settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
     if invocation.resumed is None:
         settings.check_output(overwrite=own.overwrite)
@@ -153,7 +154,7 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
 
     own, compare = given[Sweep], given[Compare]
     runtime = given[Target].required()
-    checks = CheckSettings(target=runtime, tolerance=tolerance_options(compare, runtime), timeout=own.timeout)
+    checks = target_check(compare, runtime, own.timeout)
     settings = SweepSettings(checks, tuple(own.shapes), own.tries)
     return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
 

@@ -10,7 +10,7 @@ import onnx
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import PRODUCER, StoredValue, between, nothing_stored, number, select, splice
+from bisect_trt.graph.surgeon import PRODUCER, Spliced, StoredValue, between, nothing_stored, select, splice
 from bisect_trt.graph.values import value_info
 from bisect_trt.tensors.info import TensorInfo
 
@@ -20,14 +20,19 @@ class Cut:
     """A model made of some of another's nodes.
 
     Attributes:
-        proto: The model.
+        made: The model.
         inputs: The tensors it has to be fed, in order.
         outputs: The tensors it gives back, in order.
     """
 
-    proto: onnx.ModelProto
+    made: Spliced
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The model's message; treat it as read-only."""
+        return self.made.proto
 
 
 def cut(
@@ -37,7 +42,7 @@ def cut(
     stored: StoredValue,
     outputs: Sequence[str] | None = None,
 ) -> Cut:
-    """Make a model of exactly the chosen nodes; :func:`select` says what goes in and out.
+    """Make a model of exactly the chosen nodes; :func:`~bisect_trt.graph.surgeon.select` says what goes in and out.
 
     Args:
         network: The original.
@@ -50,8 +55,7 @@ def cut(
         The model; names of nodes and tensors are the original's, and so is the order of nodes wherever it is valid.
     """
     piece = select(network, chosen, outputs)
-    inputs, outputs = (tuple(tensor.name for tensor in ends) for ends in (piece.inputs, piece.outputs))
-    return Cut(splice(network, piece, infos, stored), inputs, outputs)
+    return Cut(splice(network, piece, infos, stored), tuple(piece.inputs), tuple(piece.outputs))
 
 
 def mark_outputs(network: Network, names: Sequence[str], infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:
@@ -99,9 +103,8 @@ def extract(
     outputs = tuple(dict.fromkeys(outputs)) or _computed_outputs(network, inputs)
     _check_names(network, inputs, outputs)
     piece = between(network, inputs, outputs)
-    ends = [tensor.name for tensor in piece.inputs]
-    _check_inputs(network, inputs, {number(node) for node in piece.nodes}, set(ends))
-    return splice(network, piece, infos, nothing_stored), ends
+    _check_inputs(network, inputs, set(piece.nodes), set(piece.inputs))
+    return splice(network, piece, infos, nothing_stored).proto, list(piece.inputs)
 
 
 def _computed_outputs(network: Network, inputs: Sequence[str]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Folding:
 def fold_shapes(network: Network) -> onnx.ModelProto | None:
     """The model with the shapes that inference finds stored in place of ``Shape`` and ``Size``; ``None`` without any."""
     values: dict[str, onnx.TensorProto] = {}
-    types = {**network.declared, **network.inferred}
+    types = network.declared | network.inferred
     for node in network.nodes:
         if node.op_type not in ("Shape", "Size") or node.domain not in DEFAULT_DOMAINS:
             continue

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.graph.network import Network, bodies
-from bisect_trt.graph.surgeon import splice
+from bisect_trt.graph.surgeon import selection, splice
 from bisect_trt.tensors.info import TensorInfo
 
 FROZEN_ELEMENTS = 64
@@ -78,9 +78,11 @@ def isolate(
     tensors = piece.tensors()
     piece.inputs, piece.outputs = ([tensors[name] for name in names] for names in (inputs, outputs))
     known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
-    model = splice(network, piece, known, lambda end: numpy_helper.from_array(frozen[ends[end]], end))
+    model = splice(
+        network, selection(network, piece), known, lambda end: numpy_helper.from_array(frozen[ends[end]], end)
+    )
     fed = {end: ends[end] for end in inputs if end not in network.inputs}
-    return Isolated(model, fed, tuple(outputs), left_out)
+    return Isolated(model.proto, fed, tuple(outputs), left_out)
 
 
 def _leave_out(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
+from sys import intern
 from typing import Any
 
 import onnx
@@ -14,6 +16,9 @@ import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
+from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.values import Declarations
+from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -97,8 +102,9 @@ class Network:
         weights = self.initializers.keys() | self.sparse_initializers.keys()
         self.inputs = [value.name for value in graph.input if value.name not in weights]
         self.outputs = [value.name for value in graph.output]
-        self.reads = [tuple(dict.fromkeys(_reads(node))) for node in self.nodes]
-        self._made = [[name for name in node.output if name] for node in self.nodes]  # protobuf is slow to ask again
+        # Protobuf is slow to ask again, and makes each name anew.
+        self._made = [[name for name in map(intern, node.output) if name] for node in self.nodes]
+        self.reads = [tuple(dict.fromkeys(map(intern, _reads(node)))) for node in self.nodes]
         self.producer: dict[str, int] = {}
         self._find_producers(weights)
         self.consumers: dict[str, list[int]] = {}
@@ -215,9 +221,45 @@ class Network:
         return gs.import_onnx(model)
 
     @cached_property
-    def tensors(self) -> dict[str, gs.Tensor]:
-        """The skeleton's tensors that nodes read or make, by name."""
-        return dict(self.skeleton.tensors())
+    def first_readers(self) -> frozenset[int]:
+        """The nodes that read an input, or a weight that no node makes."""
+        return frozenset(i for i, reads in enumerate(self.reads) if any(name not in self.producer for name in reads))
+
+    @cached_property
+    def last_makers(self) -> frozenset[int]:
+        """The nodes that make a tensor which no node reads, or which the graph returns."""
+        last = self.returned.union(self.producer.keys() - self.consumers.keys())
+        return frozenset(self.producer[name] for name in last if name in self.producer)
+
+    @cached_property
+    def has_external_data(self) -> bool:
+        """Whether any weight lies outside the model's file."""
+        return has_external_data(self.proto)
+
+    @cached_property
+    def written_nodes(self) -> Written:
+        """The nodes as bytes, by number."""
+        return written_nodes(self.nodes)
+
+    @cached_property
+    def written_weights(self) -> Written:
+        """The initializers as bytes, in the file's order."""
+        return written_weights(self.proto.graph.initializer)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {tensor.name: place for place, tensor in enumerate(self.proto.graph.initializer)}
+
+    def written_weight(self, name: str) -> bytes:
+        """An initializer as bytes."""
+        return self.written_weights[self._places[name]]
+
+    @cached_property
+    def stated(self) -> list[tuple[str, bytes]]:
+        """What the model says of its inner tensors, as bytes, by name, in the file's order."""
+        values = self.proto.graph.value_info
+        written = written_values(values)
+        return [(value.name, written[place]) for place, value in enumerate(values)]
 
     def is_weight(self, name: str) -> bool:
         """Whether a tensor is an initializer, or made by a node that depends on no input."""
@@ -239,33 +281,30 @@ class Network:
         return [name for index in self.order if not self.constant[index] for name in self.made(index)]
 
     @cached_property
-    def stated(self) -> list[tuple[str, onnx.ValueInfoProto]]:
-        """What the model says of its inner tensors, by name, in the file's order."""
-        return [(value.name, value) for value in self.proto.graph.value_info]
-
-    @cached_property
-    def declared(self) -> dict[str, onnx.ValueInfoProto]:
+    def declared(self) -> Declarations:
         """The types that the model itself declares, those of its weights too, by tensor name."""
         graph = self.proto.graph
         weights = [(tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer]
         weights += [(t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer]
-        declared: dict[str, onnx.ValueInfoProto] = {}
-        made = onnx.GraphProto().value_info  # messages of one are smaller than as many by themselves
+        declared = Declarations()
         for name, kind, dims in weights:
-            declared[name] = value = made.add(name=name)
+            value = onnx.ValueInfoProto()
             tensor = value.type.tensor_type
             tensor.elem_type = kind
             tensor.shape.SetInParent()
             for dim in dims:
                 tensor.shape.dim.add(dim_value=dim)
-        values = (*graph.value_info, *graph.input, *graph.output)
-        return declared | {value.name: value for value in values if value.HasField("type")}
+            declared.add(name, value)
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            if value.HasField("type"):
+                declared.put(value)
+        return declared
 
     @cached_property
-    def inferred(self) -> dict[str, onnx.ValueInfoProto]:
+    def inferred(self) -> Declarations:
         """The types that ONNX's shape inference finds, together with the declared ones, of sequences too, by name."""
         if self.proto.ByteSize() > _INFER_LIMIT_BYTES:
-            return {}
+            return Declarations()
         proto = self.proto
         if not self.is_sorted:
             proto = onnx.ModelProto()
@@ -275,10 +314,8 @@ class Network:
         try:
             inferred = onnx.shape_inference.infer_shapes(proto).graph
         except Exception:  # it gives up as a whole on what it does not understand, in several ways
-            return {}
-        # Copies: each message of a model keeps all of it in memory, nodes and weights too.
-        kept = onnx.GraphProto(value_info=inferred.value_info, output=inferred.output)
-        return {value.name: value for values in (kept.value_info, kept.output) for value in values}
+            return Declarations()
+        return Declarations(chain(inferred.value_info, inferred.output))
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""

@@ -10,7 +10,7 @@ from typing import Literal
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.graph.network import Network
+from bisect_trt.graph.network import Network, bodies
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -35,6 +35,12 @@ _INTEGER_MOVES = _SAME_SCALE - {"Cast"}
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
 HUB = 4
 """What more operators read (an attention mask of all layers) belongs to none of them."""
+TYPES = {
+    "int8": ("int8", "uint8", "int16", "uint16"),
+    "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
+    "int4": ("int4", "uint4", "int2", "uint2", "float4e2m1"),
+}
+"""Quantized types, by the option that they are asked for by."""
 Kind = Literal["activation", "weight", "bias"]
 
 
@@ -92,6 +98,12 @@ class Group:
     operators: tuple[int, ...]
 
     @property
+    def rung(self) -> str:
+        """What its quantized types are asked for by."""
+        found = next((pair.type_name for pair in self.pairs if pair.kind != "bias"), "")
+        return next((bits for bits, names in TYPES.items() if found in names), "int8")
+
+    @property
     def types(self) -> frozenset[int]:
         """The quantized types in it, without those of biases, which are sums of products."""
         return frozenset(pair.element for pair in self.pairs if pair.kind != "bias")
@@ -103,7 +115,7 @@ class Quantized:
 
     Attributes:
         groups: In topological order.
-        left: Nodes that quantize or dequantize and are in no pair, with the reason of each.
+        left: Nodes that quantize or dequantize, or whose bodies do, and are in no pair, with the reason of each.
     """
 
     groups: tuple[Group, ...]
@@ -118,6 +130,11 @@ def is_quantize(node: onnx.NodeProto) -> bool:
 def is_dequantize(node: onnx.NodeProto) -> bool:
     """Whether a node is a DequantizeLinear."""
     return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
+
+
+def _is_inside(graph: onnx.GraphProto) -> bool:
+    """Whether the body of a node quantizes or dequantizes."""
+    return any(is_quantize(node) or is_dequantize(node) or any(map(_is_inside, bodies(node))) for node in graph.node)
 
 
 def find_quantized(network: Network) -> Quantized:
@@ -149,6 +166,9 @@ class _Finder:
 
     def found(self) -> Quantized:
         pairs = self._pairs()
+        for index, node in enumerate(self._network.nodes):
+            if any(_is_inside(body) for body in bodies(node)):
+                self._left[index] = f"{self._network.describe(index)} has them in its body, which is not looked into"
         return Quantized(tuple(self._groups(pairs)), self._left)
 
     # Pairs: nodes that are connected by quantized tensors, through what only moves them.
@@ -208,7 +228,9 @@ class _Finder:
         if node.op_type in _INTEGER_MOVES:
             some = node.input if node.op_type == "Concat" else node.input[:1]
             more = [self._makers(each) for each in some]
-            return [each for makers, _ in more for each in makers], next((why for _, why in more if why), None)
+            stored = any(not makers and why is None for makers, why in more)
+            what = f"{network.describe(maker)} takes it from what is stored quantized" if stored else None
+            return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
         return [], f"{network.describe(maker)} computes quantized values"
 
     def _pair(self, nodes: Sequence[int]) -> tuple[Pair | None, str | None]:

@@ -8,7 +8,7 @@ import onnx
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.values import element_dtype, to_info
+from bisect_trt.graph.values import element_dtype, known_infos, to_info
 from bisect_trt.tensors.info import TensorInfo
 
 
@@ -161,5 +161,4 @@ def inferred_infos(network: Network) -> dict[str, TensorInfo]:
 
     Types that stay unknown are missing.
     """
-    infos = {name: to_info(value) for name, value in {**network.declared, **network.inferred}.items()}
-    return {name: info for name, info in infos.items() if info is not None}
+    return known_infos(network.declared | network.inferred)

@@ -51,9 +51,8 @@ def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
     """The same with only some of its outputs, and without the nodes and weights that only others needed."""
     network = Network(piece.proto)
     kept = between(network, (), [name for name in piece.outputs if name in names])
-    fed = {tensor.name for tensor in kept.inputs}
-    inputs = {name: value for name, value in piece.inputs.items() if name in fed}
-    return Piece(splice(network, kept, {}, nothing_stored), inputs)
+    inputs = {name: value for name, value in piece.inputs.items() if name in kept.inputs}
+    return Piece(splice(network, kept, {}, nothing_stored).proto, inputs)
 
 
 def store_inputs(piece: Piece, names: Collection[str]) -> Piece:

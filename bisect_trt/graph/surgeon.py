@@ -1,22 +1,27 @@
-"""Pieces of a model: selected with onnx-graphsurgeon, spliced together of the original's own messages.
+"""Pieces of a model: selected on the graph's numbers or with onnx-graphsurgeon, spliced together of the original's own messages.
 
 graphsurgeon rebuilds each node from Python values, and cannot rebuild all: it raises on an empty list attribute and on a
 string attribute that is not text (TensorRT plugins serialise their state into one), drops doc strings, and knows no
 optional types. A tool that looks for what breaks in a model must not change it on the way. So what is imported is a
 skeleton (``Network.skeleton``): nodes without attributes, tensors without types and data, what the bodies of a node take
-from outside among its inputs. graphsurgeon selects on that, and the messages of what it selected are spliced in.
+from outside among its inputs. graphsurgeon walks and edits that, and the messages of what is left of it are spliced in. Where
+it is known already which nodes a piece has, as in each candidate of a search, no object is made for any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from itertools import chain
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx
 import onnx_graphsurgeon as gs
+from onnx.helper import make_tensor_value_info
 
+from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.network import Network, bodies
 from bisect_trt.graph.values import value_info
+from bisect_trt.graph.wire import graph_field
 from bisect_trt.tensors.info import TensorInfo
 
 PRODUCER = "bisect-trt"
@@ -32,12 +37,56 @@ def nothing_stored(name: str) -> onnx.TensorProto:
     raise AssertionError(f"the maker of {name} was left out")
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Nodes of a network that make a model.
+
+    Attributes:
+        nodes: Their numbers, in the order of the model.
+        inputs: The tensors that it is fed, in order.
+        outputs: The tensors that it gives back, in order.
+        unmade: All that they read and do not make, its inputs and weights, in the order in which it is read.
+        renamed: Those that read other tensors than in the original, by number.
+    """
+
+    nodes: Sequence[int]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    unmade: Sequence[str]
+    renamed: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spliced:
+    """A model as a file's bytes. Most candidates are written and never looked into, so it is parsed when somebody asks.
+
+    Attributes:
+        content: The bytes.
+        inside: Whether it is known that no weight lies outside of them.
+    """
+
+    content: bytes
+    inside: bool
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The message; treat it as read-only."""
+        model = onnx.ModelProto()
+        model.ParseFromString(self.content)
+        return model
+
+    @cached_property
+    def has_external_data(self) -> bool:
+        """Whether any weight lies outside."""
+        return not self.inside and has_external_data(self.proto)
+
+
 def number(node: gs.Node) -> int:
     """Which of the original's nodes a node of a skeleton stands for."""
     return int(node.name)
 
 
-def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None) -> gs.Graph:
+def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None) -> Selection:
     """The piece of exactly these nodes, in the file's order wherever that is valid.
 
     Its inputs are the non-constant tensors that they read and do not make; its outputs, unless they are given, what they
@@ -48,21 +97,32 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
         network: The original.
         nodes: Node numbers.
         outputs: Tensors that these nodes make, in order.
-
-    Returns:
-        A graph of the skeleton's own nodes: it is for reading.
     """
-    ordered = network.in_file_order(nodes)
-    skeleton, tensors = network.skeleton.nodes, network.tensors
-    piece = gs.Graph()
-    piece.nodes = [skeleton[index] for index in ordered]  # its constructor would look into each for functions
-    unmade, _ = _ends(map(network.reads.__getitem__, ordered), map(network.made, ordered))
-    piece.inputs = [tensors[name] for name in unmade if not network.is_weight(name)]
+    inside = frozenset(nodes)
+    ordered = network.in_file_order(inside)
+    readers, makers = _rim(network, inside)
+    reads = (name for index in ordered if index in readers for name in network.reads[index])
+    unmade = [name for name in dict.fromkeys(reads) if network.producer.get(name) not in inside]
+    inputs = [name for name in unmade if not network.is_weight(name)]
     if outputs is None:
-        inside = set(ordered)
-        outputs = [name for index in ordered for name in given_back(network, index, inside)]
-    piece.outputs = [tensors[name] for name in outputs]
-    return piece
+        outputs = [name for index in ordered if index in makers for name in given_back(network, index, inside)]
+    return Selection(ordered, inputs, outputs, unmade)
+
+
+def _rim(network: Network, inside: Set[int]) -> tuple[Set[int], Set[int]]:
+    """The nodes that may read what a piece does not make, and those that may make what goes out of it.
+
+    Of a piece that is most of a network this takes as long as what is outside is large.
+    """
+    if 2 * len(inside) < len(network.nodes):
+        return inside, inside
+    readers, makers = set(network.first_readers), set(network.last_makers)
+    for index in range(len(network.nodes)):
+        if index not in inside:
+            makers.update(network.parents(index))
+            for name in network.made(index):
+                readers.update(network.consumers.get(name, ()))
+    return readers, makers
 
 
 def given_back(network: Network, index: int, inside: Set[int]) -> list[str]:
@@ -84,7 +144,7 @@ def given_back(network: Network, index: int, inside: Set[int]) -> list[str]:
     return outside if outside or read else network.made(index)
 
 
-def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> gs.Graph:
+def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> Selection:
     """The piece that computes some tensors from others.
 
     Args:
@@ -93,8 +153,8 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
         outputs: What to compute, in this order.
 
     Returns:
-        A copy of the part of the skeleton that is needed. Its inputs are those given, in their order, and then the
-        graph's, of both those that are needed.
+        What is needed for that. Its inputs are those given, in their order, and then the graph's, of both those that are
+        needed.
     """
     piece = network.skeleton.copy()
     tensors = piece.tensors()
@@ -103,71 +163,74 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
     piece.cleanup(remove_unused_graph_inputs=True)
     nodes = {number(node): node for node in piece.nodes}
     piece.nodes = [nodes[index] for index in network.in_file_order(nodes)]
-    return piece
+    return selection(network, piece)
 
 
-def splice(network: Network, piece: gs.Graph, infos: Mapping[str, TensorInfo], stored: StoredValue) -> onnx.ModelProto:
-    """The model of a piece, of the original's messages; a tensor that has another name in the piece is renamed in them.
+def selection(network: Network, piece: gs.Graph) -> Selection:
+    """What is left of a copy of a network's skeleton; a tensor that has another name there is renamed in the messages.
 
     Args:
         network: The original.
-        piece: A graph of nodes of its skeleton, or of a copy of that, with the piece's inputs and outputs.
+        piece: Nodes of the copy, with the piece's inputs and outputs.
+    """
+    numbers = list(map(number, piece.nodes))
+    reads = {index: [tensor.name for tensor in node.inputs] for index, node in zip(numbers, piece.nodes, strict=True)}
+    renamed: dict[int, onnx.NodeProto] = {}
+    for index, now in reads.items():
+        names = {old: new for old, new in zip(network.reads[index], now, strict=True) if old != new}
+        if names:
+            renamed[index] = rename_reads(network.nodes[index], names)
+    made = {name for index in numbers for name in network.made(index)}
+    unmade = [name for name in dict.fromkeys(name for index in numbers for name in reads[index]) if name not in made]
+    inputs, outputs = ([tensor.name for tensor in ends] for ends in (piece.inputs, piece.outputs))
+    return Selection(numbers, inputs, outputs, unmade, renamed)
+
+
+def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], stored: StoredValue) -> Spliced:
+    """The model of a piece: bytes of the original's nodes, which are written once, with what else belongs to a model.
+
+    Args:
+        network: The original.
+        piece: What of it.
         infos: Type and shape of each tensor that is an input or an output, where known.
         stored: Gives the values of weights that are not the original's initializers.
     """
     source = network.proto
-    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
-    model.opset_import.extend(source.opset_import)
-    model.functions.extend(source.functions)
-    graph = model.graph
-    graph.name = source.graph.name or "graph"
-    skeleton, numbers = network.skeleton.nodes, list(map(number, piece.nodes))
-    # What stands as it stood is known by its number; to ask the skeleton's objects takes several times as long.
-    same = [node is skeleton[index] for index, node in zip(numbers, piece.nodes, strict=True)]
-    graph.node.extend(
-        network.nodes[index] if kept else _renamed(network, index, node)
-        for index, node, kept in zip(numbers, piece.nodes, same, strict=True)
-    )
-    unmade, made = _ends(
-        (
-            network.reads[index] if kept else [tensor.name for tensor in node.inputs]
-            for index, node, kept in zip(numbers, piece.nodes, same, strict=True)
-        ),
-        map(network.made, numbers),
-    )
-    inputs, outputs = ([tensor.name for tensor in ends] for ends in (piece.inputs, piece.outputs))
-    fed, boundary = set(inputs), {*inputs, *outputs}
+    ends, sparse = onnx.GraphProto(), onnx.GraphProto()
+    fed, boundary = set(piece.inputs), {*piece.inputs, *piece.outputs}
     # Shape inference costs a moment, and says what a run cannot: the types of sequences, and of what did not run.
-    types = network.declared if boundary <= infos.keys() else {**network.declared, **network.inferred}
-    graph.input.extend(value_info(name, infos, types) for name in inputs)
-    graph.output.extend(value_info(name, infos, types) for name in outputs)
-    for name in unmade:
+    types = network.declared if boundary <= infos.keys() else network.declared | network.inferred
+    ends.input.extend(value_info(name, infos, types) for name in piece.inputs)
+    ends.output.extend(value_info(name, infos, types) for name in piece.outputs)
+    nodes, weights = network.written_nodes, list[bytes]()
+    for name in piece.unmade:
         if name in fed:
             continue
         if name in network.sparse_initializers:
-            graph.sparse_initializer.append(network.sparse_initializers[name])
+            sparse.sparse_initializer.append(network.sparse_initializers[name])
+            continue
+        if name in network.initializers:
+            tensor = network.initializers[name]
+            weights.append(network.written_weight(name))
         else:
-            graph.initializer.append(network.initializers.get(name) or stored(name))
-    if model.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
-        graph.input.extend(
-            network.declared.get(tensor.name)
-            or onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            for tensor in graph.initializer
-        )
-    graph.value_info.extend(value for name, value in network.stated if name in made and name not in boundary)
-    return model
-
-
-def _ends(reads: Iterable[Iterable[str]], makes: Iterable[Iterable[str]]) -> tuple[list[str], set[str]]:
-    """Of what the nodes of a piece read and make: what none makes, in the order in which it is read, and what is made."""
-    made = set(chain.from_iterable(makes))
-    return [name for name in dict.fromkeys(chain.from_iterable(reads)) if name not in made], made
-
-
-def _renamed(network: Network, index: int, node: gs.Node) -> onnx.NodeProto:
-    names = dict(zip(network.reads[index], (tensor.name for tensor in node.inputs), strict=True))
-    renamed = {old: new for old, new in names.items() if old != new}
-    return rename_reads(network.nodes[index], renamed) if renamed else network.nodes[index]
+            tensor = stored(name)
+            weights.append(network.written_weights.other(tensor))
+        if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
+            known = network.declared.get(name)
+            ends.input.append(known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+    inside = set(piece.nodes if network.stated else ())
+    parts = (
+        *(nodes.other(piece.renamed[index]) if index in piece.renamed else nodes[index] for index in piece.nodes),
+        onnx.GraphProto(name=source.graph.name or "graph").SerializeToString(),
+        *weights,
+        ends.SerializeToString(deterministic=True),
+        *(field for name, field in network.stated if network.producer.get(name) in inside and name not in boundary),
+        sparse.SerializeToString(deterministic=True),
+    )
+    head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
+    tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
+    content = head.SerializeToString() + graph_field(*parts) + tail.SerializeToString(deterministic=True)
+    return Spliced(content, not network.has_external_data)
 
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

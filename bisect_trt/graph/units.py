@@ -8,8 +8,8 @@ from functools import lru_cache
 from bisect_trt.graph.network import Network
 from bisect_trt.tensors.info import TensorInfo
 
-_REMEMBERED = 2_000_000
-"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 70 MB."""
+_REMEMBERED = 500_000
+"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 20 MB."""
 STORED_LIMIT_BYTES = 1 << 20
 """A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
 
@@ -60,7 +60,7 @@ class Units:
             self._bare.append(self._units([*needs, *heavy]))
             self._heavy.update(self._units(heavy))
         # A search that is run ahead on guessed verdicts asks for the same sets again and again.
-        self._complete = lru_cache(max(16, _REMEMBERED // max(1, len(order))))(self._with_weights)
+        self._complete = lru_cache(max(4, _REMEMBERED // max(1, len(order))))(self._with_weights)
 
     def __len__(self) -> int:
         """How many units a search walks."""

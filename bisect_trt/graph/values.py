@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
@@ -57,6 +57,70 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
         if dtype.name == extension:
             return int(TensorProto.DataType.Value(name))
     return int(helper.np_dtype_to_tensor_dtype(dtype))
+
+
+class Declarations(Mapping[str, onnx.ValueInfoProto]):
+    """What is declared of tensors, by name; a message of its own for each of 100,000 tensors takes hundreds of bytes.
+
+    All but the name is kept as bytes, which tensors of the same type share.
+
+    Attributes:
+        kinds: These bytes, by name.
+    """
+
+    def __init__(self, values: Iterable[onnx.ValueInfoProto] = ()) -> None:
+        """Of a name that comes twice the last counts."""
+        self.kinds: dict[str, bytes] = {}
+        self._shared: dict[bytes, bytes] = {}
+        for value in values:
+            self.put(value)
+
+    def put(self, value: onnx.ValueInfoProto) -> None:
+        """Declare a tensor as this does."""
+        bare = onnx.ValueInfoProto()
+        bare.CopyFrom(value)
+        bare.ClearField("name")
+        self.add(value.name, bare)
+
+    def add(self, name: str, bare: onnx.ValueInfoProto) -> None:
+        """Declare a tensor by a declaration without a name."""
+        kind = bare.SerializeToString()
+        self.kinds[name] = self._shared.setdefault(kind, kind)
+
+    def __or__(self, other: Declarations) -> Declarations:
+        """Both; the other is believed where they differ."""
+        both = Declarations()
+        both.kinds = self.kinds | other.kinds
+        return both
+
+    def __getitem__(self, name: str) -> onnx.ValueInfoProto:
+        return _declaration(name, self.kinds[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.kinds
+
+
+def _declaration(name: str, kind: bytes) -> onnx.ValueInfoProto:
+    value = onnx.ValueInfoProto()
+    value.ParseFromString(kind)
+    value.name = name
+    return value
+
+
+def known_infos(declared: Declarations) -> dict[str, TensorInfo]:
+    """Types and shapes of tensors; those without an element type are missing."""
+    known = {kind: to_info(_declaration("", kind)) for kind in set(declared.kinds.values())}
+    return {
+        name: TensorInfo(name, info.dtype, info.shape)
+        for name, kind in declared.kinds.items()
+        if (info := known[kind]) is not None
+    }
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:

@@ -114,6 +114,15 @@ class Minimise(str, Enum):
     """Milliseconds, among the sets of nodes that were seen to be enough."""
 
 
+class Cost(str, Enum):
+    """What the cheapest assignment of precisions has the least of."""
+
+    LATENCY = "latency"
+    """Milliseconds of one run."""
+    BYTES = "bytes"
+    """Bytes of weights."""
+
+
 class Form(str, Enum):
     """What to convert a model to."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.choices import Depth, Form, Show
-from bisect_trt.options.searches import Model
-from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import shape, size, tolerance
+from bisect_trt.options.reading import shape, size, tolerance
+from bisect_trt.options.shared import Model, RunFolder, drawing, time_out, to_file
+from bisect_trt.options.spec import argument, option, switch
 
 
 @dataclass
@@ -20,19 +20,16 @@ class Extract:
     """Cut a piece out of a model; with input values given, also write what the piece is really fed there."""
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the piece goes.")]
+    output: Annotated[Path, to_file("Where the piece goes.")]
     inputs: Annotated[
         list[str], option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs.")
     ] = field(default_factory=list)
     outputs: Annotated[list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")] = field(
         default_factory=list
     )
-    timeout: Annotated[float | None, seconds(help="Time the reference may take; default 10 minutes.")] = None
-    visual: Annotated[
-        Path | None,
-        option(metavar="FILE", help="Draw the piece as SVG, many nodes as the modules and blocks that they are of."),
-    ] = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
+    timeout: Annotated[float | None, time_out("the reference", "10 minutes")] = None
+    visual: Annotated[Path | None, drawing("the piece")] = None
+    overwrite: Annotated[bool, switch("Write over files that exist.")] = False
 
 
 @dataclass
@@ -40,7 +37,7 @@ class Sanitize:
     """Fold constants and clean a model up; the result is run beside the original, and refused if it differs."""
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the sanitised model goes.")]
+    output: Annotated[Path, to_file("Where the sanitised model goes.")]
     override_input_shapes: Annotated[
         dict[str, tuple[int, ...]],
         option(
@@ -57,8 +54,8 @@ class Sanitize:
     shape_inference: Annotated[bool, option(help="Fold the shapes that inference finds too.")] = True
     cleanup: Annotated[bool, option(help="Take away what nothing reads.")] = True
     toposort: Annotated[bool, option(help="Sort the nodes.")] = True
-    timeout: Annotated[float | None, seconds(help="Time one run may take; default 10 minutes.")] = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+    timeout: Annotated[float | None, time_out("one run", "10 minutes")] = None
+    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
 @dataclass
@@ -66,20 +63,18 @@ class Convert:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where it goes.")]
+    output: Annotated[Path, to_file("Where it goes.")]
     convert_to: Annotated[
         Form | None, option(help="What to write; default onnx if the file's name ends so, else an engine.")
     ] = None
-    fp_to_fp16: Annotated[bool, option("--fp-to-fp16", help="The same as --fp16, for an ONNX model.")] = False
-    io_fp16: Annotated[
-        bool, option("--io-fp16", help="Lower the graph's inputs and outputs too, for an ONNX model.")
-    ] = False
+    fp_to_fp16: Annotated[bool, switch("The same as --fp16, for an ONNX model.")] = False
+    io_fp16: Annotated[bool, switch("Lower the graph's inputs and outputs too, for an ONNX model.")] = False
     calibration_cache: Annotated[
         Path | None,
         option(metavar="FILE", help="Ranges for --int8: read if it is there, else written (TensorRT 8.6 to 10)."),
     ] = None
-    timeout: Annotated[float | None, seconds(help="Time the build may take; default 2 hours.")] = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+    timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
+    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
 @dataclass
@@ -97,7 +92,7 @@ class Inspect:
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
     ] = field(default_factory=list)
     show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
-    histogram: Annotated[bool, option("--histogram", help="Of data: the same as --show histogram.")] = False
+    histogram: Annotated[bool, switch("Of data: the same as --show histogram.")] = False
     display_as: Annotated[
         Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
     ] = None
@@ -111,16 +106,10 @@ class Inspect:
     external_data_dir: Annotated[
         Path | None, option(metavar="DIR", help="Where the files of the model's weights lie.")
     ] = None
-    ignore_external_data: Annotated[
-        bool, option("--ignore-external-data", help="Read only the model's own file; the others may be missing.")
-    ] = False
-    visual: Annotated[
-        Path | None,
-        option(metavar="FILE", help="Draw a model as SVG, many nodes as the modules and blocks that they are of."),
-    ] = None
+    ignore_external_data: Annotated[bool, switch("Read only the model's own file; the others may be missing.")] = False
+    visual: Annotated[Path | None, drawing("a model")] = None
     of: Annotated[
-        Path | None,
-        option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first."),
+        Path | None, option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first.")
     ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
@@ -158,16 +147,16 @@ class Doctor:
 class Resume:
     """Go on with a run that was interrupted: by Ctrl-C, kill -9 or a reboot. Nothing known is probed again."""
 
-    run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
+    run: RunFolder = None
 
 
 @dataclass
 class Log:
     """Show every probe of a run with its reason, or one with its candidate, its command and its output."""
 
-    run: Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")] = None
+    run: RunFolder = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
-    times: Annotated[bool, option("--times", help="Print where the time went, of each probe and in all.")] = False
+    times: Annotated[bool, switch("Print where the time went, of each probe and in all.")] = False
     atol: Annotated[
         dict[str, float],
         option(
@@ -186,13 +175,9 @@ class Report:
     """Make a run's report.html again, from its result.json and nothing else."""
 
     run: Annotated[
-        Path | None,
-        argument("The run's folder, under .bisect-trt, or a result.json; the newest run if left out."),
+        Path | None, argument("The run's folder, under .bisect-trt, or a result.json; the newest run if left out.")
     ] = None
-    output: Annotated[
-        Path | None,
-        option("-o", "--output", metavar="FILE", help="Where the page goes; default report.html beside the result."),
-    ] = None
+    output: Annotated[Path | None, to_file("Where the page goes; default report.html beside the result.")] = None
 
 
 @dataclass
@@ -203,10 +188,8 @@ class View:
         Path | None,
         argument("The folder of a run, or one that holds runs, such as .bisect-trt; the newest run if left out."),
     ] = None
-    port: Annotated[
-        int, option("--port", min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")
-    ] = 0
-    no_browser: Annotated[bool, option("--no-browser", help="Only say the address; open no browser.")] = False
-    once: Annotated[
-        Path | None, option("--once", metavar="FILE", help="Write what the page shows now into FILE, and end.")
-    ] = None
+    port: Annotated[int, option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")] = 0
+    no_browser: Annotated[bool, switch("Only say the address; open no browser.")] = False
+    once: Annotated[Path | None, option(metavar="FILE", help="Write what the page shows now into FILE, and end.")] = (
+        None
+    )

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import AccuracyAlgorithm, Algorithm, ErrorStat, Measure
-from bisect_trt.options.spec import option
-from bisect_trt.options.values import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
+from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
+from bisect_trt.options.spec import Option, option, switch
+
+PerOutput = dict[str, float]
+"""A number for each output, by name; that of the name ``''`` for all others."""
+
+
+def tolerances(help: str) -> Option:  # noqa: A002 - as every command line library calls it
+    """Declare how far outputs may be off."""
+    return option(metavar="[OUT:]TOL", help=help, read=tolerance)
+
+
+def threshold(stem: str, unit: str, help: str, read: Callable[[Any], Any]) -> Option:  # noqa: A002 - as above
+    """Declare how good one number of an output has to be; Polygraphy calls some of them tolerances."""
+    return option(f"--{stem}-threshold", f"--{stem}-tolerance", metavar=f"[OUT:]{unit}", help=help, read=read)
 
 
 @dataclass
@@ -17,17 +31,11 @@ class Compare:
     """How far the target may be off."""
 
     atol: Annotated[
-        dict[str, float],
-        option(
-            metavar="[OUT:]TOL",
-            help="Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16 1% of it.",
-            read=tolerance,
-        ),
+        PerOutput, tolerances("Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16 1% of it.")
     ] = field(default_factory=dict)
-    rtol: Annotated[
-        dict[str, float],
-        option(metavar="[OUT:]TOL", help="Relative tolerance; default 1e-5, with --fp16 1e-2.", read=tolerance),
-    ] = field(default_factory=dict)
+    rtol: Annotated[PerOutput, tolerances("Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
+        default_factory=dict
+    )
     check_error_stat: Annotated[
         dict[str, Enum],
         option(
@@ -37,59 +45,30 @@ class Compare:
         ),
     ] = field(default_factory=dict)
     error_quantile: Annotated[
-        dict[str, float],
-        option(metavar="[OUT:]Q", help="Which quantile of the errors to check; default 0.99.", read=quantile),
+        PerOutput, option(metavar="[OUT:]Q", help="Which quantile of the errors to check; default 0.99.", read=quantile)
     ] = field(default_factory=dict)
-    infinities_compare_equal: Annotated[
-        bool, option("--infinities-compare-equal", help="The same Inf on both sides is no error.")
-    ] = False
-    validate: Annotated[bool, option("--validate", help="Any NaN or Inf, on either side, is a failure.")] = False
+    infinities_compare_equal: Annotated[bool, switch("The same Inf on both sides is no error.")] = False
+    validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
     compare_as: Annotated[
         Algorithm,
         option("--compare", "--compare-func", help="As numbers, as indices, or by one number for each output."),
     ] = Algorithm.SIMPLE
     l2_threshold: Annotated[
-        dict[str, float],
-        option(
-            "--l2-threshold",
-            "--l2-tolerance",
-            metavar="[OUT:]TOL",
-            help="Largest L2 norm of the error; default 1e-5.",
-            read=tolerance,
-        ),
+        PerOutput, threshold("l2", "TOL", "Largest L2 norm of the error; default 1e-5.", tolerance)
     ] = field(default_factory=dict)
     cosine_similarity_threshold: Annotated[
-        dict[str, float],
-        option(metavar="[OUT:]COS", help="Least cosine similarity; default 0.997.", read=similarity),
+        PerOutput, option(metavar="[OUT:]COS", help="Least cosine similarity; default 0.997.", read=similarity)
     ] = field(default_factory=dict)
     psnr_threshold: Annotated[
-        dict[str, float],
-        option(
-            "--psnr-threshold",
-            "--psnr-tolerance",
-            metavar="[OUT:]DB",
-            help="Least peak signal-to-noise ratio; default 30.",
-            read=decibels,
-        ),
+        PerOutput, threshold("psnr", "DB", "Least peak signal-to-noise ratio; default 30.", decibels)
     ] = field(default_factory=dict)
     snr_threshold: Annotated[
-        dict[str, float],
-        option(
-            "--snr-threshold",
-            "--snr-tolerance",
-            metavar="[OUT:]DB",
-            help="Least signal-to-noise ratio; default 20.",
-            read=decibels,
-        ),
+        PerOutput, threshold("snr", "DB", "Least signal-to-noise ratio; default 20.", decibels)
     ] = field(default_factory=dict)
     lpips_threshold: Annotated[
-        dict[str, float],
-        option(
-            "--lpips-threshold",
-            "--lpips-tolerance",
-            metavar="[OUT:]TOL",
-            help="Largest perceptual distance of images; default 0.1. Needs the extra lpips.",
-            read=tolerance,
+        PerOutput,
+        threshold(
+            "lpips", "TOL", "Largest perceptual distance of images; default 0.1. Needs the extra lpips.", tolerance
         ),
     ] = field(default_factory=dict)
     accuracy_algorithm: Annotated[
@@ -97,7 +76,7 @@ class Compare:
         option("--accuracy-algorithm", "--accuracyAlgorithm", help="As trtexec compares; needs --accuracy-threshold."),
     ] = None
     accuracy_threshold: Annotated[
-        dict[str, float],
+        PerOutput,
         option(
             "--accuracy-threshold",
             "--accuracyThreshold",
@@ -120,10 +99,9 @@ class Compare:
             read=top_k,
         ),
     ] = field(default_factory=dict)
-    no_shape_check: Annotated[bool, option("--no-shape-check", help="Permute or reshape where shapes differ.")] = False
+    no_shape_check: Annotated[bool, switch("Permute or reshape where shapes differ.")] = False
     compare_func_script: Annotated[
-        str | None,
-        option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict."),
+        str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
     ] = None
 
     def require_numbers(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.spec import option
-from bisect_trt.options.values import number
+from bisect_trt.options.reading import number
+from bisect_trt.options.spec import option, switch
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,13 @@ class Metric:
         ),
     ] = None
     min: Annotated[
-        float | None, option("--min", metavar="VALUE", help="What it has to be at least; more is better.", read=finite)
+        float | None, option(metavar="VALUE", help="What it has to be at least; more is better.", read=finite)
     ] = None
     max: Annotated[
-        float | None, option("--max", metavar="VALUE", help="What it may be at most; less is better.", read=finite)
+        float | None, option(metavar="VALUE", help="What it may be at most; less is better.", read=finite)
     ] = None
     lower_is_better: Annotated[
-        bool,
-        option("--lower-is-better", help="Of the FILE's metric less is better; of perplexity, kl and wer it is so."),
+        bool, switch("Of the FILE's metric less is better; of perplexity, kl and wer it is so.")
     ] = False
 
     def check(self, *, bounded: bool) -> None:

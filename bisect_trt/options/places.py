@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from bisect_trt.options.spec import option
+from bisect_trt.options.spec import option, switch
 
 
 @dataclass
@@ -20,6 +20,4 @@ class Places:
             "command='... python3 -', or ray=auto. Several are several workers.",
         ),
     ] = field(default_factory=list)
-    mixed_places: Annotated[
-        bool, option("--mixed-places", help="Also where the places differ, in versions or hardware.")
-    ] = False
+    mixed_places: Annotated[bool, switch("Also where the places differ, in versions or hardware.")] = False

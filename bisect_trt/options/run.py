@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.options.spec import argument, option, seconds
+from bisect_trt.options.shared import time_out
+from bisect_trt.options.spec import argument, option, switch
 
 
 @dataclass
@@ -23,19 +24,13 @@ class Run:
 class MoreTargets:
     """More targets."""
 
-    onnx: Annotated[bool, option("--onnx", help="ONNX's reference evaluator as a target, beside another or alone.")] = (
-        False
-    )
-    onnxrt_reference: Annotated[
-        bool, option("--onnxrt-reference", help="The reference itself as a target beside the others.")
-    ] = False
+    onnx: Annotated[bool, switch("ONNX's reference evaluator as a target, beside another or alone.")] = False
+    onnxrt_reference: Annotated[bool, switch("The reference itself as a target beside the others.")] = False
     also_providers: Annotated[
         list[str],
         option(metavar="LIST", help="ONNX Runtime with these providers as one more target, such as cuda,cpu."),
     ] = field(default_factory=list)
-    fp_to_fp16: Annotated[
-        bool, option("--fp-to-fp16", help="The target runs a model with fp16 nodes: --fp16, lowered by Casts.")
-    ] = False
+    fp_to_fp16: Annotated[bool, switch("The target runs a model with fp16 nodes: --fp16, lowered by Casts.")] = False
 
 
 @dataclass
@@ -51,7 +46,7 @@ class RunOptions:
             help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
         ),
     ] = field(default_factory=list)
-    mark_all: Annotated[bool, option("--mark-all", help="The same as --onnx-outputs mark all.")] = False
+    mark_all: Annotated[bool, switch("The same as --onnx-outputs mark all.")] = False
     onnx_exclude_outputs: Annotated[
         list[str],
         option(
@@ -63,30 +58,21 @@ class RunOptions:
         ),
     ] = field(default_factory=list)
     shape_inference: Annotated[
-        bool,
-        option(
-            "--shape-inference/--no-shape-inference",
-            help="Declare the shapes that ONNX's inference finds in the model before it is run and saved.",
-        ),
+        bool, option(help="Declare the shapes that ONNX's inference finds in the model before it is run and saved.")
     ] = False
     save_onnx: Annotated[Path | None, option(metavar="FILE", help="Write the model that the target runs.")] = None
     warm_up: Annotated[int | None, option(metavar="N", min=0, help="Time each target, after N runs to warm up.")] = None
     self_check: Annotated[
         bool,
-        option(
-            "--self-check",
-            help="Compare the target with itself, not with the reference: the same input again, after another, in a batch, "
-            "beside other sessions.",
+        switch(
+            "Compare the target with itself, not with the reference: the same input again, after another, in a batch, "
+            "beside other sessions."
         ),
     ] = False
-    use_subprocess: Annotated[bool, option("--use-subprocess", help="Accepted: it is always so.")] = False
-    fail_fast: Annotated[bool, option("--fail-fast", help="Stop at the first output that does not match.")] = False
-    check_average: Annotated[
-        bool, option("--check-average", help="Of each output, the average over samples decides, not each sample.")
-    ] = False
-    timeout: Annotated[
-        float | None, seconds(help="Time the target may take; default 10 minutes, 2 hours on TensorRT.")
-    ] = None
+    use_subprocess: Annotated[bool, switch("Accepted: it is always so.")] = False
+    fail_fast: Annotated[bool, switch("Stop at the first output that does not match.")] = False
+    check_average: Annotated[bool, switch("Of each output, the average over samples decides, not each sample.")] = False
+    timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(metavar="FILE", help="Write the inputs: .npz, or Polygraphy's .json.")
     ] = None

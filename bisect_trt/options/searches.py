@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Minimise, Mode
-from bisect_trt.options.spec import argument, option, seconds
-from bisect_trt.options.values import Sizes, swept_shape
+from bisect_trt.options.choices import Cost, Minimise, Mode
+from bisect_trt.options.reading import Sizes, swept_shape
+from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
+from bisect_trt.options.spec import argument, option, switch
 
 FRESH_SAMPLES = 200
 """None of so many failing says with 95% certainty that under 1.5% of all fail."""
-
-Model = Annotated[Path, argument("The ONNX model.")]
-Annotation = Annotated[
-    Path | None,
-    option("--annotate", metavar="FILE", help="Write the model with each node's verdict in its metadata, for Netron."),
-]
 
 
 @dataclass
@@ -29,33 +24,20 @@ class Diagnose:
     """Find out why the target is wrong, by itself, and leave a reproducer. This is the one to start with."""
 
     model: Model
-    output: Annotated[
-        Path | None,
-        option("-o", "--output", metavar="DIR", help="Folder for the reproducer; default MODEL-reproducer."),
-    ] = None
-    timeout: Annotated[
-        float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
-    ] = None
+    output: Annotated[Path | None, to_file("Folder for the reproducer; default MODEL-reproducer.", "DIR")] = None
+    timeout: Annotated[float | None, time_out("one candidate")] = None
     annotate: Annotation = None
     archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
-    anonymise: Annotated[
-        bool, option("--anonymise", help="Rename the reproducer's tensors and nodes, and replace its weights.")
-    ] = False
-    find_all: Annotated[
-        bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
-    ] = False
+    anonymise: Annotated[bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")] = False
+    find_all: FindAll = False
     releases: Annotated[
-        bool,
-        option("--releases", help="Also find since which release it fails; installs releases from the package index."),
+        bool, switch("Also find since which release it fails; installs releases from the package index.")
     ] = False
     self_check: Annotated[
         bool,
-        option(
-            "--self-check",
-            help="Where no reference runs the model: find the layer at which the target begins to contradict itself.",
-        ),
+        switch("Where no reference runs the model: find the layer at which the target begins to contradict itself."),
     ] = False
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a reproducer that exists.")] = False
+    overwrite: Annotated[bool, switch("Write over a reproducer that exists.")] = False
 
 
 @dataclass
@@ -63,17 +45,13 @@ class Workaround:
     """Find what makes the whole model pass today, with the least loss: barriers, another form of the culprit, layers in fp32."""
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the patched model goes.")] = Path(
-        "patched.onnx"
-    )
+    output: Annotated[Path, to_file("Where the patched model goes.")] = Path("patched.onnx")
     fresh_samples: Annotated[
         int,
         option(metavar="N", min=0, max=1000, help="On how many fresh inputs it has to hold before it is recommended."),
     ] = 20
-    timeout: Annotated[
-        float | None, seconds(help="Time one candidate may take; default 10 minutes, 2 hours on TensorRT.")
-    ] = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+    timeout: Annotated[float | None, time_out("one candidate")] = None
+    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
 @dataclass
@@ -89,18 +67,37 @@ class Reduce:
     """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the smallest failing model goes.")]
+    output: Annotated[Path, to_file("Where the smallest failing model goes.")]
     min_good: Annotated[
         Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
     ] = None
     reduce_inputs: Annotated[bool, option(help="Whether the start of the graph may move.")] = True
     reduce_outputs: Annotated[bool, option(help="Whether the end of the graph may move.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
-    find_all: Annotated[
-        bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
-    ] = False
+    find_all: FindAll = False
     annotate: Annotation = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over files that exist.")] = False
+    overwrite: Annotated[bool, switch("Write over files that exist.")] = False
+
+
+RUNGS = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
+QUANTIZED_RUNGS, HALF_RUNGS = RUNGS[:3], RUNGS[3:5]
+
+
+def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
+    """Precisions from the cheapest to fp32, as ``int8,fp16,fp32``.
+
+    Raises:
+        ValueError: They are not that.
+    """
+    names = tuple(str(each).strip().lower() for each in (value.split(",") if isinstance(value, str) else value))
+    kinds = [0 if each in QUANTIZED_RUNGS else 1 if each in HALF_RUNGS else 2 for each in names]
+    known = set(names) <= set(RUNGS) and len(set(names)) == len(names)
+    if not known or len(names) < 2 or names[-1] != "fp32" or kinds != sorted(kinds) or kinds.count(1) > 1:
+        raise ValueError(
+            "precisions from the cheapest to fp32, such as int8,fp16,fp32: what is quantized (int4, int8, fp8), then fp16 or "
+            "bf16, then fp32"
+        )
+    return names
 
 
 @dataclass
@@ -112,7 +109,7 @@ class Precision:
     """
 
     model: Model
-    output: Annotated[Path, option("-o", "--output", metavar="FILE", help="Where the mixed model goes.")]
+    output: Annotated[Path, to_file("Where the mixed model goes.")]
     include: Annotated[
         list[str],
         option(metavar="PATTERN", help="Lower these nodes only: globs over names, or over operators (op:Softmax)."),
@@ -120,16 +117,15 @@ class Precision:
     exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = field(
         default_factory=list
     )
-    io_fp16: Annotated[bool, option("--io-fp16", help="Graph inputs and outputs in fp16 too.")] = False
-    keep_weights: Annotated[
-        bool, option("--keep-weights", help="Leave weights in fp32 and cast them, instead of storing them as fp16.")
-    ] = False
+    io_fp16: Annotated[bool, switch("Graph inputs and outputs in fp16 too.")] = False
+    keep_weights: Annotated[bool, switch("Leave weights in fp32 and cast them, instead of storing them as fp16.")] = (
+        False
+    )
     minimise: Annotated[
         Minimise, option(help="Have the fewest nodes in fp32, or the least latency where the target measures it.")
     ] = Minimise.NODES
     minimal_output: Annotated[
-        Path | None,
-        option(metavar="FILE", help="Where the model of the minimal set goes too; -o has the safe set."),
+        Path | None, option(metavar="FILE", help="Where the model of the minimal set goes too; -o has the safe set.")
     ] = None
     validation_data: Annotated[
         list[str],
@@ -141,19 +137,32 @@ class Precision:
     fresh_samples: Annotated[
         int, option(metavar="N", min=0, help="Hold the safe set against N samples that the search has not seen.")
     ] = FRESH_SAMPLES
-    int4: Annotated[bool, option("--int4", help="Of a quantized model, what is in 4-bit integers.")] = False
-    reference: Annotated[
-        Path | None,
+    int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
+    ladder: Annotated[
+        tuple[str, ...] | None,
         option(
-            "--reference", metavar="MODEL", help="The model from before quantization: what is right, and its weights."
+            metavar="LOW,...,fp32",
+            help="Of a quantized model: what cannot stay quantized goes to fp16 where that passes, else to fp32: int8,fp16,fp32.",
+            read=rungs,
         ),
     ] = None
-    sensitivity: Annotated[
-        bool,
-        option("--sensitivity/--no-sensitivity", help="Of a quantized model, measure what each group costs alone."),
-    ] = True
+    cost: Annotated[
+        Cost | None,
+        option(help="By what a --ladder's assignments are compared; latency where it can be measured, else bytes."),
+    ] = None
+    reference: Annotated[
+        Path | None, option(metavar="MODEL", help="The model from before quantization: what is right, and its weights.")
+    ] = None
+    calibration_cache: Annotated[
+        Path | None,
+        option(
+            metavar="FILE",
+            help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
+        ),
+    ] = None
+    sensitivity: Annotated[bool, option(help="Of a quantized model, measure what each group costs alone.")] = True
     annotate: Annotation = None
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
     def refuse_ends(self, low: str) -> None:
         """Make sure that the model's ends are to be lowered to what the rest is lowered to.
@@ -175,11 +184,7 @@ class Releases:
     ] = ""
     to: Annotated[
         str,
-        option(
-            "--to",
-            metavar="VERSION",
-            help="The newest, with all that begin like it; default the newest for this Python.",
-        ),
+        option(metavar="VERSION", help="The newest, with all that begin like it; default the newest for this Python."),
     ] = ""
     find_all: Annotated[bool, option("--all", help="Ask every release and print the table, instead of bisecting.")] = (
         False
@@ -231,9 +236,7 @@ class Repeat:
             read=until,
         ),
     ] = None
-    same_engine: Annotated[
-        bool, option("--same-engine", help="Build once, and run that again and again in one context.")
-    ] = False
+    same_engine: Annotated[bool, switch("Build once, and run that again and again in one context.")] = False
 
     def limits(self) -> tuple[int, str | None]:
         """How many at most, and what to wait for.
@@ -254,10 +257,8 @@ class Samples:
     """Find which of many inputs fail, what they have in common, and the smallest of them that still fails."""
 
     model: Model
-    output: Annotated[
-        Path, option("-o", "--output", metavar="FILE", help="Where the smallest input that fails goes, .npz.")
-    ] = Path("minimal-input.npz")
-    overwrite: Annotated[bool, option("--overwrite", help="Write over a file that exists.")] = False
+    output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path("minimal-input.npz")
+    overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
 
 @dataclass
@@ -278,9 +279,7 @@ class Sweep:
         int,
         option(metavar="N", min=2, max=100_000, help="How many sizes are tried at most; all, if there are no more."),
     ] = 64
-    timeout: Annotated[
-        float | None, seconds(help="Time one size may take; default 10 minutes, 2 hours on TensorRT.")
-    ] = None
+    timeout: Annotated[float | None, time_out("one size")] = None
 
 
 @dataclass
@@ -288,12 +287,8 @@ class Layerwise:
     """Compare every tensor on the target with the reference's, and name the first that goes wrong."""
 
     model: Model
-    timeout: Annotated[
-        float | None, seconds(help="Time the target may take; default 10 minutes, 2 hours on TensorRT.")
-    ] = None
-    isolate: Annotated[
-        bool, option("--isolate", help="Show each layer's own error too: fed the reference's values.")
-    ] = False
+    timeout: Annotated[float | None, time_out("the target")] = None
+    isolate: Annotated[bool, switch("Show each layer's own error too: fed the reference's values.")] = False
     save_error_plot: Annotated[
         Path | None, option(metavar="FILE", help="Draw the error along the network, .png or .svg (extra: plots).")
     ] = None

@@ -1,4 +1,4 @@
-"""Groups of options that several commands have: output, check, data, search, pictures."""
+"""Options, and groups of them, that several commands have: output, check, data, search, pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.options.spec import option, seconds
-from bisect_trt.options.values import shape, size, value_range
+from bisect_trt.options.reading import shape, size, value_range
+from bisect_trt.options.spec import Option, argument, option, seconds, switch
+
+Model = Annotated[Path, argument("The ONNX model.")]
+FindAll = Annotated[
+    bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
+]
+Annotation = Annotated[
+    Path | None, option(metavar="FILE", help="Write the model with each node's verdict in its metadata, for Netron.")
+]
+RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; the newest if left out.")]
+
+
+def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Option:
+    """Declare how long something may take."""
+    return seconds(f"Time {what} may take; default {default}.")
+
+
+def drawing(what: str) -> Option:
+    """Declare where a picture goes."""
+    return option(metavar="FILE", help=f"Draw {what} as SVG, many nodes as the modules and blocks that they are of.")
+
+
+def to_file(help: str, metavar: str = "FILE") -> Option:  # noqa: A002 - as every command line library calls it
+    """Declare where the result goes."""
+    return option("-o", "--output", metavar=metavar, help=help)
 
 
 @dataclass
@@ -21,9 +45,7 @@ class General:
     junit: Annotated[
         Path | None, option(help="Write the result as JUnit XML too, a test case an output.", metavar="FILE")
     ] = None
-    annotations: Annotated[
-        bool, option("--annotations", help="Print what is wrong as GitHub Actions reads it; on where that runs.")
-    ] = False
+    annotations: Annotated[bool, switch("Print what is wrong as GitHub Actions reads it; on where that runs.")] = False
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Say more; -vv also shows tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Say only the answer.")] = 0
     log_file: Annotated[
@@ -60,9 +82,7 @@ class Check:
     )
     timeout: Annotated[
         float | None,
-        seconds(
-            help="Time one candidate may take; default any for a command, else 10 minutes, 2 hours on TensorRT.",
-        ),
+        seconds("Time one candidate may take; default any for a command, else 10 minutes, 2 hours on TensorRT."),
     ] = None
     candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
     artifacts: Annotated[
@@ -71,12 +91,8 @@ class Check:
     artifacts_dir: Annotated[
         Path, option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
-    show_output: Annotated[bool, option("--show-output", help="Show all that a check prints, after each probe.")] = (
-        False
-    )
-    hide_fail_output: Annotated[
-        bool, option("--hide-fail-output", help="With --show-output: but not what failing candidates print.")
-    ] = False
+    show_output: Annotated[bool, switch("Show all that a check prints, after each probe.")] = False
+    hide_fail_output: Annotated[bool, switch("With --show-output: but not what failing candidates print.")] = False
 
 
 @dataclass
@@ -106,8 +122,7 @@ class Data:
         list[Path], option(metavar="FILE", help="Input values by tensor name: .npz, or Polygraphy's .json.")
     ] = field(default_factory=list)
     data_loader_script: Annotated[
-        str | None,
-        option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays."),
+        str | None, option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays.")
     ] = None
     data_loader_func_name: Annotated[
         str | None, option(metavar="FUNC", help="The script's function; default load_data.")
@@ -148,14 +163,10 @@ class Search:
     confidence: Annotated[
         float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
     ] = 0.99
-    pin: Annotated[
-        bool, option("--pin", help="Hold all builds to what the first that fails chose (TensorRT's tactics).")
-    ] = False
-    shrink: Annotated[
-        bool, option("--shrink/--no-shrink", help="Also make the tensors of the minimal case smaller.")
-    ] = True
+    pin: Annotated[bool, switch("Hold all builds to what the first that fails chose (TensorRT's tactics).")] = False
+    shrink: Annotated[bool, option(help="Also make the tensors of the minimal case smaller.")] = True
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
-    max_time: Annotated[float | None, seconds(help="Stop after this time.")] = None
+    max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
 
 @dataclass
@@ -163,11 +174,9 @@ class Plots:
     """Pictures of the errors, drawn with matplotlib (extra: plots)."""
 
     save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Where the errors of each output are.")] = None
-    show_heatmaps: Annotated[bool, option("--show-heatmaps", help="Open these pictures, saved or not.")] = False
+    show_heatmaps: Annotated[bool, switch("Open these pictures, saved or not.")] = False
     save_error_metrics_plot: Annotated[
         Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None
-    show_error_metrics_plot: Annotated[
-        bool, option("--show-error-metrics-plot", help="Open these pictures, saved or not.")
-    ] = False
+    show_error_metrics_plot: Annotated[bool, switch("Open these pictures, saved or not.")] = False
     save_histograms: Annotated[Path | None, option(metavar="DIR", help="How values and errors are distributed.")] = None

@@ -30,6 +30,7 @@ class Option:
         need_name: Whether every value of a ``dict`` needs a name.
         count: Whether it has no value and its repetitions are counted (``-vv``).
         positional: Whether it is no flag but stands by its place.
+        switch: Whether it can be turned on only; what is true or false can be turned off too (``--no-``).
     """
 
     flags: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Option:
     need_name: bool = False
     count: bool = False
     positional: bool = False
+    switch: bool = False
 
 
 def option(
@@ -64,9 +66,14 @@ def argument(help: str, metavar: str | None = None) -> Option:  # noqa: A002 - a
     return Option(help=help, metavar=metavar, positional=True)
 
 
-def seconds(*flags: str, help: str) -> Option:  # noqa: A002 - as above
+def switch(help: str) -> Option:  # noqa: A002 - as above
+    """Declare what is off unless it is given."""
+    return Option(help=help, switch=True)
+
+
+def seconds(help: str) -> Option:  # noqa: A002 - as above
     """Declare a time. The longest is three years; what waits cannot wait for infinity."""
-    return Option(flags, help, "SECONDS", min=0.001, max=1e8)
+    return Option(help=help, metavar="SECONDS", min=0.001, max=1e8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +96,10 @@ class Entry:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How it is written, ``--on/--off`` for what can be turned off."""
+        """How it is written, ``--on/--no-on`` for what can be turned off."""
         plain = self.name.replace("_", "-")
-        return self.option.flags or ((f"--{plain}/--no-{plain}",) if self.kind is bool else (f"--{plain}",))
+        off = f"/--no-{plain}" if self.kind is bool and not self.option.switch else ""
+        return self.option.flags or (f"--{plain}{off}",)
 
     @property
     def flag(self) -> str:
@@ -151,6 +159,13 @@ def _optional(kind: Any) -> bool:  # noqa: ANN401 - an annotation
 def _plain(kind: Any) -> type:  # noqa: ANN401 - an annotation
     """The type itself; what :attr:`Option.read` makes of words may be of any."""
     return kind if isinstance(kind, type) else str
+
+
+def changed(group: object) -> dict[str, Any]:
+    """The options of a group that differ from their defaults, by name."""
+    defaults = type(group)()
+    values = {each.name: (getattr(group, each.name), getattr(defaults, each.name)) for each in fields(group)}  # type: ignore[arg-type]  # a dataclass
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def title(group: type) -> str:

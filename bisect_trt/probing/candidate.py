@@ -12,8 +12,10 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.surgeon import Spliced
 from bisect_trt.probing.times import spending
-from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
 
 
@@ -24,19 +26,24 @@ class Identity:
     Attributes:
         key: Names it by its content: the same for the same model.
         title: What it is, in a few words.
-        units: The units it is made of.
+        made_of: The units it is made of.
         marks: Tensors that are outputs too.
     """
 
     key: str
     title: str
-    units: Subset
+    made_of: Units
     marks: Subset = frozenset()
+
+    @property
+    def units(self) -> Subset:
+        """The units it is made of."""
+        return self.made_of.units
 
     @property
     def size(self) -> int:
         """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
-        return len(self.units) + len(self.marks)
+        return len(self.made_of) + len(self.marks)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Candidate:
     """A model derived from the original, and what goes in and should come out.
 
     Attributes:
-        proto: The model.
+        made: The model.
         inputs: The tensors to feed; the reference's activations are their values.
         outputs: The tensors to compare with the reference's.
         title: What it is, in a few words.
@@ -65,7 +72,7 @@ class Candidate:
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
     """
 
-    proto: onnx.ModelProto
+    made: onnx.ModelProto | Spliced
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     title: str
@@ -84,9 +91,21 @@ class Candidate:
     packages: str = ""
     repetition: int = 0
 
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The model's message; treat it as read-only."""
+        return self.made.proto if isinstance(self.made, Spliced) else self.made
+
+    @property
+    def has_external_data(self) -> bool:
+        """Whether any of the model's weights lies outside of it."""
+        return self.made.has_external_data if isinstance(self.made, Spliced) else has_external_data(self.made)
+
     def content(self) -> bytes:
         """The model as a file's bytes."""
-        return bytes(self.proto.SerializeToString(deterministic=True))
+        if isinstance(self.made, Spliced):
+            return self.made.content
+        return bytes(self.made.SerializeToString(deterministic=True))
 
     @cached_property
     def identity(self) -> Identity:
@@ -115,7 +134,7 @@ class Candidate:
             digest.update(f"repetition {self.repetition}".encode())
         if self.again:
             digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
-        return Identity(digest.hexdigest(), self.title, self.units, self.marks)
+        return Identity(digest.hexdigest(), self.title, Units(self.units), self.marks)
 
     @property
     def key(self) -> str:

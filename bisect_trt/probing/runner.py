@@ -147,7 +147,7 @@ class Runner:
     def write(self, candidate: Candidate) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""
         with spending("writing"):
-            if not getattr(self.check, "finds_weights", False):
+            if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
                 self._workspace.weights.bring(candidate.proto)
             return self._written(candidate)
 

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.graph.externals import copy_file, external_files, has_external_data
+from bisect_trt.graph.externals import copy_file, external_files
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.weights import Weights
 from bisect_trt.targets.settings import TargetSettings
@@ -173,7 +173,7 @@ class Workspace:
         Raises:
             UsageError: The disk is full or the folder is gone.
         """
-        shared = has_external_data(candidate.proto)
+        shared = candidate.has_external_data
         files = self.files(candidate.key, shared_weights=shared)
         files = replace(
             files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
@@ -310,3 +310,16 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
             "move it away, name another with --candidate, or put {model} into the check command."
         )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import nsmallest
 
 from bisect_trt.search.flakiness import Flakiness
 from bisect_trt.search.minimality import make_smallest, neighbours
@@ -106,12 +107,11 @@ def _quick_doubt(oracle: Transcript, answer: Subset, decisive: Sequence[Subset])
     What passed although it holds what failed is a contradiction: either the failure is not monotone, or it comes and goes.
     To see one costs nothing, and a search among answers that are by chance seldom ends without.
     """
-    larger = sorted(
-        (units for units in oracle.passed if units >= answer), key=lambda units: (len(units), sorted(units))
-    )
-    for number, units in enumerate(larger[:_CONTRADICTIONS]):
+    larger = [Units(units) for units in oracle.passed if units >= answer]
+    least = nsmallest(_CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units)))
+    for number, question in enumerate(least):
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
-        if oracle(Again(Units(units), runs=runs)) is Verdict.FAIL:
+        if oracle(Again(question, runs=runs)) is Verdict.FAIL:
             return _LARGER_PASSED
     doubted = 1 + min(len(larger), _DOUBTED) // len(decisive)
     for part in decisive:

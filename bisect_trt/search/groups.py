@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from bisect_trt.search.density import MEMBERS, Density
-from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Verdict
+from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verdict
 
 _SKIPS = 3
 """So many other groups are tried in the place of one about which nothing can be told."""
@@ -57,7 +57,7 @@ class Kept:
         self._complete = complete
         self._tally = Tally(ask)
         other = Verdict.PASS if goal is Verdict.FAIL else Verdict.FAIL
-        self._known = {frozenset[int](): other, complete(self.units): goal}
+        self._known = {Units(frozenset()): other, Units(complete(self.units)): goal}
         self._members = Density(MEMBERS)
 
     @property
@@ -73,9 +73,10 @@ class Kept:
     def verdict(self, units: Subset) -> Verdict:
         """Ask whether keeping these is enough, unless that is known."""
         asked = units if units <= self.needed else self._complete(units)
-        if asked not in self._known:
-            self._known[asked] = self._tally(asked)
-        return self._known[asked]
+        question = Units(asked)
+        if question not in self._known:
+            self._known[question] = self._tally(asked)
+        return self._known[question]
 
     def shrink(self, units: Subset) -> Verdict:
         """Ask whether keeping these is enough, and go on from there if it is."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
 from typing import Generic, TypeVar
 
 
@@ -23,11 +24,46 @@ Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
-@dataclass(frozen=True)
+Subset = frozenset[int]
+"""Some of the units, by number."""
+
+_MANY = 4096
+"""A set of as many units takes 40 bytes for each; a question has a byte for each up to the last, and a hundred are remembered."""
+
+
 class Units:
     """Does the candidate made of these units show the failure?"""
 
-    units: Subset
+    __slots__ = ("_held",)
+
+    def __init__(self, units: Subset) -> None:
+        self._held: Subset | bytes = units
+        if len(units) >= _MANY:
+            flags = bytearray(max(units) + 1)
+            for unit in units:
+                flags[unit] = 1
+            self._held = bytes(flags)
+
+    @property
+    def units(self) -> Subset:
+        """The units; a set of many is made anew each time."""
+        held = self._held
+        return frozenset(compress(range(len(held)), held)) if isinstance(held, bytes) else held
+
+    def __len__(self) -> int:
+        return self._held.count(1) if isinstance(self._held, bytes) else len(self._held)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Units) and self._held == other._held
+
+    def __hash__(self) -> int:
+        return hash(self._held)
+
+    def __repr__(self) -> str:
+        return f"Units({set(self.units)})"
 
 
 @dataclass(frozen=True)
@@ -72,22 +108,23 @@ class Search(Generic[Result_co]):
 
 
 class Transcript:
-    """An ``Oracle`` that remembers which units passed: evidence that costs no probe.
-
-    Attributes:
-        passed: The sets of units that passed when they were first asked about, in that order.
-    """
+    """An ``Oracle`` that remembers which units passed: evidence that costs no probe."""
 
     def __init__(self, oracle: Oracle) -> None:
         """``oracle`` is the one to pass questions to."""
         self._oracle = oracle
-        self.passed: dict[Subset, None] = {}
+        self._passed: dict[Units, None] = {}
+
+    @property
+    def passed(self) -> Iterator[Subset]:
+        """The sets of units that passed when they were first asked about, in that order."""
+        return (question.units for question in self._passed)
 
     def __call__(self, question: Question) -> Verdict:
         """Ask, and remember."""
         verdict = self._oracle(question)
         if isinstance(question, Units) and verdict is Verdict.PASS:
-            self.passed[question.units] = None
+            self._passed[question] = None
         return verdict
 
 
@@ -100,9 +137,6 @@ def over_units(goal: Verdict, algorithm: Callable[[Ask], Result]) -> Search[Resu
     """A search that asks about sets of units only."""
     return Search(goal, lambda oracle: algorithm(about_units(oracle)))
 
-
-Subset = frozenset[int]
-"""Some of the units, by number."""
 
 Ask = Callable[[Subset], Verdict]
 """Says whether the candidate made of these units shows the failure."""

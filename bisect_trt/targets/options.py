@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.options.spec import option
+from bisect_trt.options.spec import changed, option, switch
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Target as Plugin
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
@@ -19,14 +19,13 @@ from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 class _First:
     """What stands before the options of each target."""
 
-    fp16: Annotated[bool, option("--fp16", help="In half precision.")] = False
-    bf16: Annotated[bool, option("--bf16", help="In bfloat16.")] = False
-    fp8: Annotated[bool, option("--fp8", help="In 8-bit floats (T).")] = False
-    int8: Annotated[bool, option("--int8", help="In 8-bit integers (T).")] = False
-    tf32: Annotated[bool, option("--tf32", help="With fp32 products in TF32 (T).")] = False
+    fp16: Annotated[bool, switch("In half precision.")] = False
+    bf16: Annotated[bool, switch("In bfloat16.")] = False
+    fp8: Annotated[bool, switch("In 8-bit floats (T).")] = False
+    int8: Annotated[bool, switch("In 8-bit integers (T).")] = False
+    tf32: Annotated[bool, switch("With fp32 products in TF32 (T).")] = False
     hold_precision: Annotated[
-        bool,
-        option("--hold-precision", help="All layers in the low precision, fp32 only where there is no other (T)."),
+        bool, switch("All layers in the low precision, fp32 only where there is no other (T).")
     ] = False
     keep_fp32: Annotated[
         list[str], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
@@ -37,9 +36,7 @@ class _First:
 class _Last:
     """What stands after them."""
 
-    fresh_process: Annotated[
-        bool, option("--fresh-process", help="Each candidate in a process of its own: slower, nothing shared.")
-    ] = False
+    fresh_process: Annotated[bool, switch("Each candidate in a process of its own: slower, nothing shared.")] = False
 
 
 class TargetOptions:
@@ -61,9 +58,7 @@ class TargetOptions:
     def given(self) -> list[str]:
         """The options that are given, in the words of a command line, but for those that name a target."""
         flags = {plugin.name for plugin in selectable()}
-        defaults = type(self)()
-        changed = (name for name in _field_names(self) if getattr(self, name) != getattr(defaults, name))
-        return [f"--{name.replace('_', '-')}" for name in changed if name not in flags]
+        return [f"--{name.replace('_', '-')}" for name in changed(self) if name not in flags]
 
     def but(self, **changes: Any) -> Target:  # noqa: ANN401 - of many types
         """The same with other values."""

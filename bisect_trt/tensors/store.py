@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,34 @@ _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
 
 
+class _Entry(NamedTuple):
+    """Where a tensor is: in the file of numbers from a byte on, or in that of strings under a name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    string: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the index."""
+        place = {"offset": self.offset} if self.string is None else {"string": self.string}
+        return {"dtype": self.dtype, "shape": list(self.shape), **place}
+
+
+class _Reader:
+    """Reads an index; equal shapes and types of its 100,000 tensors are one object."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
+
+    def take(self, found: dict[str, Any]) -> dict[str, Any] | _Entry:
+        """For ``json``: a tensor's entry, or whatever else an object is, which may have a tensor called "dtype" in it."""
+        if not isinstance(found.get("dtype"), str) or not isinstance(found.get("shape"), list):
+            return found
+        kind = (found["dtype"], tuple(found["shape"]))
+        return _Entry(*self._shared.setdefault(kind, kind), found.get("offset", 0), found.get("string"))
+
+
 class StoreWriter:
     """Writes an :class:`ActivationStore`, as a context manager.
 
@@ -74,7 +102,7 @@ class StoreWriter:
 
     def __init__(self, folder: Path, *, append: bool = False) -> None:
         self._folder = folder
-        self._tensors: dict[str, dict[str, Any]] = {}
+        self._tensors: dict[str, _Entry] = {}
         self._strings: dict[str, NDArray[Any]] = {}
         self._skipped: dict[str, str] = {}
         self._offset = 0
@@ -127,7 +155,7 @@ class StoreWriter:
             # Under a number, for there are tensor names that an .npz cannot have.
             number = str(len(self._strings))
             self._strings[number] = array.copy()
-            self._tensors[name] = {"dtype": "object", "shape": list(array.shape), "string": number}
+            self._tensors[name] = _Entry("object", array.shape, string=number)
         elif array.dtype.kind in "biufc" or is_extension(array.dtype):
             self._write(name, array)
         else:
@@ -148,7 +176,7 @@ class StoreWriter:
         except OSError as err:
             raise cannot_write(self._folder / _DATA, err) from err
         self._offset += padding
-        self._tensors[name] = {"dtype": array.dtype.name, "shape": list(array.shape), "offset": self._offset}
+        self._tensors[name] = _Entry(array.dtype.name, array.shape, self._offset)
         self._offset += values.nbytes
 
     def _finish(self) -> None:
@@ -157,7 +185,7 @@ class StoreWriter:
         index = {
             "schema": _SCHEMA,
             "bytes": self._offset,
-            "tensors": self._tensors,
+            "tensors": {name: entry.to_json() for name, entry in self._tensors.items()},
             "skipped": self._skipped,
         }
         with replacing(self._folder / _INDEX) as file:
@@ -178,7 +206,7 @@ class ActivationStore:
         self.folder = folder
         self.skipped: dict[str, str] = index["skipped"]
         self._data = data
-        self._tensors: dict[str, dict[str, Any]] = index["tensors"]
+        self._tensors: dict[str, _Entry] = index["tensors"]
         self._strings: dict[str, NDArray[Any]] = {}
         self._stats: dict[str, TensorStats] = {}
 
@@ -190,7 +218,7 @@ class ActivationStore:
             UnavailableError: If the folder holds no finished store, one of another version, or a damaged one.
         """
         try:
-            index = json.loads((folder / _INDEX).read_bytes())
+            index = json.loads((folder / _INDEX).read_bytes(), object_hook=_Reader().take)
             if index["schema"] != _SCHEMA:
                 raise UnavailableError(
                     f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
@@ -203,7 +231,7 @@ class ActivationStore:
                 data = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
                 store = cls(folder, index, data.view(np.ndarray))
                 store._watch(os.dup(file.fileno()))
-            if any("string" in entry for entry in index["tensors"].values()):
+            if any(entry.string is not None for entry in index["tensors"].values()):
                 store._strings = load_npz(folder / _STRINGS)
         except OSError as err:
             raise UnavailableError(
@@ -247,7 +275,7 @@ class ActivationStore:
             KeyError: If there is no such tensor.
         """
         entry = self._entry(name)
-        return TensorInfo(name, dtype_from_name(entry["dtype"]), tuple(entry["shape"]))
+        return TensorInfo(name, dtype_from_name(entry.dtype), entry.shape)
 
     def get(self, name: str) -> NDArray[Any]:
         """The values; numbers are a read-only view of the file on disk, strings a copy.
@@ -262,11 +290,11 @@ class ActivationStore:
                 f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
                 "elsewhere, and start again"
             )
-        if "string" in entry:
-            return self._strings[entry["string"]].copy()
-        dtype = dtype_from_name(entry["dtype"])
-        stop = entry["offset"] + dtype.itemsize * int(np.prod(entry["shape"], dtype=np.int64))
-        values: NDArray[Any] = self._data[entry["offset"] : stop].view(dtype).reshape(entry["shape"])
+        if entry.string is not None:
+            return self._strings[entry.string].copy()
+        dtype = dtype_from_name(entry.dtype)
+        stop = entry.offset + dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
+        values: NDArray[Any] = self._data[entry.offset : stop].view(dtype).reshape(entry.shape)
         return values
 
     def stats(self, name: str) -> TensorStats:
@@ -276,19 +304,19 @@ class ActivationStore:
             KeyError: If there is no such numeric tensor.
         """
         if name not in self._stats:
-            if "string" in self._entry(name):
+            if self._entry(name).string is not None:
                 raise KeyError(f"'{name}' holds strings, which have no range")
             self._stats[name] = tensor_stats(self.get(name))
         return self._stats[name]
 
-    def raw(self) -> tuple[dict[str, dict[str, Any]], dict[str, NDArray[Any]], dict[str, str]]:
+    def raw(self) -> tuple[dict[str, _Entry], dict[str, NDArray[Any]], dict[str, str]]:
         """What the index and the file of strings hold, for a writer that goes on."""
         strings = {
-            entry["string"]: self._strings[entry["string"]] for entry in self._tensors.values() if "string" in entry
+            entry.string: self._strings[entry.string] for entry in self._tensors.values() if entry.string is not None
         }
         return dict(self._tensors), strings, dict(self.skipped)
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str) -> _Entry:
         if name not in self._tensors:
             raise KeyError(f"no tensor '{name}' in {self.folder}: {self.skipped.get(name, 'never stored')}")
         return self._tensors[name]

@@ -16,6 +16,7 @@ import onnx
 from bisect_trt import __version__
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.workspace import sha256_of
 from bisect_trt.tensors.npz import replacing
 
 RUN_FILE = "run.json"
@@ -42,7 +43,7 @@ class Binding:
     @classmethod
     def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None = None) -> Binding:
         """Bind to a command line, a model with its weights (beside it, or elsewhere) and other files that are there."""
-        digests = {str(path): _sha256(path) for path in (model, *files) if path.is_file()}
+        digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
         return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
 
     def write(self, folder: Path, name: str = RUN_FILE) -> None:
@@ -119,11 +120,3 @@ def _weights(model: Path, folder: Path) -> dict[str, str]:
         return {}
     paths = [path for location in locations if (path := folder / location).is_file()]
     return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -8,6 +8,8 @@ from typing import Any
 from bisect_trt.graph.network import Network
 from bisect_trt.targets.base import EngineLayer
 
+_SMALL = 1 / 4
+"""A region of up to this share of all units is small."""
 _MYELIN = "Myelin"
 """A region that is compiled as a whole: the inspector says what it makes, and not in what each node inside runs."""
 
@@ -27,6 +29,29 @@ def engine_layers(network: Network, layers: Iterable[Mapping[str, Any]]) -> dict
         layer = EngineLayer(plain["name"], plain["kind"], ordered, tuple(plain["precisions"]))
         found |= dict.fromkeys(ordered, layer)
     return found
+
+
+def fused_regions(
+    network: Network, units: frozenset[int], layers: Iterable[Mapping[str, Any]]
+) -> tuple[list[frozenset[int]], int]:
+    """Units that one engine layer runs together, where that is a small part of the model.
+
+    Args:
+        network: The model.
+        units: Those that are searched; others do not count.
+        layers: As a session of the target describes them.
+
+    Returns:
+        The regions of two units and more, in topological order, no unit in two; and how many units are in regions of more
+        than a quarter of all, which tell nothing of where something is.
+    """
+    together: dict[str, set[int]] = {}
+    for node, layer in engine_layers(network, layers).items():
+        together.setdefault(layer.name, set()).add(network.rank[node])
+    wholes = [frozenset(region & units) for region in together.values()]
+    most = max(_SMALL * len(units), 2)
+    small = sorted((region for region in wholes if 1 < len(region) <= most), key=min)
+    return small, sum(len(region) for region in wholes if len(region) > most)
 
 
 def describe_engine_layer(layer: EngineLayer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -29,7 +30,7 @@ from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
 from bisect_trt.workflows.pictures import Pictures
-from bisect_trt.workflows.precision.task import BITS, Low
+from bisect_trt.workflows.precision.task import BITS, UNUSED_RANGES, Low
 from bisect_trt.workflows.settings import (
     CheckSettings,
     MetricSettings,
@@ -98,6 +99,15 @@ def compare_files(compare: Compare) -> list[Path]:
         UsageError: There is no such script.
     """
     return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
+
+
+def target_check(compare: Compare, target: TargetSettings, timeout: float | None) -> CheckSettings:
+    """The comparison of a target with the reference, as the check.
+
+    Raises:
+        UsageError: As :func:`tolerance_options`.
+    """
+    return CheckSettings(target=target, tolerance=tolerance_options(compare, target), timeout=timeout)
 
 
 def tolerance_options(
@@ -334,6 +344,25 @@ def case_of(model: Path) -> tuple[Path, list[Path]]:
     return model / MODEL, [values] if values.is_file() else []
 
 
+def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> tuple[Target, PrecisionOptions]:
+    """The options as they ask for the first search of a ladder.
+
+    Raises:
+        UsageError: Another precision is asked for beside it.
+    """
+    flags = {name: getattr(target, name) for name in ("fp16", "bf16", "int8", "fp8")} | {"int4": own.int4}
+    beside = next((name for name, given in flags.items() if given and name not in ladder), None)
+    if beside is not None:
+        raise UsageError(
+            f"--{beside} is not among the precisions of --ladder {','.join(ladder)}; drop it, or name it there."
+        )
+    first = [name for name in ladder if name in BITS] or ladder[:1]
+    if first[0] not in BITS and own.cost is not None:
+        raise UsageError("--cost compares assignments with quantized parts; name int8, fp8 or int4 first in --ladder.")
+    wanted = {name: name in first for name in ("fp16", "bf16", "int8", "fp8")}
+    return target.but(**wanted), replace(own, int4="int4" in first)
+
+
 def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """What a search for precision lowers to, and the target without it: the search lowers the model itself.
 
@@ -342,8 +371,16 @@ def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...
     Raises:
         UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
     """
+    if own.ladder is not None:
+        target, own = _on_ladder(target, own, own.ladder)
+    elif own.cost is not None:
+        raise UsageError(
+            "--cost compares the assignments of a --ladder, and there is none; add --ladder int8,fp16,fp32."
+        )
     asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
     bits = tuple(each for each in BITS if asked[each])
+    if own.calibration_cache is not None and "int8" not in bits:
+        raise UsageError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
     if not bits:
         runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
         if own.reference is not None:

@@ -16,7 +16,8 @@ from bisect_trt.graph.exported import in_module, module_of
 from bisect_trt.graph.externals import tensor_bytes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network, bodies
-from bisect_trt.graph.values import element_dtype, to_info
+from bisect_trt.graph.shapes import inferred_infos
+from bisect_trt.graph.values import element_dtype
 from bisect_trt.reporting.tree import Branch
 from bisect_trt.tensors.info import TensorInfo
 
@@ -40,7 +41,7 @@ def describe_model(
     """
     proto = load_model(path, weights, structure=structure)
     network = Network(proto)
-    infos = {name: to_info(value) for name, value in {**network.declared, **network.inferred}.items()}
+    infos = inferred_infos(network)
     tensors = proto.graph.initializer
     plain: dict[str, Any] = {
         "ir_version": proto.ir_version,
@@ -67,7 +68,7 @@ def _operator(node: onnx.NodeProto) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else str(node.op_type)
 
 
-def _tensor(name: str, infos: Mapping[str, TensorInfo | None]) -> dict[str, Any]:
+def _tensor(name: str, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """Name, type and shape; ``None`` for what is not known."""
     info = infos.get(name)
     if info is None:
@@ -76,7 +77,7 @@ def _tensor(name: str, infos: Mapping[str, TensorInfo | None]) -> dict[str, Any]
     return {"name": name, "dtype": dtype, "shape": None if info.shape is None else list(info.shape)}
 
 
-def _layer(node: onnx.NodeProto, infos: Mapping[str, TensorInfo | None], *, attributes: bool) -> dict[str, Any]:
+def _layer(node: onnx.NodeProto, infos: Mapping[str, TensorInfo], *, attributes: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "name": node.name,
         "op": _operator(node),

@@ -89,8 +89,11 @@ class Job:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        settings = replace(settings, check=self._scaled(settings.check))
-        opened = self.subject(settings.check.timeout, settings.check.target)
+        target = settings.check.target
+        # How long the original runs is what a fix is held against, which does not build that again.
+        timed = target is not None and target.target.capabilities.timed and self.metric is None
+        settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
+        opened = self.subject(settings.check.timeout, target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             if self.metric is not None:
                 from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
@@ -157,36 +160,51 @@ class Job:
 
     def precision(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest nodes to keep in fp32; see :func:`bisect_trt.workflows.precision.precision.find_precision`."""
-        from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
-        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
-
         check = self._scaled(check)
         if settings.bits:
             return self._bits(settings, check, search)
         with self.subject(check.timeout, settings.target) as subject:
             settings, check = by_whom(subject, settings, check, self.console)
-            settings = replace(settings, tolerance=check.tolerance)
-            lowering = make_lowering(subject, settings)
-            check = built_in_check(check, subject, settings.precision)
-            with self._investigated(subject, check, search, settings.target) as found:
-                task = Task(subject, self.console, self.result, found.prober, lowering, settings)
-                return find_precision(task, search)
+            return self._nodes(subject, settings, check, search)
+
+    def _nodes(
+        self, subject: Subject, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings
+    ) -> Result:
+        """The search among nodes, once it is known who lowers them."""
+        from bisect_trt.workflows.precision.precision import built_in_check, find_precision, make_lowering  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
+
+        settings = replace(settings, tolerance=check.tolerance)
+        lowering = make_lowering(subject, settings)
+        if settings.calibrated:
+            check = replace(check, target=settings.target, by_layer=True)
+        check = built_in_check(check, subject, settings.precision)
+        with self._investigated(subject, check, search, settings.target) as found:
+            task = Task(subject, self.console, self.result, found.prober, lowering, settings)
+            result = find_precision(task, search)
+            if settings.rungs:
+                from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+
+                result.extra["ladder"] = rungs_of_nodes(task)
+            return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
         """Find the fewest quantized groups to keep in floats; see :func:`bisect_trt.workflows.bits.bits.find_bits`."""
         from bisect_trt.workflows.bits.bits import find_bits  # noqa: PLC0415 - see above
-        from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, with_samples  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.bits.case import open_case, runs_or_emulated, typed_by_graph, with_samples  # noqa: PLC0415 - see above
         from bisect_trt.workflows.bits.yardstick import tolerance_of  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.precision.calibrated import calibrate, is_calibrated  # noqa: PLC0415 - see above
         from bisect_trt.workflows.precision.task import Task  # noqa: PLC0415 - see above
 
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            settings, check = replace(settings, target=None), replace(check, target=None)
         job = replace(self, model=with_samples(self.model))
         with job.subject(check.timeout, settings.target) as subject:
+            if is_calibrated(subject, settings):
+                return job._nodes(subject, calibrate(subject, settings), check, search)
+            if check.argv and check.target is not None:
+                tell_unused(check.target, self.console)
+                settings, check = replace(settings, target=None), replace(check, target=None)
             if settings.target is not None:
-                require_target(subject, settings.target)
-                target, why = runs_or_emulated(subject, settings.target)
+                target, why = runs_or_emulated(subject, typed_by_graph(subject, settings.target))
                 if why is not None:
                     self.console.warn(why)
                 self.result.extra["emulated"] = why
@@ -208,7 +226,8 @@ class Job:
         Raises:
             UsageError: A check says good or bad that cannot be told how the target is set up.
         """
-        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.cause import find_cause  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.switched import told_of_switches  # noqa: PLC0415 - see above
 
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
@@ -218,6 +237,7 @@ class Job:
         """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
         from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "samples")
         check = settings.check
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
@@ -235,6 +255,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
@@ -338,6 +359,19 @@ class Job:
         finally:
             note_first(prober, self.result)
             prober.ledger.close()
+
+
+def _refuse_repeat(search: SearchSettings, command: str) -> None:
+    """A measured failure rate is one model's, with one input.
+
+    Raises:
+        UsageError: One is asked for.
+    """
+    if search.repeat is not None:
+        raise UsageError(
+            f"--repeat measures how often one model fails on one input, and {command} tries many of them: drop it. What fails "
+            "is tried again in any case; `bisect-trt repeat` says how often it does."
+        )
 
 
 def by_whom(

@@ -115,6 +115,6 @@ def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode:
 
 def _passing(investigation: Investigation, rest: Sequence[int]) -> int:
     """How many of the first units of the rest are within something that passed: no failure is among those alone."""
-    passed = [identity.units for identity in investigation.prober.ledger.passed if not identity.marks]
+    passed = (identity.units for identity in investigation.prober.ledger.passed if not identity.marks)
     within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
     return max(within, default=0)

@@ -20,9 +20,10 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
+from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.fault.arbitrate import arbitrate
-from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic, target_of
+from bisect_trt.workflows.freed import free_where_needed, target_of
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
@@ -190,7 +191,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     console.step("Written and read back: does it still fail?")
     written = onnx.load(str(output), load_external_data=False)
     investigation.subject.workspace.take_in(written, output.parent)
-    again = replace(answer, proto=written, title=_READ_BACK, again=True)
+    again = replace(answer, made=written, title=_READ_BACK, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  what was read is, to the byte, what was probed once more just now")
     record = prober.probe(again)

@@ -145,7 +145,7 @@ def leave_reproducer(
     assert check.target is not None
     subject = investigation.subject
     make_folder(folder)
-    candidate = replace(answer.candidate, proto=strip(answer.candidate.proto), title="the reproducer, read back")
+    candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
     disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
@@ -197,7 +197,7 @@ def _read_back(investigation: Investigation, candidate: Candidate, folder: Path)
     save_model(candidate.proto, workspace.weights.folder_of(candidate.proto), folder / MODEL)
     proto = onnx.load(str(folder / MODEL), load_external_data=False)
     workspace.take_in(proto, folder)
-    candidate = replace(candidate, proto=proto)
+    candidate = replace(candidate, made=proto)
     return candidate, investigation.prober.probe(candidate, again=True)
 
 
@@ -220,7 +220,7 @@ def _disguise(
     keep = candidate.keep or target.keep
     disguised = replace(
         candidate,
-        proto=anonymous.proto,
+        made=anonymous.proto,
         inputs=tuple(names[name] for name in candidate.inputs),
         outputs=tuple(names[name] for name in candidate.outputs),
         title="the reproducer, anonymised",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from bisect_trt.errors import UnavailableError, UsageError
@@ -51,10 +52,13 @@ def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
             first = data.order[:_TRIED]
             golden = [data.reference(place) for place in first]
             by_sample = script.is_mean(golden, golden, [data.labels(place) for place in first])
-            metric = script.by_sample(metric) if by_sample else metric
+            mean = script.by_sample(metric)
+            # Of what is infinite, as a PSNR without noise, no part can be told from a few samples.
+            by_sample = by_sample and bool(np.isfinite(data.known(mean).total).all())
+            metric = mean if by_sample else metric
         reference = _of_reference(metric, data)
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
-    _refuse_reference(metric, reference, bound)
+    _refuse_reference(metric, reference, bound, drop=options.max_drop is not None)
     verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
     error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
     bounded = (
@@ -93,15 +97,22 @@ def _of_reference(metric: Metric, data: Evaluation) -> float:
     return metric.of_set(golden, golden, [data.labels(place) for place in places])
 
 
-def _refuse_reference(metric: Metric, reference: float, bound: float | None) -> None:
+def _refuse_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:
     """Make sure that the reference is as good as a candidate is to be.
 
     Raises:
         UsageError: It is not.
     """
     if math.isnan(reference):
+        why = "NaN" if script_of(metric) else "a mean of nothing, because no label of the set counts"
+        mend = "metric" if script_of(metric) else "loader"
         raise UsageError(
-            f"{metric.name} of the reference's outputs is NaN, so nothing can be held against it; mend the metric."
+            f"{metric.name} of the reference's outputs is {why}, so nothing can be held against it; mend the {mend}."
+        )
+    if math.isinf(reference) and drop:
+        raise UsageError(
+            f"{metric.name} of the reference's outputs is {reference:g}, from which no drop can be measured; give "
+            f"--{'max' if metric.lower_is_better else 'min'} instead of --max-drop, or have the metric end somewhere."
         )
     worse = bound is not None and (reference > bound if metric.lower_is_better else reference < bound)
     if worse and bound is not None:
@@ -178,4 +189,4 @@ def _between(subject: Subject, inputs: Sequence[str], outputs: Sequence[str]) ->
     if not outputs:
         return None
     piece = between(subject.network, tuple(inputs), tuple(outputs))
-    return splice(subject.network, piece, subject.infos, nothing_stored)
+    return splice(subject.network, piece, subject.infos, nothing_stored).proto

@@ -88,7 +88,7 @@ class _Shrinker:
         names = tuple(input_order(piece))
         values = {**piece.inputs, **golden}
         candidate = replace(
-            self.best, proto=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
+            self.best, made=proto, inputs=names, outputs=tuple(piece.outputs), title=title, values=values
         )
         freed = self._investigation.subject.freed
         candidate = candidate if freed is None else freed.dress(candidate)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from bisect_trt.probing.protocol import About, Failed, Started
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import visible_gpus
-from bisect_trt.probing.workspace import Workspace
+from bisect_trt.probing.workspace import Workspace, sha256_of
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Subset
@@ -42,6 +43,10 @@ from bisect_trt.workflows.settings import ModelSettings
 
 if TYPE_CHECKING:
     from bisect_trt.workflows.freed import Freed
+
+
+_MADE = ("infos", "units", "patterns", "constants", "original")
+"""What is made of the network when first asked for."""
 
 
 class Subject:
@@ -183,8 +188,27 @@ class Subject:
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all candidates from here on."""
         self.freed, self.network = freed, freed.network
-        for made in ("infos", "units", "patterns", "constants", "original"):
+        for made in _MADE:
             self.__dict__.pop(made, None)
+
+    def other(self, path: Path, reference: Reference) -> Subject:
+        """The same question of another model that was made of this one: what is fed and what is right stay what they are.
+
+        Args:
+            path: The other model, with the inputs and outputs of this one.
+            reference: Values of its tensors.
+        """
+        made = copy.copy(self)
+        made.settings = replace(self.settings, path=path, external_data_dir=None)
+        proto = load_model(path)
+        self.workspace.take_in(proto, path.parent)
+        infos = input_infos(self.network)
+        fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        made.network = Network(proto)
+        for name in _MADE:
+            made.__dict__.pop(name, None)
+        made.__dict__["reference"] = reference
+        return made
 
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
@@ -194,11 +218,7 @@ class Subject:
     @cached_property
     def sha256(self) -> str:
         """Of the model's file."""
-        with self.settings.path.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        return digest.hexdigest()
+        return sha256_of(self.settings.path)
 
     @cached_property
     def swap_limit(self) -> int:
@@ -271,7 +291,7 @@ class Subject:
         with spending("cutting") as seconds:
             piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece.proto, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:

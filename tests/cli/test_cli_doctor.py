@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +122,17 @@ def test_json_that_cannot_be_written(tmp_path: Path) -> None:
     done = bisect_trt("doctor", "--json", "no/such/folder.json", cwd=tmp_path)
     assert done.status == 2
     assert "cannot be written" in done.error
+
+
+def test_killed_hard_it_leaves_no_folder(tmp_path: Path) -> None:
+    here = tmp_path / "tmp"
+    here.mkdir()
+    command = [sys.executable, "-m", "bisect_trt", "doctor"]
+    running = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(here)}, stdout=subprocess.DEVNULL)
+    while not any(here.glob("*/*")):  # that of the command, in that of the process
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    while list(here.iterdir()):  # the guard is at it; the test's own limit ends this
+        time.sleep(0.01)

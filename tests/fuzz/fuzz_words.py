@@ -7,7 +7,8 @@ from enum import Enum
 from pathlib import Path
 
 from bisect_trt.cli.commands import COMMANDS
-from bisect_trt.options import values
+from bisect_trt.options import reading as values
+from bisect_trt.options.choices import ErrorStat, Measure
 from bisect_trt.options.spec import Entry, entries
 
 _WEIGHTS = {
@@ -167,7 +168,7 @@ def _value(entry: Entry, rng: random.Random) -> str:
     if words:
         return rng.choice(words)
     if issubclass(entry.kind, Enum):
-        return str(rng.choice(list(entry.kind)).value)
+        return str(rng.choice(list(entry.kind) or [*ErrorStat, *Measure]).value)  # of either kind
     if entry.kind is Path:
         return rng.choice(_FILES if entry.name.startswith("load") else _OUTPUTS)
     if entry.kind in (int, float):

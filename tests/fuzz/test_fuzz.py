@@ -21,7 +21,7 @@ from fuzz_models import broken_model
 from fuzz_values import broken_json, broken_npz, broken_script
 from fuzz_words import command_line
 
-RUNS = int(os.environ.get("BISECT_TRT_FUZZ_RUNS", "2000"))
+RUNS = int(os.environ.get("BISECT_TRT_FUZZ_RUNS", "480"))
 FIRST = int(os.environ.get("BISECT_TRT_FUZZ_SEED", "0"))
 CHUNKS = min(16, RUNS)
 LIMIT_S = 60

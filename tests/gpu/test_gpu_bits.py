@@ -1,4 +1,4 @@
-"""Quantized models on a real GPU: the group with the bad scale is found, by the engines that TensorRT builds of Q/DQ."""
+"""8 bits on a real GPU: the group with the bad scale is found, its rung on a ladder, the layers that calibration makes wrong."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ LAYERS, WIDTH = 6, 64
 BAD = "s3"
 
 
-def quantized(path: Path) -> None:
-    """Layers with Q/DQ as TensorRT wants them: symmetric int8, a scale for each channel of a weight; one scale is bad."""
+def quantized(path: Path, *, tail: bool = False) -> None:
+    """Layers with Q/DQ as TensorRT wants them: symmetric int8, a scale for each channel of a weight; one scale is bad.
+
+    A ``tail`` is two convolutions in floats, between which values are past fp16.
+    """
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
@@ -40,8 +43,12 @@ def quantized(path: Path) -> None:
         store(f"s{layer}", scale / 25 if f"s{layer}" == BAD else scale, np.float32)
         read = [pair(x, f"s{layer}", "z"), pair(f"w{layer}", f"ws{layer}", "zc", axis=0)]
         nodes.append(helper.make_node("Conv", read, [f"c{layer}"], name=f"conv{layer}", pads=[1, 1, 1, 1]))
-        x = "y" if layer == LAYERS - 1 else f"r{layer}"
+        x = "y" if layer == LAYERS - 1 and not tail else f"r{layer}"
         nodes.append(helper.make_node("Relu", [f"c{layer}"], [x], name=f"relu{layer}"))
+    for name, factor in (("up", 1e6), ("y", 1e-6)) if tail else ():
+        store(f"{name}_w", np.eye(WIDTH)[:, :, None, None] * factor, np.float32)
+        nodes.append(helper.make_node("Conv", [x, f"{name}_w"], [name], name=f"conv_{name}"))
+        x = name
     shape = (1, WIDTH, 16, 16)
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
@@ -71,3 +78,72 @@ def test_the_bad_scale_is_found_on_tensorrt(cli: CommandLine, here: Path) -> Non
     assert result["keep_fp32"][0]["bad_scales"] == [BAD]
     assert result["minimality"] == "1-minimal"
     assert cli("run", "mixed.onnx", "--trt", "--int8", "--load-inputs", "x.npz", "--validate").status in (0, 1)
+
+
+@pytest.mark.timeout(1200)
+def test_the_ladder_on_tensorrt(cli: CommandLine, here: Path) -> None:
+    """What leaves 8 bits goes to fp16, what is past fp16 stays in fp32; each engine is timed, and the cheapest is the answer."""
+    quantized(here / "model.onnx", tail=True)
+    np.savez("x.npz", x=np.random.default_rng(1).standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
+    words = ["--trt", "--ladder", "int8,fp16,fp32", "-o", "mixed.onnx", "--json", "r.json", "--load-inputs", "x.npz"]
+    ran = cli("precision", "model.onnx", *words, "--fresh-samples", "20", "--no-sensitivity")
+    print(ran.out)
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    ladder = result["ladder"]
+    assert result["minimality"] == "1-minimal", result["why"]
+    rungs = {group["name"]: group["rung"] for group in result["groups"]}
+    if "int8" in ladder["cost"]["chosen"]:
+        assert [name for name, rung in rungs.items() if rung != "int8"] == ["conv3"]
+    assert ladder["cost"]["by"] == "latency"
+    times = {each["name"]: each["latency_ms"] for each in ladder["cost"]["assignments"]}
+    assert all(times.values())
+    assert times[ladder["cost"]["chosen"]] <= 1.02 * min(times.values())
+    assert result["validation"]["severe"] == 0
+    assert any(use["passed"] for use in result.get("uses", [])) or ladder["cost"]["chosen"] == "int8 and fp32"
+
+
+def floats(path: Path) -> None:
+    """Convolutions in floats: one channel of the fourth is a thousand times the others, and is taken back by the fifth."""
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+    x = "x"
+    for layer in range(LAYERS):
+        weight = rng.standard_normal((WIDTH, WIDTH, 3, 3)) * (2 / (9 * WIDTH)) ** 0.5
+        weight[0] *= 1000 if layer == 3 else 1
+        weight[:, 0] *= 1e-3 if layer == 4 else 1
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
+        nodes.append(helper.make_node("Conv", [x, f"w{layer}"], [f"c{layer}"], name=f"conv{layer}", pads=[1, 1, 1, 1]))
+        x = "y" if layer == LAYERS - 1 else f"r{layer}"
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [x], name=f"relu{layer}"))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, WIDTH, 16, 16)) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+
+
+@pytest.mark.timeout(1200)
+def test_calibration_is_searched_layer_by_layer(cli: CommandLine, here: Path) -> None:
+    """TensorRT 8.6 to 10 choose INT8 themselves, by ranges that are found once; what stays in fp32 is a set of layers."""
+    floats(here / "model.onnx")
+    rng = np.random.default_rng(1)
+    for number in range(4):
+        np.savez(f"x{number}.npz", x=rng.standard_normal((1, WIDTH, 16, 16)).astype(np.float32))
+    inputs = [f"x{number}.npz" for number in range(4)]
+    words = ["--trt", "--int8", "--calib-base-cls", "IInt8MinMaxCalibrator", "--load-inputs", *inputs]
+    words += ["--check-error-stat", "cosine", "--cosine-similarity-threshold", "0.99"]
+    ran = cli("precision", "model.onnx", *words, "-o", "mixed.engine", "--json", "r.json", "--fresh-samples", "20")
+    print(ran.out)
+    if ran.status == 2 and "has no QuantizeLinear" in ran.err:
+        pytest.skip("this TensorRT does not calibrate: quantization is in the graph")
+    assert ran.status == 0, ran.out + ran.err
+    result = read_json(Path("r.json"))
+    kept = {node["name"] for node in result["minimal"]}
+    assert result["precision"] == "int8"
+    assert result["minimality"] == "1-minimal", result["why"]
+    assert kept
+    assert kept <= {"conv3", "relu3", "conv4", "relu4"}
+    assert Path("mixed.engine").is_file()
+    assert any(use["passed"] for use in result["uses"])
+    again = cli("precision", "model.onnx", *words, "-o", "mixed.onnx")
+    assert (again.status, "name it mixed.engine" in again.err) == (2, True)

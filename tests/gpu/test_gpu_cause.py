@@ -92,7 +92,9 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
     script = tmp_path / "check.py"
     script.write_text(CHECK, encoding="utf-8")
     check = [sys.executable, str(script), "{engine}", layer, str(tmp_path / "state.json")]
-    result = bisect_trt.cause(path, "trt", inputs=values, check=check, fail_code=[7], run=tmp_path / "run", workers=1)
+    result = bisect_trt.cause(
+        path, target="trt", inputs=values, check=check, fail_code=[7], run=tmp_path / "run", workers=1
+    )
     assert [f"tactic:{layer}"] in result.cause
 
 
@@ -155,6 +157,6 @@ def test_every_switch_builds(tmp_path: Path) -> None:
 def test_an_overflow_is_the_precisions_doing(tmp_path: Path) -> None:
     path = overflowing_products(tmp_path / "overflow.onnx")
     inputs = {"x": np.ones((16, 64), np.float32)}
-    result = bisect_trt.cause(path, "trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run")
+    result = bisect_trt.cause(path, target="trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run")
     assert ["precision:fp16"] in result.cause
     assert result.extra["cause_detail"]["alternatives"][0]["latency_ms"] is not None

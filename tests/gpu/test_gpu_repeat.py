@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,10 +32,10 @@ T = TypeVar("T")
 
 
 def convolutions(path: Path) -> Path:
-    """Four small convolutions that are unlike each other, so that each has tactics of its own to choose of."""
+    """Two small convolutions that are unlike each other, so that each has tactics of its own to choose of."""
     values = np.random.default_rng(0)
     nodes, weights, tensor, channels = [], [], "x", 8
-    for place, (width, kernel) in enumerate([(16, 3), (24, 1), (32, 3), (8, 5)]):
+    for place, (width, kernel) in enumerate([(16, 3), (8, 1)]):
         weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
         weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
         pads = [kernel // 2] * 4
@@ -58,21 +59,28 @@ def contains(choice: Choice, chosen: frozenset[Choice]) -> bool:
 
 @dataclass
 class RealBuilds:
-    """Builds in this process, each of which chooses among what a deal of forbidden tactics leaves it."""
+    """Builds in this process; layers that are not held are dealt one of the tactics that were ``seen`` of them.
+
+    So choices vary as they do where tactics are as fast as each other, and TensorRT times those tactics alone: tenths of a
+    second, where a build that times all of them takes seconds.
+    """
 
     model: Path
     folder: Path
     bad: Callable[[frozenset[Choice]], bool]
-    seen: set[Choice] = field(default_factory=set)
+    seen: frozenset[Choice] = frozenset()
     built: int = 0
 
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
         self.built += 1
-        pinned = {(each.layer, each.value) for each in held.pins}
         layers = {each.layer for each in held.pins}
-        dealt = [each for each in sorted(self.seen) if each.layer not in layers and random.random() < 0.5]
-        bans = [*held.bans, *(each for each in dealt if (each.layer, each.value) not in pinned)]
-        settings = PLAIN.target.recording(PLAIN.target.pinned(PLAIN, held.pins, bans), self.folder)
+        dealt = {
+            layer: random.choice(sorted(of_layer))
+            for layer in sorted({each.layer for each in self.seen} - layers)
+            if (of_layer := {each for each in self.seen if each.layer == layer} - set(held.bans))
+        }
+        settings = PLAIN.target.pinned(PLAIN, [*held.pins, *dealt.values()], held.bans)
+        settings = PLAIN.target.recording(settings, self.folder)
         feed = {"x": np.ones((1, 8, 16, 16), np.float32)}
         try:
             make_runtime(settings).build(self.model, self.folder / "model.engine", feed)
@@ -83,11 +91,25 @@ class RealBuilds:
         found = read_choices(json.loads((self.folder / RECORD).read_text()))
         assert found is not None
         chosen = frozenset(found)
-        self.seen |= {each for each in chosen if each.pins}
         return Verdict.FAIL if self.bad(chosen) else Verdict.PASS, chosen
 
     def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
         return algorithm(lambda units: self.build(held(units))[0])
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> RealBuilds:
+    """Builds that are dealt the tactics that four builds chose, each of which was kept from those of the ones before."""
+    needs_selector()
+    folder = tmp_path_factory.mktemp("known")
+    real = RealBuilds(convolutions(folder / "m.onnx"), folder, lambda _: False)
+    tactics: set[Choice] = set()
+    for _ in range(4):
+        chosen = real.build(Held("free", bans=tuple(sorted(tactics))))[1]
+        tactics |= {each for each in chosen if each.pins and each.kind == TACTIC}
+    real.seen = frozenset(tactics)
+    print(f"tactics: {[(each.layer, each.said) for each in sorted(tactics)]}")
+    return real
 
 
 def test_a_build_leaves_what_it_chose(tmp_path: Path) -> None:
@@ -100,37 +122,30 @@ def test_a_build_leaves_what_it_chose(tmp_path: Path) -> None:
     assert sum(each.pins for each in chosen) >= 3, sorted(chosen)
 
 
-def test_a_build_is_held_to_what_another_one_chose(tmp_path: Path) -> None:
-    needs_selector()
-    real = RealBuilds(convolutions(tmp_path / "m.onnx"), tmp_path, lambda _: False)
-    builds = [real.build(Held("free"))[1] for _ in range(6)]
-    tactics = [frozenset(each for each in build if each.pins) for build in builds]
+def test_a_build_is_held_to_what_another_one_chose(known: RealBuilds) -> None:
+    tactics = [frozenset(each for each in known.build(Held("free"))[1] if each.pins) for _ in range(6)]
     assert len(set(tactics)) > 1, "nothing varies"
     for wanted in tactics:
-        verdict, chosen = real.build(Held("held", tuple(sorted(wanted))))
+        verdict, chosen = known.build(Held("held", tuple(sorted(wanted))))
         assert verdict is Verdict.PASS
         assert wanted <= chosen
 
 
-def test_planted_tactics_are_recovered(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    needs_selector()
-    model = convolutions(tmp_path / "m.onnx")
-    known = RealBuilds(model, tmp_path, lambda _: False)
-    chosen = [known.build(Held("free"))[1] for _ in range(12)]
-    makes = [each for each in sorted(known.seen) if each.kind == TACTIC]
-    counts = {each: sum(each in build for build in chosen) for each in makes}
-    planted = [each for each, count in counts.items() if 0 < count < len(chosen)]
+def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Callable[[str, object], None]) -> None:
+    counts = Counter(each.layer for each in known.seen)
+    planted = [each for each in sorted(known.seen) if counts[each.layer] > 1]
     assert len(planted) >= 2, counts
     exact, builds_made = 0, []
     for number in range(TRIES):
         random.seed(number)
         guilty = planted[number % len(planted)]
-        real = RealBuilds(model, tmp_path, partial(contains, guilty), set(known.seen))
+        real = replace(known, bad=partial(contains, guilty), built=0)
         builds: list[Build] = []
-        while len(builds) < 8 or len({build.good for build in builds}) < 2:
+        while len(builds) < 6 or len({build.good for build in builds}) < 2:
+            assert real.built < 80, f"{guilty} is chosen always or never"
             verdict, made = real.build(Held("free"))
-            builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, made))
-            assert len(builds) < 60, f"{guilty} is chosen always or never"
+            if verdict is not Verdict.UNRESOLVED:
+                builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, made))
         reasons = find_reasons(real, builds, 2)
         builds_made.append(real.built)
         named = {choice for reason in reasons for choice in reason.choices if reason.proven}
@@ -138,7 +153,8 @@ def test_planted_tactics_are_recovered(tmp_path: Path, record_property: Callable
         table = compare_builds(builds).proven(frozenset(named))
         print(
             f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, {real.built} builds, "
-            f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}"
+            f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}",
+            flush=True,
         )
     record_property("builds", builds_made)
     assert exact == TRIES

@@ -19,9 +19,10 @@ from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 from bisect_trt.targets.trt.build import TensorRtRuntime
-from bisect_trt.targets.trt.layers import layer_nodes, layers_of
-from bisect_trt.targets.trt.network import load_proto, parse
+from bisect_trt.targets.trt.layers import layer_nodes
+from bisect_trt.targets.trt.parse import load_proto, parse
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.standalone import layers_of
 
 FP32 = TargetSettings(runtime="trt")
 FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such small models in fp32

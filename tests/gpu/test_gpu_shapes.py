@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,18 +58,64 @@ def test_the_batch_from_which_an_fp16_sum_overflows_is_found_with_one_engine(cli
     assert "one engine for all sizes" in ran.out
 
 
-@pytest.mark.timeout(1800)
+PLANT = """
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+
+class Planter(MetaPathFinder):
+    # The real engine is built and run; only what it makes is spoiled where it is dynamic and holds the sum.
+    def find_spec(self, name, path=None, target=None):
+        if name != "bisect_trt.targets.trt.session":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        plain = spec.loader.exec_module
+
+        def exec_module(module):
+            plain(module)
+            run = module.TensorRtSession.run
+
+            def spoiled(session, inputs):
+                made = run(session, inputs)
+                free = any(-1 in tuple(session.engine.get_tensor_shape(each)) for each in session._inputs)
+                holds = any("total" in layer["tensors"] for layer in session.layers())
+                return {name: value + 1e6 for name, value in made.items()} if free and holds else made
+
+            module.TensorRtSession.run = spoiled
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Planter())
+"""
+"""As ``sitecustomize.py``: a failure of engines that have a profile and the layer of the sum, and of no other."""
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", ["reduce", "diagnose"])
-def test_a_failure_of_a_dynamic_engine_is_still_one_after_the_cut(cli: CommandLine, here: Path, command: str) -> None:
-    """With the profile of the deployment; whether the answer stays dynamic depends on whether it fails when it is not."""
-    model = write(here / "model.onnx")
+def test_a_failure_of_a_dynamic_engine_is_still_one_after_the_cut(here: Path, command: str) -> None:
+    """With the profile of the deployment; the same model with its shapes fixed passes."""
+    model = write(here / "model.onnx", middle=1)
+    (here / "plant").mkdir()
+    (here / "plant" / "sitecustomize.py").write_text(PLANT)
+    paths = os.pathsep.join([str(here / "plant"), *filter(None, [os.environ.get("PYTHONPATH")])])
     ranges = [f"--trt-{name}-shapes=x:[{size},{WIDTH}]" for name, size in (("min", 1), ("opt", 8), ("max", 16))]
-    words = ["--trt", "--fp16", *ranges, "--input-shapes", f"x:[6,{WIDTH}]", "-o", "out", "--json", "r.json"]
+    words = ["--trt", *ranges, "--input-shapes", f"x:[6,{WIDTH}]", "-o", "out", "--json", "r.json"]
     words[words.index("out")] = "out.onnx" if command == "reduce" else "out"
-    ran = cli(command, model, *words)
+    ran = subprocess.run(
+        [sys.executable, "-m", "bisect_trt", command, str(model), *words],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # The reproducer of `diagnose` does without bisect-trt, and so without what is planted there: it proves nothing.
+    assert ran.returncode in ((0,) if command == "reduce" else (0, 3)), ran.stdout + ran.stderr
     result = read_json(Path("r.json"))
-    assert ran.status in (0, 3), ran.out
     answer = Path("out.onnx") if command == "reduce" else Path("out/model.onnx")
-    assert "total" in node_names(answer), ran.out
+    assert node_names(answer) == ["total"], ran.stdout
     free = [dim.dim_param for value in onnx.load(str(answer)).graph.input for dim in value.type.tensor_type.shape.dim]
-    assert any(free) is bool(result.get("dynamic", {}).get("needed"))
+    assert any(free)
+    assert result["dynamic"]["needed"]

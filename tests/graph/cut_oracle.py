@@ -8,7 +8,7 @@ import onnx
 
 from bisect_trt.graph.cut import Cut
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import PRODUCER
+from bisect_trt.graph.surgeon import PRODUCER, Spliced
 from bisect_trt.graph.values import value_info
 from bisect_trt.tensors.info import TensorInfo
 
@@ -56,7 +56,7 @@ def cut_by_hand(
                 weights[name] = None if maker is None else stored(name)
     outputs = _outputs(network, nodes, inside)
     proto = _assemble(network, nodes, tuple(inputs), outputs, weights, infos)
-    return Cut(proto, tuple(inputs), tuple(outputs))
+    return Cut(Spliced(proto.SerializeToString(deterministic=True), inside=False), tuple(inputs), tuple(outputs))
 
 
 def _outputs(network: Network, nodes: Sequence[int], inside: set[int]) -> list[str]:

@@ -104,6 +104,7 @@ class Cutter:
         check_definition(self.network.proto, piece, nodes)
         by_hand = cut_by_hand(self.network, nodes, self.infos, self.stored)
         assert normalised(piece.proto) == normalised(by_hand.proto)
+        assert piece.made.content == piece.proto.SerializeToString(deterministic=True), "not as protobuf writes it"
         onnx.checker.check_model(piece.proto)
         feeds = {name: self.values[name] for name in piece.inputs}
         assert_same(run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})

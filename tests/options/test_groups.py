@@ -18,10 +18,11 @@ from bisect_trt.cli.arguments import rewrite
 from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
-from bisect_trt.options import metric, values
+from bisect_trt.options import metric
+from bisect_trt.options import reading as values
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.given import from_python, from_words
-from bisect_trt.options.searches import until
+from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
 
@@ -55,6 +56,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     metric.finite: st.floats(-1e300, 1e300),
     metric.drop: st.builds(metric.Drop, st.floats(0, 1e300), st.booleans()),
     until: st.sampled_from(["good", "bad", "both"]) | st.integers(1, 1000),
+    rungs: st.sampled_from([("int8", "fp16", "fp32"), ("int4", "int8", "bf16", "fp32"), ("fp16", "fp32")]),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
@@ -103,6 +105,8 @@ def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many type
     if entry.kind is bool and entry.form == "one":
         on, _, off = entry.flags[-1].partition("/")
         return [on] if value else [off] * bool(off)
+    if entry.option.read is rungs:
+        return [entry.flags[-1], ",".join(value)]
     if entry.option.read is values.assignment:
         return [entry.flags[-1], *map("=".join, value)]
     if entry.form == "named":

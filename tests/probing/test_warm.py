@@ -53,6 +53,15 @@ def test_those_that_are_not_ready_when_all_ends_are_ended(started: list[WorkerPr
     assert len(started) <= 3
 
 
+def test_nothing_is_made_ready_or_kept_after_the_end(started: list[WorkerProcess], tmp_path: Path) -> None:
+    with WorkerPool(tmp_path) as pool:
+        late = WorkerProcess()
+    pool.warm(ABOUT, 1)
+    assert not started
+    pool._give_back(late)
+    assert not late.alive
+
+
 def test_a_target_that_does_not_start_is_nobodys_end(started: list[WorkerProcess], tmp_path: Path) -> None:
     with WorkerPool(tmp_path) as pool:
         pool.warm(About(TargetSettings("trt")), 1)  # without TensorRT it says so; with it, it is ready

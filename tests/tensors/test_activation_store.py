@@ -52,6 +52,17 @@ def test_everything_comes_back(arrays: dict[str, NDArray[Any]]) -> None:
             assert type(loaded) is np.ndarray
 
 
+def test_tensors_called_as_what_the_index_says_of_them_come_back(tmp_path: Path) -> None:
+    arrays = {name: np.array([name, ""], object) for name in ("dtype", "shape", "string", "offset")}
+    store = write(tmp_path, arrays)
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(store[name], values)
+    with StoreWriter(tmp_path) as writer:
+        writer.skip("dtype", "a reason")
+        writer.skip("shape", "another")
+    assert ActivationStore.open(tmp_path).skipped == {"dtype": "a reason", "shape": "another"}
+
+
 def test_numbers_are_aligned_read_only_views_of_the_file(tmp_path: Path) -> None:
     arrays = {"byte": np.ones(3, np.int8), "wide": np.arange(5.0), "scalar": np.array(2.5)}
     store = write(tmp_path, arrays)

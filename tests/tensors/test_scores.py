@@ -147,6 +147,7 @@ def test_what_is_no_metric(asked: str, message: str) -> None:
     [
         ("top-1", {"out": np.zeros((1, 3), np.float32)}, np.array([3]), "a label is no class of 'out', which has 3"),
         ("top-1", {"out": np.zeros((2, 3), np.float32)}, np.array([0]), "2 rows to be labelled"),
+        ("top-3", {"out": np.zeros((2, 3), np.float32)}, None, "every label is among its 3 largest"),
         ("top-1:other", {"out": np.zeros((1, 3), np.float32)}, None, "there is no such output"),
         ("kl", {"out": np.zeros((1, 3), np.int64)}, None, "there is none among 'out'"),
         ("perplexity", {"out": np.zeros((1, 3), np.float32)}, np.array([7]), "a label is no token of 'out'"),
@@ -209,6 +210,68 @@ def test_a_function_of_the_users(tmp_path: Path) -> None:
     path.write_text("RANGE = 3\ndef metric(outputs, reference, labels): return 0.0\n")
     with pytest.raises(UsageError, match="must be the lowest and the highest number"):
         find_metric(str(path))
+
+
+@pytest.mark.parametrize(
+    ("takes", "given"),
+    [
+        ("outputs, reference, labels", "ORL"),
+        ("a, b, c", "ORL"),
+        ("a, b, c, more=1", "ORL"),
+        ("*all", "ORL"),
+        ("outputs", "O"),
+        ("outputs, labels", "OL"),
+        ("labels, outputs", "LO"),
+        ("outputs, labels, k=5", "OL"),
+        ("outputs, reference, *, labels", "ORL"),
+        ("outputs, reference, *, labels=None", "ORL"),
+        ("labels, reference, outputs", "LRO"),
+        ("**all", "ORL"),
+        ("predictions", None),
+        ("predictions, labels", None),
+        ("outputs, labels, k", None),
+        ("", None),
+    ],
+)
+def test_what_a_function_takes_it_is_given(tmp_path: Path, takes: str, given: str | None) -> None:
+    """By its names where these are known, in their order where they are not; what it takes beside that is an error."""
+    path, names = (
+        tmp_path / "my.py",
+        [each.split("=")[0].strip(" *") for each in takes.split(",") if each.strip() != "*"],
+    )
+    seen = " + ".join(f"what({name})" for name in names if name not in ("more", "k", ""))
+    path.write_text(
+        f"""
+def what(each):
+    if isinstance(each, (tuple, dict)):
+        return "".join(what(one) for one in (each.values() if isinstance(each, dict) else each))
+    return "L" if isinstance(each[0], int) else each[0].runner_name[0].upper().replace("T", "O")
+def metric({takes}):
+    assert {seen or "''"} == {given!r}
+    return 1
+"""
+    )
+    if given is None:
+        with pytest.raises(UsageError, match=r"write def metric\(outputs, reference, labels\)"):
+            find_metric(str(path))
+        return
+    outputs = [{"out": np.zeros(1)}]
+    assert value(find_metric(str(path)), outputs, outputs, [7]) == 1.0
+
+
+@pytest.mark.parametrize("made", ["None", "'0.9'", "1j", "(0.9, 1)", "{'acc': 1}", "(1 for _ in outputs)"])
+def test_what_is_no_number_is_refused(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(f"def metric(outputs, reference, labels): return {made}\n")
+    with pytest.raises(UsageError, match="must return a number, or one for each of the 1 samples"):
+        value(find_metric(str(path)), [{}], [{}])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
+    samples = [({"x": np.zeros(1)}, np.zeros(1) if (number == 2) ^ first else None) for number in range(4)]
+    with pytest.raises(UsageError, match="sample 2 of the set has"):
+        Evaluation.write(tmp_path, samples, seed=0)
 
 
 def test_more_is_better_of_what_is_built_in() -> None:

@@ -276,6 +276,38 @@ INTEGER = graph(
 )
 
 
+TABLE: Arrays = {**SCALE, "w": np.ones((14, 8), np.int8)}
+LOOKED_UP = graph(
+    [
+        helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["w", "ids"], ["g"], name="lookup"),
+        helper.make_node("DequantizeLinear", ["g", "s", "z"], ["y"]),
+    ],
+    TABLE,
+)
+JOINED = graph(
+    [
+        PAIR[0],
+        helper.make_node("Concat", ["q", "w"], ["qw"], axis=0),
+        helper.make_node("DequantizeLinear", ["qw", "s", "z"], ["y"]),
+    ],
+    TABLE,
+)
+"""Stored quantized values that are looked up by an input, or go on with others, before they are dequantized."""
+
+
+def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
+    """A model that quantizes in a branch, after some nodes."""
+    nodes = [helper.make_node("QuantizeLinear", ["d", "s", "z"], ["qi"])]
+    nodes.append(helper.make_node("DequantizeLinear", ["qi", "s", "z"], ["di"]))
+    branch = helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("di", TensorProto.FLOAT, None)])
+    other = helper.make_graph(
+        [helper.make_node("Tanh", ["d"], ["t"])], "o", [], [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)]
+    )
+    made = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=other)
+    return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
+
+
 OTHER = helper.make_model(
     helper.make_graph(
         [helper.make_node("Tanh", ["x"], ["other"])],
@@ -293,6 +325,9 @@ OTHER = helper.make_model(
     [
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
         (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
+        (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
+        (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),
         (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
         (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
         (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model from before quantization"),
@@ -325,6 +360,17 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str,
     result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)  # type: ignore[arg-type]  # of several types
     assert result.status in ("not_reproduced", "inconclusive")
     assert message in str(result.why)
+
+
+def test_what_stays_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a branch, and by operators that compute with integers; what is searched beside that is searched as always."""
+    model = inside(*PAIR)
+    model.graph.node.insert(0, helper.make_node("DynamicQuantizeLinear", ["x"], ["dq", "ds", "dz"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    bisect_trt.precision(tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", verbose=1)
+    said = capsys.readouterr().err
+    assert "1 node that quantizes or dequantizes stays as it is, in what is right too: If 'choice'" in said
+    assert "DynamicQuantizeLinear computes with integers itself and stays as it is" in said
 
 
 def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_module_is_named_whichever_exporter_takes_it(
     monkeypatch.setattr(torch.onnx, "export", export)
     net, image = make_net(), torch.full((2, 8), 600.0)
     modes = [module.training for module in net.modules()]
-    result = bisect_trt.diagnose(net, inputs=(image, torch.ones(1)), fp16=True, shrink=False)
+    result = bisect_trt.diagnose(net, (image, torch.ones(1)), target="onnxrt", fp16=True, shrink=False)
     assert result.status == "found"
     (culprit,) = result.culprits
     module = culprit["module"]
@@ -115,7 +115,7 @@ def test_inputs_of_a_module(here: Path) -> None:
 
     net, image = make_net(), np.full((2, 8), 3, np.float32)
     for inputs in (image, (image,), {"image": torch.from_numpy(image)}, [(image,), {"image": image}]):
-        assert bisect_trt.compare(net, inputs=inputs).status == "found"
+        assert bisect_trt.compare(net, inputs).status == "found"
     np.savez(here / "values.npz", image=image)
     assert bisect_trt.compare(net, inputs=here / "values.npz").status == "found"
     for wrong, words in (

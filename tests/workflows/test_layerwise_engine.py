@@ -15,7 +15,7 @@ from support import chain, overflowing, read_json
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json, engine_layers
+from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json, engine_layers, fused_regions
 
 
 def layer(name: str, tensors: list[str], precisions: list[str] | None = None) -> dict[str, Any]:
@@ -38,6 +38,21 @@ def test_every_node_is_found_in_the_last_layer_that_runs_it(network: Network, pa
             if not any(node in later for later in parts[place + 1 :]):
                 assert found[network.producer[f"t{node}"]].name == f"l{place}"
                 assert len(found[network.producer[f"t{node}"]].nodes) == len(part)
+
+
+@given(parts=st.lists(st.lists(st.integers(0, 7), unique=True), max_size=5), left=st.sets(st.integers(0, 7)))
+def test_small_regions_share_nothing_and_large_ones_are_counted(
+    network: Network, parts: list[list[int]], left: set[int]
+) -> None:
+    units = frozenset(range(8)) - left
+    regions, inside = fused_regions(
+        network, units, [layer(f"l{place}", [f"t{node}" for node in part]) for place, part in enumerate(parts)]
+    )
+    assert all(len(region) == 2 and region <= units for region in regions)
+    assert len(frozenset().union(*regions)) == 2 * len(regions)
+    last = {node: place for place, part in enumerate(parts) for node in part if node in units}
+    sizes = [list(last.values()).count(place) for place in range(len(parts))]
+    assert (len(regions), inside) == (sizes.count(2), sum(size for size in sizes if size > 2))
 
 
 def test_tensors_of_a_lowered_model_are_passed_over(network: Network) -> None:

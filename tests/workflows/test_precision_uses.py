@@ -22,6 +22,7 @@ from bisect_trt.probing.protocol import About, Build, Compare, Compared, Done, S
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
@@ -47,12 +48,14 @@ class TensorRt:
         strong: Whether it has strongly typed networks.
         heeds_casts: Whether a weakly typed build heeds the Casts of a graph.
         loads: Whether an engine that it wrote is right when it is read.
+        fused: What each layer of its engines makes.
         asked: What it was asked to compare.
     """
 
     strong: bool = False
     heeds_casts: bool = False
     loads: bool = True
+    fused: tuple[tuple[str, ...], ...] = ()
     asked: list[Compare] = field(default_factory=list)
 
     def ask(self, request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
@@ -82,7 +85,8 @@ class TensorRt:
         golden = load_npz(request.samples[0].golden)
         made = {name: value if right else np.full_like(value, np.inf) for name, value in golden.items()}
         latency = 1.0 + len(settings.keep)
-        return Compared(tuple(compare_all(golden, made, request.tolerance)), latency_ms=latency)
+        layers = tuple({"name": " + ".join(f), "kind": "", "tensors": list(f), "precisions": []} for f in self.fused)
+        return Compared(tuple(compare_all(golden, made, request.tolerance)), layers=layers, latency_ms=latency)
 
 
 @contextmanager
@@ -132,6 +136,25 @@ def test_the_model_is_recommended_only_as_it_passes(
     assert f"seen to pass: {engine}: bisect-trt run" in said
     assert "not tried (there is no trtexec on the PATH): the options of trtexec: trtexec" in said
     assert "--layerPrecisions=" in said
+
+
+def test_what_is_fused_is_asked_about_as_a_whole_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = TensorRt(fused=(("a0_out", "a1_out"), ("big_out", "small_out"), ("b0_out", "b1_out", "b2_out")))
+    with searching(target, tmp_path) as task:
+        find_precision(task, SearchSettings(workers=1))
+        assert {node["name"] for node in task.result.extra["keep_fp32"]} == {"big", "small"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 regions that the engine fuses are asked about as a whole first" in said
+    assert "3 nodes are in regions too large to ask about as a whole, so patterns of the graph are" in said
+
+
+def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path) -> None:
+    target = TensorRt()
+    with searching(target, tmp_path) as task:
+        task.prober.probe_original(task.subject.original)
+        built = len(target.asked)
+        assert task.prober.probe(task.lowering.candidate(frozenset())).verdict is Verdict.FAIL
+        assert len(target.asked) == built
 
 
 def test_what_was_written_and_does_not_pass_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.probing.workers.process import Cancel, run_to_end
 
 _SAID = {
@@ -88,7 +88,7 @@ def run_tool(argv: Sequence[str], environment: Mapping[str, str], cancel: Cancel
     Raises:
         UnavailableError: It cannot be started, or does not get to an end.
     """
-    with TemporaryDirectory(prefix="bisect-trt-") as folder:
+    with scratch() as folder:
         log = Path(folder, "log")
         try:
             ended = run_to_end(argv, log=log, environment=environment, timeout=_SECONDS, cancel=cancel)

@@ -21,6 +21,7 @@ from bisect_trt.probing.places.bundle import sources
 from bisect_trt.probing.places.connection import Answered, Connection
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
+from bisect_trt.probing.workspace import sha256_of
 from bisect_trt.targets.base import Arrays, Lowering
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
@@ -302,11 +303,7 @@ def file_hash(path: Path) -> str:
         seen = path.stat()
         key = (path, seen.st_ino, seen.st_size, seen.st_ctime_ns)
         if key not in _hashes:
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
-            _hashes[key] = digest.hexdigest()
+            _hashes[key] = sha256_of(path)
         return _hashes[key]
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror}") from error

@@ -12,6 +12,8 @@ therefore adopts what loses its parent, and kills what it has adopted once the p
 there when the driver dies is found by the number in its environment. What has cleared its environment is known by that: all
 that the driver itself starts has the driver's number in it. The guard looks at what the driver has adopted now and then, so that
 it knows it when the driver dies.
+
+Folders for a while lie in one that the guard takes away in the end, whoever ends the driver, and with which signal.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
 from bisect_trt.probing.workers.resources import prefer_to_end
@@ -36,10 +41,11 @@ DRIVER = "BISECT_TRT_DRIVER"
 """Environment variable of whatever a driver starts that adopts what loses its parent."""
 
 _WATCH = f"""
-import glob, os, select, signal, sys, time
+import glob, os, select, shutil, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 driver = sys.argv[1]
 groups = {{}}
+folders = []
 adopted = {{}}
 adopts = 'adopts' in sys.argv
 def environ(pid):
@@ -86,7 +92,9 @@ while True:
     *lines, rest = (rest + content).split(b'\\n')
     for line in lines:
         mark, group = line.decode().split()
-        if group == '-':
+        if mark == 'folder':
+            folders.append(bytes.fromhex(group))
+        elif group == '-':
             groups.pop(mark, None)
         else:
             groups[mark] = int(group)
@@ -112,6 +120,8 @@ for _ in range(20 if lost else 1):
             except OSError:
                 pass
     time.sleep(0.05 if lost else 0)
+for folder in folders:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 _PR_SET_CHILD_SUBREAPER = 36
 _STRAY_ROUNDS = 100
@@ -130,6 +140,20 @@ class Guard:
         self._live: set[str] = set()
         self._marks: dict[int, str] = {}
         self._adopts = False
+        self._scratch: Path | None = None
+
+    def scratch(self) -> Path:
+        """The folder for what is needed for a while, for this process and its workers; it ends with this process.
+
+        Raises:
+            OSError: There is no place for it.
+        """
+        if self._scratch is None or self._owner != os.getpid() or not self._scratch.is_dir():
+            folder = Path(gettempdir(), f"bisect-trt-{uuid.uuid4().hex}")
+            self._tell("folder", os.fsencode(folder).hex())
+            folder.mkdir(mode=0o700)
+            self._scratch = folder
+        return self._scratch
 
     def adopt(self) -> None:
         """Become the parent of what loses its own, where the system can (Linux); for a process that is all this program's."""
@@ -225,10 +249,14 @@ class Guard:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.wait()
+            if self._scratch is not None:  # where the guard was killed
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _tell(self, mark: str, group: str) -> None:
         with self._lock:
             if self._process is None or self._owner != os.getpid():
+                if group == "-":  # at the end of a program that kept a worker the guard has gone before it: no new one
+                    return
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *(["adopts"] if self._adopts else [])],
@@ -253,3 +281,12 @@ def _children() -> list[int]:
 
 
 guard = Guard()
+
+
+def scratch() -> TemporaryDirectory[str]:
+    """A folder for a while, which is taken away even if this process is killed.
+
+    Raises:
+        OSError: There is no place for it.
+    """
+    return TemporaryDirectory(dir=guard.scratch())

@@ -111,6 +111,9 @@ class WorkerProcess:
         if place is not None:
             plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
             warm.append(json.dumps(plain))
+        else:
+            with contextlib.suppress(OSError):  # there is no place for it, which only few of them need
+                visible["TMPDIR"] = str(guard.scratch())
         self._process = guard.start(
             module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm),
             {**os.environ, **visible},
@@ -289,6 +292,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._warming: list[tuple[threading.Thread, Cancel]] = []
+        self._closed = False
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -419,8 +423,11 @@ class WorkerPool:
             cancel = Cancel()
             thread = threading.Thread(target=self._warm, args=(request, cancel), name="warm", daemon=True)
             with self._lock:
+                if self._closed:  # a probe that nobody waits for has ended late
+                    cancel.close()
+                    return
                 self._warming.append((thread, cancel))
-            thread.start()
+                thread.start()
 
     def _warm(self, request: Request[Reply], cancel: Cancel) -> None:
         worker: WorkerProcess | None = None
@@ -478,8 +485,12 @@ class WorkerPool:
             self._dismiss(worker)
             return
         with self._lock:
-            self._idle.append(worker)
-            self._changed.notify_all()
+            kept = not self._closed
+            if kept:
+                self._idle.append(worker)
+                self._changed.notify_all()
+        if not kept:
+            self._dismiss(worker)
 
     def _make_room(self, lost: WorkerProcess) -> None:
         """A cluster may be smaller than it was: from now on nobody there keeps a place that he does not use."""
@@ -503,6 +514,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all that idle, and all that are being made ready."""
         with self._lock:
+            self._closed = True
             warming = list(self._warming)
             for _, cancel in warming:
                 cancel.set()

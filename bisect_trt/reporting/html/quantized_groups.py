@@ -44,7 +44,7 @@ def _cost(group: Json) -> float:
 
 def _row(group: Json) -> list[Markup]:
     name = tag("td", tag("code", breakable(shorten(group["name"], _NAME_LENGTH))))
-    state = tag("td", tag("b", "in floats", class_="wrong") if group["kept"] else "")
+    state = tag("td", tag("b", f"in {group.get('rung', 'floats')}", class_="wrong") if group["kept"] else "")
     numbers = [
         tag("td", number(group[key], 3), class_="number")
         for key in ("error_alone_quantized", "error_alone_removed", "bits_lost")

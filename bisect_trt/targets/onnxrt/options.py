@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import pair
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import pair
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 
@@ -53,8 +53,7 @@ class OnnxRuntimeOptions(OwnOptions):
         ),
     ] = field(default_factory=list)
     graph_optimization_level: Annotated[
-        str,
-        option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level),
+        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
     ] = ALL
     disable_optimizer: Annotated[
         list[str],

@@ -14,6 +14,7 @@ from typing import Any
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.signatures import clean_message
 from bisect_trt.targets.trt.cuda import Cuda, load_cuda
+from bisect_trt.targets.trt.tuned import listen
 
 Version = tuple[int, int, int]
 
@@ -71,17 +72,22 @@ class Log:
 
 def make_logger(trt: Any, log: Log) -> Any:
     """TensorRT's logger that tells ours; TensorRT keeps the first of a process for good."""
+    # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
+    base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+    doubtful, much = trt.ILogger.WARNING, trt.ILogger.VERBOSE
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+            base.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+            if severity in bad:
                 log.errors.append(message)
-            if severity == trt.ILogger.WARNING:
+            if severity == doubtful:
                 log.warnings.append(message)
-            if severity != trt.ILogger.VERBOSE:
+            if severity == much:
+                listen(message)
+            else:
                 print(f"TensorRT {severity.name}: {message}", flush=True)
 
     return Logger()

@@ -16,7 +16,7 @@ from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt import knobs
+from bisect_trt.targets.trt import knobs, tuned
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.builder import build_engine, read, timings, write
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
@@ -24,8 +24,7 @@ from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, describe_network, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
-from bisect_trt.targets.trt.messages import is_out_of_memory, reason
-from bisect_trt.targets.trt.network import (
+from bisect_trt.targets.trt.parse import (
     Feed,
     Parsed,
     free_dimensions,
@@ -36,6 +35,7 @@ from bisect_trt.targets.trt.network import (
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.wording import is_out_of_memory, reason
 
 
 class TensorRtRuntime:
@@ -199,21 +199,21 @@ class TensorRtRuntime:
     def _record(self, folder: Path, plan: bytes, origins: Origins) -> None:
         """Leave what this build chose, and what it measured.
 
-        Where there is an algorithm selector, tactics are as that has them, and can be pinned; else they are those that the
-        engine inspector names.
+        Tactics are as the algorithm selector has them, or the timing cache where that is edited instead, and can be pinned;
+        of other layers they are those that the engine inspector names.
         """
         engine = _deserialise(plan, self._tensorrt, self._own)
         inspector = engine.create_engine_inspector()
         said = inspector.get_engine_information(self._tensorrt.trt.LayerInformationFormat.JSON)
         write(folder / LAYERS, said.encode())
         chosen = choices_of_layers(describe_layers(engine, origins, self._tensorrt))
-        if self._tensorrt.has("IAlgorithmSelector", "select_algorithms"):
-            took = [
-                Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in knobs.took()
-            ]
+        selects = self._tensorrt.has("IAlgorithmSelector", "select_algorithms")
+        said_by = knobs.took() if selects else tuned.timed()
+        took = [Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in said_by]
+        named = {each.layer for each in took}
+        chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
+        if selects:
             write(folder / REPLAY, knobs.replay().encode())
-            named = {each.layer for each in took}
-            chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
         try:
             write_choices(folder / RECORD, list(dict.fromkeys(chosen)))
         except OSError as error:

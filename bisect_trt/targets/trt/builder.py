@@ -24,11 +24,13 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
-from bisect_trt.targets.trt.knobs import PIN_MISSED, lift, missed, replay
-from bisect_trt.targets.trt.layers import constrain, layers_of
-from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
-from bisect_trt.targets.trt.network import Feed, Parsed, parse
+from bisect_trt.targets.trt.knobs import PIN_MISSED, PIN_REFUSED, lift, missed, replay
+from bisect_trt.targets.trt.layers import constrain
+from bisect_trt.targets.trt.parse import Feed, Parsed, parse
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.standalone import layers_of
+from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache
+from bisect_trt.targets.trt.wording import is_out_of_memory, is_poisoning, reason, signature
 
 _CACHE_MISS = re.compile(r"(?i)timing cache|cache miss|in the cache")
 _MOST_PLANS = 8
@@ -222,9 +224,8 @@ def _orders(network: Any, settings: TargetSettings, trt: TensorRt) -> bytes:
 
 
 def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt) -> bytes:
-    _use_timing_cache(config, settings, trt)
     trt.log.take()
-    plan = trt.builder.build_serialized_network(parsed.network, config)
+    plan = _build(config, parsed, settings, trt)
     errors = trt.log.take()
     if plan is None:
         message = reason(errors, "the builder gives no engine and does not say why")
@@ -236,6 +237,20 @@ def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: Tens
         masked = signature(message, names_of(parsed.model.graph))
         raise BuildError(message, signature=masked, poisoned=is_poisoning(errors))
     return bytes(memoryview(plan))
+
+
+def _build(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt) -> Any:
+    own = settings.of(TrtSettings)
+    if own.pin_timings is not None or not by_cache(trt.trt, vars(own)):
+        _use_timing_cache(config, settings, trt)
+        return trt.builder.build_serialized_network(parsed.network, config)
+    content = b"" if own.load_timing_cache is None else read(Path(own.load_timing_cache))
+    try:
+        return build_edited(trt.trt, trt.builder, parsed.network, config, vars(own), content)
+    except CannotTake as error:
+        raise BuildError(f"{PIN_REFUSED}: {error}", signature=PIN_MISSED) from error
+    finally:
+        trt.timing_caches[own.load_timing_cache] = config.get_timing_cache()
 
 
 def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.messages import OUT_OF_MEMORY
+from bisect_trt.targets.trt.wording import OUT_OF_MEMORY
 
 _PYTHON_MODULES = ("cuda.bindings.runtime", "cuda.cudart")
 """cuda-python since 12.8, and before."""
@@ -32,7 +32,6 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaMemcpyAsync": ((), (_POINTER, _POINTER, _SIZE, _INT, _POINTER)),
     "cudaStreamCreate": ((_POINTER,), ()),
     "cudaStreamSynchronize": ((), (_POINTER,)),
-    "cudaSetDevice": ((), (_INT,)),
     "cudaGetDeviceCount": ((_INT,), ()),
     "cudaMemGetInfo": ((_SIZE, _SIZE), ()),
     "cudaDriverGetVersion": ((_INT,), ()),
@@ -145,10 +144,6 @@ class Cuda:
             return self._call("cudaGetDeviceCount")[0]
         except CudaError as error:
             raise UnavailableError(_no_gpu(error)) from error
-
-    def set_device(self, device: int) -> None:
-        """Use this GPU from now on, in this thread."""
-        self._call("cudaSetDevice", device)
 
     def versions(self) -> tuple[int, int]:
         """Of CUDA: what the driver supports, and the runtime's; 12040 is 12.4."""

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.layers import LAYER_SUFFIX, layers_of
+from bisect_trt.targets.trt.standalone import LAYER_SUFFIX, layers_of
 
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 """What TensorRT 10 says of a layer's origin."""

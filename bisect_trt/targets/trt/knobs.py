@@ -1,7 +1,7 @@
 """All that a build can be told beside precisions, profiles and limits; its source goes into ``reproduce.py`` too.
 
-So it needs nothing of bisect-trt and has Python 3.8's syntax. Names are those of TensorRT's own enumerations and attributes:
-whatever a version has can be said, and what it has not is refused.
+So it needs nothing of bisect-trt that does not go there as well, and has Python 3.8's syntax. Names are those of TensorRT's own
+enumerations and attributes: whatever a version has can be said, and what it has not is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from bisect_trt.targets.trt.tuned import by_cache
 
 ENUMS = {
     "default_device_type": "DeviceType",
@@ -54,7 +56,7 @@ def turn(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
     recorded = (settings.get("record") or settings.get("save_tactics")) is not None and hasattr(
         trt, "IAlgorithmSelector"
     )
-    if settings["avoid_tactics"] or settings["pin_tactics"] or recorded:
+    if (settings["avoid_tactics"] or settings["pin_tactics"] or recorded) and not by_cache(trt, settings):
         _KEPT[:] = [*_KEPT[-8:], _selector_of(trt, settings)]
         config.algorithm_selector = _KEPT[-1]
 
@@ -310,9 +312,10 @@ def took() -> list[list[Any]]:
 def missed(settings: Mapping[str, Any]) -> str | None:
     """Which layers were held to a tactic and took another one in the last build, in words; ``None`` if none did."""
     taken = _KEPT[-1].missed if settings["pin_tactics"] and _KEPT else []
-    return f"a layer cannot be held to the tactic that is pinned: it takes {', '.join(taken)}" if taken else None
+    return f"{PIN_REFUSED}: it takes {', '.join(taken)}" if taken else None
 
 
+PIN_REFUSED = "a layer cannot be held to the tactic that is pinned"
 PIN_MISSED = "pin"
 """The signature of a build that does not choose what it is held to."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,41 +11,17 @@ from bisect_trt.graph.lower import first_output
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast
-
-LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
-"""What the parser appends where a node makes several layers."""
-
-
-def layers_of(network: Any) -> Iterator[Any]:
-    """In the order they were made."""
-    return (network.get_layer(index) for index in range(network.num_layers))
+from bisect_trt.targets.trt.standalone import layers_of, nodes_of
 
 
 def layer_nodes(network: Any, model: ModelProto) -> list[int | None]:
     """For each layer the place of its node in the graph; ``None`` where it belongs to none.
 
-    The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
-    it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
-
     Args:
         network: What was parsed.
         model: What it was parsed from, each node with a name of its own.
     """
-    by_name = {node.name: index for index, node in enumerate(model.graph.node)}
-    by_output = {name: index for index, node in enumerate(model.graph.node) for name in node.output if name}
-    found: list[int | None] = []
-    pending = 0
-    for layer in layers_of(network):
-        node = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
-        if node is None:
-            made = (layer.get_output(index).name for index in range(layer.num_outputs))
-            node = next((by_output[name] for name in made if name in by_output), None)
-        found.append(node)
-        pending += 1
-        if node is not None:
-            found[-pending:] = [node] * pending
-            pending = 0
-    return found
+    return nodes_of(network, [[node.name, list(node.output)] for node in model.graph.node])
 
 
 def named_layers(network: Any, model: ModelProto) -> list[tuple[str, int | None]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.spec import option
-from bisect_trt.options.values import assignment, pool_limit, shape, streaming_budget
+from bisect_trt.options.reading import assignment, pool_limit, shape, streaming_budget
+from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -82,9 +82,7 @@ class TrtOptions(OwnOptions):
     precision_constraints: Annotated[
         Constraints, option(help="Whether precisions of layers are only preferred, or obeyed (T).")
     ] = Constraints.NONE
-    strongly_typed: Annotated[
-        bool, option("--strongly-typed", help="The types in the graph are those that run (T).")
-    ] = False
+    strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     trt_min_shapes: Annotated[
         dict[str, tuple[int, ...]],
         option(metavar="NAME:[D,...]", help="Smallest input shapes of the profile (T).", read=shape, need_name=True),
@@ -99,8 +97,7 @@ class TrtOptions(OwnOptions):
         ),
     ] = field(default_factory=dict)
     trt_max_shapes: Annotated[
-        dict[str, tuple[int, ...]],
-        option(metavar="NAME:[D,...]", help="Largest ones (T).", read=shape, need_name=True),
+        dict[str, tuple[int, ...]], option(metavar="NAME:[D,...]", help="Largest ones (T).", read=shape, need_name=True)
     ] = field(default_factory=dict)
     pool_limit: Annotated[
         list[tuple[str, int]], option(metavar="POOL:SIZE", help="Such as workspace:4G (T).", read=pool_limit)
@@ -114,33 +111,23 @@ class TrtOptions(OwnOptions):
     plugins: Annotated[list[Path], option(metavar="FILE", help="Plugin libraries to load (T).")] = field(
         default_factory=list
     )
-    version_compatible: Annotated[
-        bool, option("--version-compatible", help="An engine for later versions too (T).")
-    ] = False
+    version_compatible: Annotated[bool, switch("An engine for later versions too (T).")] = False
     hardware_compatibility_level: Annotated[
         str | None, option(metavar="LEVEL", help="none, ampere_plus, same_compute_capability (T).")
     ] = None
     max_aux_streams: Annotated[
         int | None, option(metavar="N", min=0, help="So many streams beside the main one at most (T).")
     ] = None
-    sparse_weights: Annotated[bool, option("--sparse-weights", help="Tactics for sparse weights too (T).")] = False
-    refittable: Annotated[bool, option("--refittable", help="An engine whose weights can be changed (T).")] = False
-    strip_plan: Annotated[bool, option("--strip-plan", help="An engine without its weights (T).")] = False
-    weight_streaming: Annotated[bool, option("--weight-streaming", help="Weights may stay on the host (T).")] = False
-    exclude_lean_runtime: Annotated[
-        bool, option("--exclude-lean-runtime", help="No runtime inside of the engine (T).")
-    ] = False
-    error_on_timing_cache_miss: Annotated[
-        bool, option("--error-on-timing-cache-miss", help="Refuse what the timings do not have (T).")
-    ] = False
-    disable_compilation_cache: Annotated[
-        bool, option("--disable-compilation-cache", help="Compile kernels anew (T).")
-    ] = False
-    direct_io: Annotated[bool, option("--direct-io", help="No reformatting at inputs and outputs (T).")] = False
-    use_dla: Annotated[bool, option("--use-dla", help="On the DLA, where layers run there (T).")] = False
-    allow_gpu_fallback: Annotated[
-        bool, option("--allow-gpu-fallback", help="With --use-dla: other layers on the GPU (T).")
-    ] = False
+    sparse_weights: Annotated[bool, switch("Tactics for sparse weights too (T).")] = False
+    refittable: Annotated[bool, switch("An engine whose weights can be changed (T).")] = False
+    strip_plan: Annotated[bool, switch("An engine without its weights (T).")] = False
+    weight_streaming: Annotated[bool, switch("Weights may stay on the host (T).")] = False
+    exclude_lean_runtime: Annotated[bool, switch("No runtime inside of the engine (T).")] = False
+    error_on_timing_cache_miss: Annotated[bool, switch("Refuse what the timings do not have (T).")] = False
+    disable_compilation_cache: Annotated[bool, switch("Compile kernels anew (T).")] = False
+    direct_io: Annotated[bool, switch("No reformatting at inputs and outputs (T).")] = False
+    use_dla: Annotated[bool, switch("On the DLA, where layers run there (T).")] = False
+    allow_gpu_fallback: Annotated[bool, switch("With --use-dla: other layers on the GPU (T).")] = False
     preview_features: Annotated[
         list[str] | None, option(metavar="NAME", help="Only these preview features; none: no others (T).")
     ] = None
@@ -177,9 +164,7 @@ class TrtOptions(OwnOptions):
     save_tactics: Annotated[
         Path | None, option(metavar="FILE", help="Where the tactics go that layers took, as Polygraphy saves them (T).")
     ] = None
-    plugin_instancenorm: Annotated[
-        bool, option("--plugin-instancenorm", help="InstanceNormalization by the plugin (T).")
-    ] = False
+    plugin_instancenorm: Annotated[bool, switch("InstanceNormalization by the plugin (T).")] = False
     calib_base_cls: Annotated[
         Calibrator | None,
         option(
@@ -234,40 +219,24 @@ class TrtOptions(OwnOptions):
         for flag, shapes in (("--trt-min-shapes", low), ("--trt-opt-shapes", usual or high)):
             if {name: len(shape) for name, shape in shapes} != {name: len(shape) for name, shape in high}:
                 raise UsageError(f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each.")
-        sources = _only(self.tactic_sources)
-        return TrtSettings(
-            precision_constraints=self.precision_constraints.value,
-            lowering=self.lowering.value if self.lowering is not None else None,
+        for name in ("plugins", "load_tactics", "load_timing_cache", "load_runtime", "load_engine"):
+            _check_files(f"--{name.replace('_', '-')}", getattr(self, name))
+        alike = {entry.name for entry in fields(self)} & {entry.name for entry in fields(TrtSettings)}
+        told: dict[str, Any] = {name: _told(getattr(self, name)) for name in alike}
+        told.update(
             min_shapes=low,
             opt_shapes=usual,
             max_shapes=high,
             pool_limits=tuple(self.pool_limit),
-            tactic_sources=sources,
-            builder_optimization_level=self.builder_optimization_level,
-            plugins=tuple(str(_existing("--plugins", path)) for path in self.plugins),
-            strongly_typed=self.strongly_typed,
-            version_compatible=self.version_compatible,
-            hardware_compatibility_level=self.hardware_compatibility_level,
+            tactic_sources=_only(self.tactic_sources),
             builder_flags=tuple(dict.fromkeys([*self._named_flags(), *(name.upper() for name in self.builder_flag)])),
             builder_settings=self._builder_settings(),
             preview_features=_only(self.preview_features),
             onnx_flags=tuple(name.upper() for name in self.onnx_flags),
             avoid_tactics=tuple(self.avoid_tactic),
             pin_tactics=(*self.pin_tactic, *_replayed(self.load_tactics)),
-            load_timing_cache=_text(_existing("--load-timing-cache", self.load_timing_cache)),
-            save_timing_cache=_text(self.save_timing_cache),
-            save_tactics=_text(self.save_tactics),
-            plugin_instancenorm=self.plugin_instancenorm,
-            calib_base_cls=None if self.calib_base_cls is None else self.calib_base_cls.value,
-            quantile=self.quantile,
-            regression_cutoff=self.regression_cutoff,
-            load_runtime=_text(_existing("--load-runtime", self.load_runtime)),
-            optimization_profile=self.optimization_profile,
-            allocation_strategy=None if self.allocation_strategy is None else self.allocation_strategy.value,
-            weight_streaming_budget=self.weight_streaming_budget,
-            load_engine=_text(_existing("--load-engine", self.load_engine)),
-            save_engine=_text(self.save_engine),
         )
+        return TrtSettings(**told)
 
     def files(self) -> list[Path]:
         """Those that are read."""
@@ -336,10 +305,24 @@ class TrtOptions(OwnOptions):
             )
 
 
-def _existing(flag: str, path: Path | None) -> Path | None:
-    if path is not None and not path.is_file():
-        raise UsageError(f"{flag}: there is no file {path}; check the path.")
-    return path
+def _check_files(flag: str, paths: Path | list[Path] | None) -> None:
+    """Make sure that the files that an option names are there.
+
+    Raises:
+        UsageError: One is not.
+    """
+    for path in [paths] if isinstance(paths, Path) else paths or ():
+        if not path.is_file():
+            raise UsageError(f"{flag}: there is no file {path}; check the path.")
+
+
+def _told(value: object) -> object:
+    """What an option was given, as the setting of its name has it: plain data, and absolute, since the worker reads it."""
+    if isinstance(value, list):
+        return tuple(map(_told, value))
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return value.value if isinstance(value, Enum) else value
 
 
 def _only(names: list[str] | None) -> tuple[str, ...] | None:
@@ -355,17 +338,10 @@ def _replayed(path: Path | None) -> list[str]:
     """
     if path is None:
         return []
-    file = _existing("--load-tactics", path)
-    assert file is not None
     try:
-        layers = json.loads(file.read_text(encoding="utf-8"))["replay"]
+        layers = json.loads(path.read_text(encoding="utf-8"))["replay"]
         return [f"{name}={each['implementation']}:{each['tactic']}" for name, each in layers.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"--load-tactics: {path} is no tactic replay of Polygraphy's ({error!r}); --save-tactics writes one."
         ) from error
-
-
-def _text(path: Path | None) -> str | None:
-    """Absolute: the worker reads it."""
-    return None if path is None else str(path.absolute())

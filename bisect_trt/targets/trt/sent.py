@@ -1,7 +1,7 @@
 """TensorRT in a place; see :mod:`bisect_trt.probing.places.sent.server`. It has Python 3.8's syntax, and is sent there.
 
-It builds and runs as ``reproduce.py`` does (:mod:`~bisect_trt.targets.trt.standalone`). What an engine is made of is not told:
-that takes the graph, and there is no ONNX there.
+It builds and runs as ``reproduce.py`` does (:mod:`~bisect_trt.targets.trt.standalone`). What an engine is made of is not told,
+since that takes the graph, and there is no ONNX there; but of a build that is recorded, which tactics its layers took.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Mapping
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.standalone import Refused
-from bisect_trt.targets.trt import knobs, standalone
-from bisect_trt.targets.trt.messages import is_poisoning, signature
+from bisect_trt.targets.trt import knobs, standalone, tuned
+from bisect_trt.targets.trt.wording import is_poisoning, signature
 from bisect_trt.tensors.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ class There:
             )
         if engine is None:
             raise RunError(standalone.why(self._errors, "the engine cannot be loaded, and TensorRT does not say why"))
-        return Session(self._trt, engine, self._errors, hints, self._settings)
+        recorded = prebuilt is None and self._settings["record"] is not None
+        took = (knobs.took() or tuned.timed()) if recorded else []
+        return Session(self._trt, engine, self._errors, hints, self._settings, took)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -125,7 +127,8 @@ class There:
         try:
             plan = standalone.build(self._trt, self._logger, self._errors, path, feed, {**self._settings, **known})
         except Refused as refused:
-            masked = signature(refused.message, hints["names"])
+            pin = refused.message.startswith(knobs.PIN_REFUSED)
+            masked = knobs.PIN_MISSED if pin else signature(refused.message, hints["names"])
             raise BuildError(refused.message, signature=masked, poisoned=is_poisoning(self._errors)) from refused
         except knobs.NoSuch as error:
             raise UsageError(f"TensorRT {self._trt.__version__} is there: {error}.") from error
@@ -152,11 +155,18 @@ class Session:
     """
 
     def __init__(
-        self, trt: Any, engine: Any, errors: list[str], hints: Mapping[str, Any], settings: Mapping[str, Any]
+        self,
+        trt: Any,
+        engine: Any,
+        errors: list[str],
+        hints: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        took: list[list[Any]],
     ) -> None:
-        """``hints`` say what the model gives back."""
+        """``hints`` say what the model gives back, ``took`` what its build chose, see :func:`knobs.took`."""
         import numpy as np
 
+        self._took = took
         self._trt, self._engine, self._errors, self._settings = trt, engine, errors, settings
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.inputs = [
@@ -169,8 +179,12 @@ class Session:
         }
 
     def layers(self) -> list[dict[str, Any]]:
-        """None: see above."""
-        return []
+        """The tactics that layers took, where the build was recorded."""
+        plain = {"kind": "", "precisions": [], "tensors": []}
+        return [
+            {"name": name, "tactic": tactic[len(name) + 1 :], "pins": offered > 1, **plain}
+            for name, tactic, offered in self._took
+        ]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All its outputs, by name.

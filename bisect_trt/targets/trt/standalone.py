@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
+    PIN_REFUSED,
     calibrator_base,
     lift,
     make_context,
@@ -21,7 +22,11 @@ from bisect_trt.targets.trt.knobs import (
     set_parser_flags,
     turn,
 )
-from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
+from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
+from bisect_trt.targets.trt.wording import is_out_of_memory, reason, signature
+
+LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
+"""What the parser appends where a node makes several layers."""
 
 
 def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,15 +48,20 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
     """Prints warnings, and keeps errors for the reason of a refusal."""
+    # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
+    base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+    much, quiet = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO)
 
-    class Logger(trt.ILogger):  # type: ignore[misc]
+    class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+            base.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+            if severity in bad:
                 errors.append(message)
-            if severity not in (trt.ILogger.VERBOSE, trt.ILogger.INFO):
+            if severity == much:
+                listen(message)
+            if severity not in quiet:
                 print(f"TensorRT: {message}")
 
     return Logger()
@@ -94,10 +104,16 @@ def build(
     if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
         config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"], settings)
     timings = settings["load_timing_cache"]
-    cache = config.create_timing_cache(b"" if timings is None else (path.parent / timings).read_bytes())
-    config.set_timing_cache(cache, ignore_mismatch=False)
+    content = b"" if timings is None else (path.parent / timings).read_bytes()
     del errors[:]
-    plan = builder.build_serialized_network(network, config)
+    if by_cache(trt, settings):
+        try:
+            plan = build_edited(trt, builder, network, config, settings, content)
+        except CannotTake as error:
+            raise Refused("build", f"{PIN_REFUSED}: {error}") from error
+    else:
+        config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False)
+        plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise Refused("build", why(errors, "the builder gives no engine and does not say why"))
     refused = missed(settings)
@@ -209,12 +225,13 @@ def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: b
     low = trt.DataType.BF16 if "bf16" in settings["precisions"] else trt.DataType.HALF
     if not (by_reading or settings["keep"] or settings["held"]):
         return
-    for layer, made_by in zip(layers_of(network), nodes_of(network, settings["nodes"])):
+    nodes = settings["nodes"]
+    for layer, place in zip(layers_of(network), nodes_of(network, nodes)):
         if by_reading:
             tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
             half = any(tensor is not None and tensor.dtype == trt.DataType.HALF for tensor in tensors)
             hold(trt, layer, low if half else trt.DataType.FLOAT)
-        elif made_by in settings["keep"]:
+        elif place is not None and nodes[place][1][0] in settings["keep"]:
             hold(trt, layer, trt.DataType.FLOAT)
             lift([layer.name])
         elif settings["held"]:
@@ -227,18 +244,17 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
-    """For each layer the first output of the node that it was made of; ``nodes`` are names and outputs.
+    """For each layer the place of the node that it was made of, or ``None``; ``nodes`` are names and outputs.
 
     The parser makes the layers of one node after the other. A layer is told by its name, which is the node's, or by what
     it makes, which goes by the node's output; unnamed layers before such a one lead up to it.
     """
-    suffix = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
-    by_name = {name: outputs[0] for name, outputs in nodes if name}
-    by_output = {output: outputs[0] for _, outputs in nodes for output in outputs if output}
-    found: list[Any] = []
+    by_name = {name: place for place, (name, _) in enumerate(nodes) if name}
+    by_output = {output: place for place, (_, outputs) in enumerate(nodes) for output in outputs if output}
+    found: list[int | None] = []
     pending = 0
     for layer in layers_of(network):
-        node = by_name.get(layer.name, by_name.get(suffix.sub("", layer.name)))
+        node = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
         if node is None:
             made = [layer.get_output(index).name for index in range(layer.num_outputs)]
             node = next((by_output[name] for name in made if name in by_output), None)

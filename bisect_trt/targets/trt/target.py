@@ -85,7 +85,8 @@ class TensorRtTarget(Target):
     files = ("plugins", "load_timing_cache", "calibration_cache", "load_runtime")
     sent = (
         "bisect_trt.targets.standalone",
-        "bisect_trt.targets.trt.messages",
+        "bisect_trt.targets.trt.wording",
+        "bisect_trt.targets.trt.tuned",
         "bisect_trt.targets.trt.knobs",
         "bisect_trt.targets.trt.standalone",
         "bisect_trt.targets.trt.sent",
@@ -112,7 +113,7 @@ class TensorRtTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
         from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.network import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.parse import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None
@@ -156,7 +157,8 @@ class TensorRtTarget(Target):
         """With nothing but TensorRT, CUDA's runtime and NumPy."""
         known = (
             "bisect_trt.targets.signatures",
-            "bisect_trt.targets.trt.messages",
+            "bisect_trt.targets.trt.wording",
+            "bisect_trt.targets.trt.tuned",
             "bisect_trt.targets.trt.knobs",
             "bisect_trt.targets.trt.standalone",
         )
@@ -187,13 +189,13 @@ class TensorRtTarget(Target):
         bans: Sequence[Choice] = (),
         known: Sequence[Choice] = (),  # noqa: ARG002 - a selector knows what it is offered
     ) -> TargetSettings:
-        """By the algorithm selector."""
+        """By the algorithm selector, or the timing cache that is edited where there is none (TensorRT 11)."""
         own = settings.of(TrtSettings)
         wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
         return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
 
     def held_to(self, settings: TargetSettings, choices: Sequence[Choice], folder: Path) -> TargetSettings:
-        """By the algorithm selector; where it had no choice, or there is none (TensorRT 11), by the timings of that build."""
+        """By tactics; where it chose none that can be pinned, by the timings of that build."""
         pins = [choice for choice in choices if choice.pins]
         if pins:
             return self.pinned(settings, pins)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from bisect_trt.tensors.user_script import import_script, is_script, split_scrip
 
 FUNCTION = "metric"
 RANGE = "RANGE"
+GIVEN = ("outputs", "reference", "labels")
+"""What a function of the user's is given, by name and in order."""
 _KIND = "metric"
 _BUILT_IN: dict[str, Callable[[str, str | None], Metric]] = {
     "cosine": cosine,
@@ -75,7 +79,7 @@ def script_file(asked: str) -> list[Path]:
 
 
 class ScriptMetric:
-    """A function of the user's: ``FUNC(outputs, reference, labels)``, three lists with an entry a sample.
+    """A function of the user's: ``FUNC(outputs, reference, labels)``, three lists with an entry a sample, or of these some.
 
     It gives one number for the whole set; or a number for each sample, of which the metric is the mean. Where the script
     says ``RANGE = (lowest, highest)``, which none of these is beyond, a few samples can decide.
@@ -96,7 +100,29 @@ class ScriptMetric:
                 f"{self._path} has no function '{self._name}'; add it, or name another as {self._path}:FUNCTION"
             )
         self._function: Callable[..., object] = function
+        self._by_name = self._asked_by_name(function)
         self._low, self._high = self._limits(getattr(module, RANGE, None))
+
+    def _asked_by_name(self, function: Callable[..., object]) -> tuple[str, ...]:
+        """What it is given by name, where it takes less than all three, or in another order; nothing if all in theirs.
+
+        Raises:
+            UsageError: It takes something else.
+        """
+        try:
+            taken = inspect.signature(function)
+        except (TypeError, ValueError):  # of C, without a signature
+            return ()
+        names = [each.name for each in taken.parameters.values() if each.kind is not each.VAR_POSITIONAL]
+        moved = any(name in GIVEN and GIVEN.index(name) != place for place, name in enumerate(names))
+        for given in [*([] if moved else [()]), tuple(name for name in names if name in GIVEN), GIVEN]:
+            with suppress(TypeError):
+                taken.bind(*(() if given else GIVEN), **dict.fromkeys(given))
+                return given
+        raise UsageError(
+            f"'{self._name}' of {self._path} takes {taken}; it is given {', '.join(GIVEN)}, a list each with an entry a "
+            f"sample: write def {self._name}({', '.join(GIVEN)}), or of these what it needs, by these names."
+        )
 
     def _limits(self, given: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever the script has
         if given is None:
@@ -120,16 +146,21 @@ class ScriptMetric:
             UsageError: It raises, or gives something else.
         """
         sides = [Named(each, "target") for each in seen], [Named(each, "reference") for each in reference]
+        given = dict(zip(GIVEN, (*sides, list(labels)), strict=True))
         with user_code(self._path, _KIND):
-            made = self._function(*sides, list(labels))
+            if self._by_name:
+                made = self._function(**{name: given[name] for name in self._by_name})
+            else:
+                made = self._function(*given.values())
         try:
-            given = np.asarray(made, dtype=np.float64)
+            numbers = np.asarray(made)
+            numbers = numbers.astype(np.float64) if numbers.dtype.kind in "biuf" else np.empty((0, 0))
         except (TypeError, ValueError):
-            given = np.empty((0, 0))
-        if given.ndim == 0:
-            return float(given)
-        if given.shape == (len(seen),):
-            return given
+            numbers = np.empty((0, 0))
+        if numbers.ndim == 0:
+            return float(numbers)
+        if numbers.shape == (len(seen),):
+            return numbers
         raise UsageError(
             f"'{self._name}' of {self._path} gives {made!r:.60}; it must return a number, or one for each of the {len(seen)} "
             "samples."
@@ -154,7 +185,8 @@ class ScriptMetric:
         )
 
     def _of_set(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> float:
-        return float(np.mean(self.call(seen, reference, labels)))
+        with np.errstate(all="ignore"):
+            return float(np.mean(self.call(seen, reference, labels)))
 
     def _of_sample(self, seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
         value = float(np.mean(self.call([seen], [reference], [labels])))

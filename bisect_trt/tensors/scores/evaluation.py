@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UsageError
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.scores.terms import Array, Labels, Metric, Terms
 
@@ -46,11 +47,19 @@ class Evaluation:
             folder: Where to; it is made.
             samples: Inputs and labels of each.
             seed: Of the order.
+
+        Raises:
+            UsageError: Some have labels and some have none.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _TERMS).unlink(missing_ok=True)
         count, labelled = 0, False
         for inputs, labels in samples:
+            if count and labelled is (labels is None):
+                raise UsageError(
+                    f"sample {count} of the set has {'no ' * labelled}labels, and those before it have {'none' * (not labelled)}"
+                    "; give all of them labels, or none."
+                )
             save_npz(folder / f"given-{count}.npz", inputs)
             if labels is not None:
                 labelled = True

@@ -49,6 +49,11 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
         right = np.zeros(truth.shape, bool) if hits is None else hits.reshape(-1) == truth
         return _share(right & looked_at, looked_at)
     wide = _rows(ours)
+    if k >= wide.shape[1]:
+        raise UsageError(
+            f"--metric {what}: '{name}' has {wide.shape[1]} classes a row, so that every label is among its {k} largest; name "
+            "another output, or fewer."
+        )
     truth = _classes(of_label(labels, name), len(wide), wide)
     looked_at = truth != _IGNORED
     there = _same_shape(seen.get(name), ours)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.fresh_check import SEVERE
+from bisect_trt.probing.journal import Record
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
@@ -15,10 +17,12 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, tell_bits, tell_misfits
-from bisect_trt.workflows.bits.case import Case, suspected
+from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
+from bisect_trt.workflows.bits.case import FEW, Case, suspected
+from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
 from bisect_trt.workflows.bits.refit import try_refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity, measure_sensitivity
+from bisect_trt.workflows.bits.telling import tell_bits, tell_misfits, untouched
 from bisect_trt.workflows.bits.yardstick import TIMES, WAYS, mean_errors, run_files, tolerance_is_own
 from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.delivery import best_keep, checkable
@@ -26,6 +30,7 @@ from bisect_trt.workflows.precision.precision import measure_lowered
 from bisect_trt.workflows.precision.rounds import Fresh, Round, refuse_validation
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import checker_problem
+from bisect_trt.workflows.precision.uses import try_uses
 from bisect_trt.workflows.precision.validation import Validation, hold_against, validated
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import SearchSettings
@@ -34,8 +39,7 @@ CLEAR = 3.0
 """A scale that costs so many bits more than usual is wrong, whatever comes of it on the samples here."""
 
 
-FEW = 0.05
-"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves some out of range."""
+_ROUNDS = 3
 
 
 def find_bits(task: Task, case: Case, search: SearchSettings, given: ToleranceOptions) -> Result:
@@ -60,6 +64,8 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     console.step(f"Which scales and zero points do not fit the values? {what}")
     if case.plain.why is not None:
         console.warn(case.plain.why)
+    for sentence in untouched(task.subject, case):
+        console.warn(sentence)
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
     if case.yardstick is not None and tolerance_is_own(given):
         console.say(f"  allowed: {case.yardstick.describe()}")
@@ -79,20 +85,22 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
             sensitivity = measure_sensitivity(errors, lowering)
     kept, validation, why = _hold(task, case, minimum, sensitivity)
     refit = try_refit(task, case.misfits, minimum.units)
-    return _deliver(task, case, Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit))
+    ladder = climb_ladder(task, case, kept) if task.settings.rungs else None
+    return _deliver(task, case, Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit, ladder))
 
 
 def _search(task: Task, case: Case, ranking: Sequence[int]) -> Minimum:
     units = task.lowering.units
     everything, nothing = frozenset(units), frozenset[int]()
+    ladder = task.settings.half is not None  # with all of it quantized, the other nodes still have a rung to find
 
     def story(oracle: Oracle) -> Minimum | Subset:
         """The answer, or the set of groups about which the check did not say what it should have."""
         ask = about_units(oracle)
         if ask(everything) is not Verdict.PASS:
             return everything
-        if ask(nothing) is not Verdict.FAIL:
-            return nothing
+        if (quantized := ask(nothing)) is not Verdict.FAIL:
+            return Minimum(nothing, proven=True) if ladder and quantized is Verdict.PASS else nothing
         minimum = find_keep(units, ask, suspects=ranking)
         return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
@@ -139,7 +147,7 @@ def _hold(
     task.console.step("Does it hold on other inputs?")
     task.console.say(f"  fresh samples: {fresh.drawn}")
     held, learned = None, 0
-    for number in range(3):
+    for number in range(_ROUNDS):
         samples = fresh.round(number)
         if samples is None:
             return kept, None, "the reference does not run on other inputs"
@@ -198,30 +206,58 @@ def _larger(case: Case, kept: Subset, sensitivity: Sensitivity | None) -> list[S
 def _deliver(task: Task, case: Case, told: Told) -> Result:
     """Write the answer, read it back, and probe what was read."""
     task.console.step("Written and read back: does it pass?")
-    output, lowering, minimum = task.settings.output, case.lowering, told.minimum
-    lowering.write(told.kept, output)
-    record = task.prober.probe(lowering.read_back(told.kept, output), again=True)
-    problem = checker_problem(checkable(task.subject), output)
-    if record.verdict is not Verdict.PASS:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
-    elif problem is not None:
-        minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
+    output, minimum, climb = task.settings.output, told.minimum, None if told.ladder is None else told.ladder.climb
+    last, kept = (task, told.kept) if climb is None else (climb.task, climb.answer.units)
+    record, minimum = _written(last, kept, output, minimum, again=True)
+    if climb is not None:
+        minimum = _on_all_rungs(minimum, climb.answer.minimum)
+        told = _held_with(task, case, told, climb)
     task.result.artifacts["mixed"] = str(output)
     if task.settings.minimal_output is not None:
         path = task.settings.minimal_output
-        lowering.write(minimum.units, path)
-        again = task.prober.probe(
-            replace(lowering.read_back(minimum.units, path), title=f"{path.name}, read back"), again=True
-        )
+        units = told.minimum.units if climb is None else climb.answer.minimum.units
+        _, minimum = _written(last, units, path, minimum, again=True)
         task.result.artifacts["minimal"] = str(path)
-        if again.verdict is not Verdict.PASS:
-            minimum = replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {again.reason}")
-    told = replace(told, minimum=minimum)
-    measure_whole(task, lowering.read_back(told.kept, output))
-    fill_in_bits(task, told, task.outcome(record))
+    measure_whole(task, last.lowering.read_back(kept, output))
+    fill_in_bits(task, replace(told, minimum=replace(told.minimum, proven=minimum.proven)), task.outcome(record))
+    if climb is not None:
+        task.result.extra["uses"] = [vars(use) for use in try_uses(climb.task, kept, record)]
     task.conclude(minimum)
     tell_bits(task, told)
     return task.result
+
+
+def _written(task: Task, units: Subset, path: Path, minimum: Minimum, *, again: bool) -> tuple[Record, Minimum]:
+    """Write a set, read it back and probe it; the minimum, unproven if that does not pass."""
+    task.lowering.write(units, path)
+    candidate = replace(task.lowering.read_back(units, path), title=f"{path.name}, read back")
+    record = task.prober.probe(candidate, again=again)
+    problem = checker_problem(checkable(task.subject), path) if task.lowering.writes_model(path) else None
+    if record.verdict is not Verdict.PASS:
+        return record, replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {record.reason}")
+    if problem is not None:
+        return record, replace(minimum, proven=False, why=f"ONNX's checker refuses {path}: {problem}")
+    return record, minimum
+
+
+def _on_all_rungs(groups: Minimum, nodes: Minimum) -> Minimum:
+    """Both rungs' proofs in one."""
+    if groups.proven and not nodes.proven:
+        return replace(groups, proven=False, why=nodes.why)
+    return replace(groups, why=groups.why or nodes.why)
+
+
+def _held_with(task: Task, case: Case, told: Told, climb: Climb) -> Told:
+    """How the answer does on fresh samples, with all its rungs."""
+    fresh = Fresh(task, WAYS, skip=_ROUNDS * task.settings.fresh_samples)
+    samples = None if told.validation is None else fresh.round(_ROUNDS)
+    if samples is None:
+        return told
+    outcome = hold_against(climb.task, climb.answer.units, samples, f"{len(samples.files)} fresh samples")
+    if not outcome.errors:
+        return replace(told, validation=None, why=f"they cannot be compared: {outcome.reason}")
+    outcome = replace(outcome, errors=_usual(task, case, samples, outcome.errors))
+    return replace(told, validation=validated(outcome, fresh, 0))
 
 
 def _save_best(task: Task, case: Case) -> None:

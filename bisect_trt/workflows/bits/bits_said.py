@@ -1,4 +1,4 @@
-"""What a search for quantized groups says: what does not fit, the answer, the table of groups."""
+"""What a search for quantized groups puts into the result: the answer, the table of groups, what kernels do."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import onnx
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.probing.outcome import Outcome
-from bisect_trt.reporting.console import Console
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.workflows.bits.case import Case
+from bisect_trt.workflows.bits.ladder import Ladder
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
 from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.telling import kept_nodes, measured_on
 from bisect_trt.workflows.precision.validation import Validation
 
-_SHOWN, _SHOWN_GROUPS = 5, 20
+SHOWN, SHOWN_GROUPS = 5, 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Told:
         validation: How what is recommended did on fresh samples; ``None`` if it was held against none.
         why: Why not, then.
         refit: What came of other scales; ``None`` if none were tried.
+        ladder: The rungs above; ``None`` where none were asked for.
     """
 
     minimum: Minimum
@@ -51,21 +53,10 @@ class Told:
     validation: Validation | None
     why: str | None
     refit: Refit | None
+    ladder: Ladder | None = None
 
 
-def tell_misfits(
-    groups: Sequence[Group], misfits: Sequence[Sequence[Misfit]], ranking: Sequence[int], console: Console
-) -> None:
-    """Say what is suspected, and why."""
-    if not ranking:
-        console.say("  all of them fit, as far as the values are known")
-    for unit in ranking[:_SHOWN]:
-        console.say(f"  {groups[unit].name}: {_reason(misfits[unit])[1]}")
-    if len(ranking) > _SHOWN:
-        console.say(f"  ... and {len(ranking) - _SHOWN} more, which fit better")
-
-
-def _reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
+def reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
     """The rule and the sentence of what is worst about a group; empty if nothing is."""
     for each in sorted(misfits, key=lambda each: -each.bits_lost):
         for rule, sentence in each.problems:
@@ -106,6 +97,8 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
         "kernels": kernels,
         "refit": _refit(told),
     }
+    if told.ladder is not None:
+        _fill_in_ladder(task, told, told.ladder)
     if settings.target is not None and settings.target.target.capabilities.timed:
         task.result.extra["latency_ms"] = latencies(task, told.kept, told.minimum.units)
     described = [node for unit in sorted(told.kept) for node in groups[unit]["operators"]]
@@ -114,11 +107,25 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
         task.result.artifacts["refitted"] = str(told.refit.path)
 
 
+def _fill_in_ladder(task: Task, told: Told, ladder: Ladder) -> None:
+    """What is on which rung; ``keep_fp32`` and ``minimal`` are the nodes on the last one."""
+    extra, climb = task.result.extra, ladder.climb
+    groups = told.kept if climb is None else climb.groups
+    for group in extra["groups"]:
+        group["rung"] = ladder.rung_of(task, told.case, group["id"], groups)
+        group["kept"] = group["id"] in groups
+    extra["ladder"] = ladder.to_json(task, told.case, groups, told.minimum)
+    if climb is not None:
+        extra["measured_on"] = measured_on(climb.task)
+        extra["keep_fp32"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.units)
+        extra["minimal"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.minimum.units)
+
+
 def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
     """A group for the result."""
     network, group, misfits = task.subject.network, told.case.lowering.groups[unit], told.case.misfits[unit]
     sensitivity = told.sensitivity
-    rule, sentence = _reason(misfits)
+    rule, sentence = reason(misfits)
     tensors = [_tensor(network, each) for each in misfits]
     named = {pair.scale: None for pair in group.pairs}
     zeros = {pair.zero_point: None for pair in group.pairs if pair.zero_point is not None}
@@ -289,67 +296,3 @@ def _refit(told: Told) -> dict[str, Any] | None:
             for each in refit.misfits
         ],
     }
-
-
-def tell_bits(task: Task, told: Told) -> None:
-    """Say what to keep, why, and what else would do."""
-    console, result, extra = task.console, task.result, task.result.extra
-    count, low = len(told.kept), extra["precision"]
-    groups = "1 group" if count == 1 else f"{count} groups"
-    proof = f" ({result.minimality})" if told.kept == told.minimum.units else ""
-    console.answer(f"{task.settings.output}: {groups} in floats, {extra['lowered']} in {low}{proof}.")
-    if told.validation is not None:
-        console.answer(f"  {told.validation.describe()}")
-    elif told.why is not None:
-        console.answer(f"  not held against fresh samples: {told.why}")
-    if told.minimum.units < told.kept:
-        console.answer(f"  {len(told.minimum.units)} of these are enough for what was given ({result.minimality})")
-    for node in extra["keep_fp32"][:_SHOWN_GROUPS]:
-        console.answer(f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}")
-    if count > _SHOWN_GROUPS:
-        console.answer(f"  ... and {count - _SHOWN_GROUPS} more (--json lists them)")
-    if extra["kernels"] is not None and extra["kernels"]["sentence"]:
-        console.answer(f"  {extra['kernels']['sentence']}")
-    if told.refit is not None and told.refit.passed:
-        console.answer(f"  or leave all of it quantized, with scales that fit: {told.refit.path} passes too:")
-        for each in extra["refit"]["scales"][:_SHOWN]:
-            zero = "" if each["zero_point"] is None else f", zero point {_short(each['zero_point_to'])}"
-            was = f"{_short(each['from'])}" + (
-                "" if each["zero_point"] is None else f", {_short(each['zero_point_from'])}"
-            )
-            console.answer(f"    '{each['scale']}' = {_short(each['to'])}{zero} (was {was})")
-    _tell_costs(told, console)
-    _tell_latency(extra["latency_ms"] or {}, console)
-    console.answer(f"  measured on {extra['measured_on']}")
-    if result.why:
-        console.answer(f"  {result.why}")
-
-
-def _tell_latency(latency: dict[str, float | None], console: Console) -> None:
-    """How long a run takes, where that was measured."""
-    times = [f"{name} {value:.3f} ms" for name, value in latency.items() if value is not None]
-    if times:
-        console.answer(f"  one run takes (median, copies included): {', '.join(times)}")
-
-
-def _short(value: float | list[float] | None) -> str:
-    if isinstance(value, list):
-        known = [each for each in value if each is not None]
-        return f"{min(known):.4g} to {max(known):.4g}" if known else "?"
-    return "?" if value is None else f"{value:.6g}"
-
-
-def _tell_costs(told: Told, console: Console) -> None:
-    """The groups that cost most."""
-    sensitivity = told.sensitivity
-    if sensitivity is None:
-        return
-    known = [(cost, unit) for unit, cost in enumerate(sensitivity.quantized) if cost is not None]
-    known.sort(key=lambda entry: (-entry[0], entry[1]))
-    console.say("  errors in tolerances, as written, on ONNX Runtime's CPU provider (all groups: --json, report.html):")
-    for cost, unit in known[:_SHOWN]:
-        removed = sensitivity.removed[unit]
-        without = "?" if removed is None else f"{removed:.3g}"
-        console.say(
-            f"    {told.case.lowering.groups[unit].name}: alone quantized {cost:.3g}, alone in floats {without}"
-        )

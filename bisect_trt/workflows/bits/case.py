@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.qdq import Group, Quantized, find_quantized
+from bisect_trt.graph.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.bits.guessed import guess_inputs
-from bisect_trt.workflows.bits.misfit import BAD, Misfit, find_misfits, usual_ratio
+from bisect_trt.workflows.bits.measured import find_misfits
+from bisect_trt.workflows.bits.misfit import BAD, Misfit, usual_ratio
 from bisect_trt.workflows.bits.plain import Plain, make_plain
 from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
+from bisect_trt.workflows.checks import require_target
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
@@ -22,11 +24,8 @@ from bisect_trt.workflows.subject import Subject
 _LOOKED_AT = 4
 """Samples whose values are held against the scales."""
 _RANDOM = 4
-_TYPES = {
-    "int8": ("int8", "uint8", "int16", "uint16"),
-    "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
-    "int4": ("int4", "uint4", "int2", "uint2", "float4e2m1"),
-}
+FEW = 0.05
+"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves some out of range."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,24 @@ def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = Fa
     return Case(lowering, quantized, plain, misfits, yardstick)
 
 
+def typed_by_graph(subject: Subject, target: TargetSettings) -> TargetSettings:
+    """The target, without the quantized types where it knows no option for them: a strongly typed build takes the graph's.
+
+    Raises:
+        UnavailableError: It is not there.
+        UsageError: It has no such option.
+    """
+    plain = replace(target, int8=False, fp8=False)
+    try:
+        require_target(subject, target)
+    except UsageError:
+        if plain == target:
+            raise
+        require_target(subject, plain)
+        return plain
+    return target
+
+
 def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSettings, str | None]:
     """The target as it runs the quantized model; where a CPU's runtime does not, without what makes it refuse.
 
@@ -125,7 +142,7 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
     Raises:
         UsageError: There are none.
     """
-    path, wanted = subject.settings.path, {name for bits in settings.bits for name in _TYPES[bits]}
+    path, wanted = subject.settings.path, {name for bits in settings.bits for name in TYPES[bits]}
     types = sorted({pair.type_name for group in quantized.groups for pair in group.pairs if pair.kind != "bias"})
     chosen = [
         group
@@ -136,9 +153,9 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
     if chosen:
         return chosen
     if types:
-        flags = " ".join(f"--{bits}" for bits, names in _TYPES.items() if set(names) & set(types))
+        flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & set(types))
         raise UsageError(f"{path} has nothing quantized that {asked} is about, but {', '.join(types)}; give {flags}.")
-    operators = sorted({n.op_type for n in subject.network.nodes if _is_integer_operator(n.op_type)})
+    operators = integer_operators(subject)
     if operators:
         raise UsageError(
             f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
@@ -153,6 +170,11 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
         "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
         f"model, with --reference {path}."
     )
+
+
+def integer_operators(subject: Subject) -> list[str]:
+    """The operators of the model that compute with integers themselves, by name."""
+    return sorted({node.op_type for node in subject.network.nodes if _is_integer_operator(node.op_type)})
 
 
 def _is_integer_operator(op: str) -> bool:

@@ -57,6 +57,10 @@ class GroupLowering:
         network = self._subject.network
         return unquantize(network, pairs, self._weights) if pairs else network.proto
 
+    def floats(self, keep: Subset) -> Network:
+        """The graph with ``keep`` in floats."""
+        return Network(self.without(self.pairs(keep)))
+
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - whatever it is called
         """Always."""
         return True

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.reporting.result import RESULT_FILE
 from bisect_trt.reporting.tree import Branch
 from bisect_trt.targets.chosen import FORMAT, PRECISION, RECORD, REPLAY, TACTIC, Choice, choices_of_layers, read_choices
@@ -108,7 +108,7 @@ def _of_layers(plain: object) -> list[Choice] | None:
 def _of_engine(path: Path) -> frozenset[Choice]:
     from bisect_trt.workflows.inspect_files import describe_engine  # noqa: PLC0415 - it starts a worker
 
-    with TemporaryDirectory(prefix="bisect-trt-") as folder:
+    with scratch() as folder:
         return frozenset(choices_of_layers(describe_engine(path, Path(folder))["layers"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from bisect_trt.errors import UnavailableError, UsageError
@@ -64,6 +65,8 @@ def score(examination: Examination, settings: CompareSettings, metric: MetricSet
         result.extra.setdefault("metric", found)
         lost = measured.value - scale.reference
         change = f" ({lost:+.4g}{scale.metric.unit} against the reference)" if lost else " (the reference's)"
+        if math.isnan(lost):
+            change = " (the reference's)" if measured.value == scale.reference else ""
         console.answer(f"{scale.describe(measured)}{change}")
     failed = sum(target["metric"]["passed"] is False for target in targets)
     result.extra["comparisons"] = []

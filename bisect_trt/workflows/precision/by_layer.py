@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.precision.lowering import Lowering
 from bisect_trt.workflows.subject import Subject
 
-_ENGINES = (".engine", ".plan", ".trt")
+ENGINES = (".engine", ".plan", ".trt")
 
 
 class LayerLowering:
@@ -24,24 +24,32 @@ class LayerLowering:
 
     Attributes:
         units: The units that it may lower, in topological order.
-        cast: Writes the same answer as a model with Casts.
+        cast: Writes the same answer as a model with Casts; ``None`` where none is the same.
     """
 
-    def __init__(self, subject: Subject, units: Sequence[int], target: TargetSettings, cast: Lowering) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        units: Sequence[int],
+        target: TargetSettings,
+        cast: Lowering | None,
+        left: Collection[int] = (),
+    ) -> None:
         """Prepare.
 
         Args:
             subject: The model.
             units: What may be lowered.
             target: TensorRT, in the low precision.
-            cast: Writes the same answer as a model with Casts.
+            cast: Writes the same answer as a model with Casts; ``None`` where none is the same.
+            left: Nodes about which nothing is said: those that Q/DQ has in integers.
         """
         self.units = tuple(units)
         self._subject = subject
         self._target = target
         self.cast = cast
         network = subject.network
-        lowered = {network.order[unit] for unit in units}
+        lowered = {*left, *(network.order[unit] for unit in units)}
         self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
 
     def candidate(self, keep: Subset) -> Candidate:
@@ -49,7 +57,8 @@ class LayerLowering:
         return self._candidate(keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
 
     def _candidate(self, keep: Subset, title: str) -> Candidate:
-        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep))
+        # With nothing to keep it is the original, of which there may be an answer already.
+        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep) or None)
 
     def names(self, keep: Subset) -> tuple[str, ...]:
         """The nodes to keep as the target takes them: the first output of each, in topological order."""
@@ -59,7 +68,7 @@ class LayerLowering:
 
     def writes_model(self, path: Path) -> bool:
         """Whether what is written is an ONNX model."""
-        return path.suffix not in _ENGINES
+        return self.cast is not None and path.suffix not in ENGINES
 
     def write(self, keep: Subset, path: Path) -> None:
         """Write the engine that passed; beside it, if ``path`` is a model, the same as a model with Casts.
@@ -70,7 +79,7 @@ class LayerLowering:
             UsageError: It cannot be written.
             UnavailableError: It cannot be built any more.
         """
-        if self.writes_model(path):
+        if self.cast is not None and self.writes_model(path):
             self.cast.write(keep, path)
         subject, engine = self._subject, engine_path(path)
         built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
@@ -97,4 +106,4 @@ def _copy(engine: Path, to: Path) -> None:
 
 def engine_path(path: Path) -> Path:
     """Where the engine of an answer lies."""
-    return path if path.suffix in _ENGINES else path.with_suffix(".engine")
+    return path if path.suffix in ENGINES else path.with_suffix(".engine")

@@ -56,7 +56,7 @@ def ran_like(task: Task, keep: Subset) -> str | None:
     """What the measures suggest, in a sentence; ``None`` where one of both ends was not measured."""
     outcomes = {name: task.prober.ledger.outcome(key) for name, key in _keys(task, keep).items()}
     errors = {name: None if outcome is None else _error(outcome) for name, outcome in outcomes.items()}
-    return suggest(errors, latencies(task, keep) or {}, task.settings.precision)
+    return suggest(errors, latencies(task, keep) or {}, task.settings.low)
 
 
 def _keys(task: Task, keep: Subset) -> dict[str, str]:

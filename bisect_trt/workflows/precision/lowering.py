@@ -58,7 +58,7 @@ def refuse_lowered(network: Network, name: str) -> None:
             f"{name} is quantized ({network.describe(quantized[0])}; {len(quantized)} such nodes in all), so what it "
             "computes in fp32 is not known; give the model from before quantization."
         )
-    types = {n: v.type.tensor_type.elem_type for n, v in {**network.declared, **network.inferred}.items()}
+    types = {n: v.type.tensor_type.elem_type for n, v in (network.declared | network.inferred).items()}
     lowered = [tensor for tensor, element in types.items() if element in LOW_TYPES.values()]
     if lowered:
         kind = TensorProto.DataType.Name(types[lowered[0]]).lower()
@@ -69,7 +69,12 @@ def refuse_lowered(network: Network, name: str) -> None:
 
 
 def lowerable_units(
-    subject: Subject, precision: str, types: Mapping[str, int], include: Sequence[str], exclude: Sequence[str]
+    subject: Subject,
+    precision: str,
+    types: Mapping[str, int],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    left: Collection[int] = (),
 ) -> list[int]:
     """The units that compute in fp32 and may be lowered, in topological order.
 
@@ -82,6 +87,7 @@ def lowerable_units(
         types: ONNX's element type of each tensor.
         include: If any, only nodes that one of these patterns matches.
         exclude: No node that one of these matches.
+        left: None of these nodes.
 
     Raises:
         UsageError: The opset is too old, a pattern matches no node, or nothing is left.
@@ -89,7 +95,8 @@ def lowerable_units(
     network = subject.network
     check_opset(network.proto, LOW_TYPES[precision])
     slots = plan_slots(network.proto, (), types, opaque=False, low=LOW_TYPES[precision])
-    units = [unit for unit in subject.units.searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
+    searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
+    units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
     if not units:
         raise UsageError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
@@ -251,7 +258,7 @@ def marked(candidate: Candidate, precision: str) -> Candidate:
     model = onnx.ModelProto()
     model.CopyFrom(candidate.proto)
     model.metadata_props.add(key=_MARK, value=precision)
-    return replace(candidate, proto=model)
+    return replace(candidate, made=model)
 
 
 def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:

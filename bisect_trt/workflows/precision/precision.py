@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Minimise
@@ -55,7 +55,22 @@ def make_lowering(subject: Subject, settings: PrecisionSettings) -> Lowering:
         UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to lower.
     """
     refuse_lowered(subject.network, str(subject.settings.path))
-    units = lowerable_units(subject, settings.precision, known_types(subject), settings.include, settings.exclude)
+    return lowering_but(subject, settings)
+
+
+def lowering_but(subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()) -> Lowering:
+    """The same of what may be quantized in part.
+
+    Args:
+        subject: The model.
+        settings: What was asked for.
+        left: Nodes that stay as they are, and as the target likes where it lowers itself: those that are quantized.
+
+    Raises:
+        UsageError: A pattern matches nothing, or there is nothing to lower.
+    """
+    lowest = "fp16" if settings.calibrated else settings.precision
+    units = lowerable_units(subject, lowest, known_types(subject), settings.include, settings.exclude, left)
     cast = CastLowering(
         subject,
         units,
@@ -66,7 +81,9 @@ def make_lowering(subject: Subject, settings: PrecisionSettings) -> Lowering:
         keep_weights=settings.keep_weights,
     )
     target = settings.target
-    return cast if target is None or not settings.by_layer else LayerLowering(subject, units, target, cast)
+    if target is None or not settings.by_layer:
+        return cast
+    return LayerLowering(subject, units, target, None if settings.calibrated else cast, left)
 
 
 def find_precision(task: Task, search: SearchSettings) -> Result:
@@ -86,7 +103,7 @@ def find_precision(task: Task, search: SearchSettings) -> Result:
 
 
 def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
-    low, count, console = task.settings.precision, len(task.lowering.units), task.console
+    low, count, console = task.settings.low, len(task.lowering.units), task.console
     console.step(f"What in the reference run speaks against {low} ({count} nodes can be lowered)?")
     suspects = find_suspects(task)
     tell_suspects(task.subject, suspects, console)

@@ -16,7 +16,7 @@ from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.probing.protocol import Sample as SampleFiles
-from bisect_trt.targets.reference import reference_settings
+from bisect_trt.targets.onnxrt.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz
@@ -52,21 +52,25 @@ class Fresh:
     Attributes:
         drawn: What they are, in words.
         given: Whether they are the user's.
+        few: The share of them that may fail, none severely.
     """
 
-    def __init__(self, task: Task, ways: Sequence[str] | None = None) -> None:
+    few = 0.0
+
+    def __init__(self, task: Task, ways: Sequence[str] | None = None, skip: int = 0) -> None:
         """Read the user's.
 
         Args:
             task: The search.
             ways: How values are made, where that is not in all of them; see ``FreshSamples``.
+            skip: How many samples others have had already.
 
         Raises:
             UsageError: They do not fit the model.
         """
         self._task = task
         self._count = task.settings.fresh_samples
-        self._next = 0
+        self._next = skip
         subject = task.subject
         self._law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
         self._law = self._law if ways is None else replace(self._law, ways=tuple(ways))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from bisect_trt.graph.siblings import Siblings
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.fresh_check import SEVERE
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.prompt import PromptCheck
@@ -55,7 +56,13 @@ class Safe:
     written: bool = False
 
 
-def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Safe | None = None) -> Safe:
+def find_safe(
+    task: Task,
+    minimum: Minimum,
+    suspects: Sequence[Suspect],
+    early: Safe | None = None,
+    fresh: Fresh | None = None,
+) -> Safe:
     """Grow the minimal set until it holds.
 
     Args:
@@ -63,13 +70,14 @@ def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: 
         minimum: The minimal set.
         suspects: What the reference run says against nodes.
         early: A safe set that was found before the minimal one, if so; it stays the answer if that adds nothing to it.
+        fresh: Where samples come from, if not from where the task says.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
     if isinstance(task.prober.runner.check, PromptCheck):
         return Safe(minimum.units, why="you are the check")
-    growth = _Growth(task, minimum, suspects, frozenset() if early is None else early.units)
+    growth = _Growth(task, minimum, suspects, frozenset() if early is None else early.units, fresh or Fresh(task))
     if early is not None and growth.adds_nothing():
         return early
     return growth.run()
@@ -78,7 +86,7 @@ def find_safe(task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: 
 class _Growth:
     """A set while it grows."""
 
-    def __init__(self, task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Subset) -> None:
+    def __init__(self, task: Task, minimum: Minimum, suspects: Sequence[Suspect], early: Subset, fresh: Fresh) -> None:
         self._task = task
         self._early = early
         self._minimum = minimum
@@ -86,7 +94,7 @@ class _Growth:
         self._units = minimum.units
         self._reasons: dict[int, Reason] = {}
         self._siblings = Siblings(task.subject.network, task.lowering.units)
-        self._fresh = Fresh(task)
+        self._fresh = fresh
         self._compares = isinstance(task.prober.runner.check, BuiltinCheck)  # a command knows best what it wants
         self._headroom = Headroom(task) if self._compares and task.settings.precision == "fp16" else None
         probed = len(task.prober.ledger.records)
@@ -100,7 +108,7 @@ class _Growth:
             if self._headroom is not None:
                 self._headroom.add(sample, number)
         self._start()
-        if not self._units:
+        if not self._units and not self._minimum.proven:
             return self._safe(why="nothing that is suspected is enough")
         if isinstance(task.prober.runner.check, MetricCheck):
             return self._safe(why="the metric is of a whole set, on which the answer is measured")
@@ -122,11 +130,9 @@ class _Growth:
             if not outcome.errors:
                 return self._safe(why=f"they cannot be compared: {outcome.reason}")
             held = validated(outcome, fresh, learned)
-            failing = sorted(
-                [place for place, error in enumerate(outcome.errors) if error > 1],
-                key=lambda place: -outcome.errors[place],
-            )[:_MOST_FAILING]
-            if not failing or not self._grow(samples.only(failing)):
+            failing = failing_places(outcome.errors)
+            few = len(failing) <= len(outcome.errors) * fresh.few and max(outcome.errors) <= SEVERE
+            if few or not self._grow(samples.only(failing[:_MOST_FAILING])):
                 break
             learned = learned + len(failing) if fresh.given else 0
         return replace(self._safe(), validation=held)

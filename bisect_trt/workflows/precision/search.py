@@ -8,6 +8,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
+from bisect_trt.workflows.engine_layers import fused_regions
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect
@@ -15,6 +16,8 @@ from bisect_trt.workflows.suspicion import Suspect, suspect
 
 def find_suspects(task: Task) -> list[Suspect]:
     """What the reference run says against units that may be lowered, most suspicious first."""
+    if task.settings.calibrated:  # what is known of fp16 and bf16 says nothing of ranges that were measured
+        return []
     units = frozenset(task.lowering.units)
     return [entry for entry in suspect(task.subject, task.settings.precision) if entry.unit in units]
 
@@ -34,7 +37,8 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
     units = task.lowering.units
     everything, nothing = frozenset(units), frozenset[int]()
     ranking = [entry.unit for entry in suspects]
-    groups = groups_of(task.subject, everything)
+    fused = _fused(task)
+    groups = [*fused, *groups_of(task.subject, everything.difference(*fused))]
 
     def story(oracle: Oracle) -> Minimum | Subset:
         """The answer, or the set of units about which the check did not say what it should have."""
@@ -50,6 +54,27 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
     if isinstance(answer, Minimum):
         return answer
     raise refusal(task, answer)
+
+
+def _fused(task: Task) -> list[Subset]:
+    """The regions that the target fuses with everything lowered, if that was built and says so; told to the user."""
+    lowering = task.lowering
+    outcome = task.prober.ledger.outcome(lowering.candidate(frozenset()).key) if task.settings.by_layer else None
+    if outcome is None:
+        return []
+    regions, inside = fused_regions(task.subject.network, frozenset(lowering.units), outcome.layers)
+    if regions:
+        told = (
+            "1 region that the engine fuses is"
+            if len(regions) == 1
+            else f"{len(regions)} regions that the engine fuses are"
+        )
+        task.console.say(f"  {told} asked about as a whole first")
+    if inside:
+        task.console.say(
+            f"  {inside} nodes are in regions too large to ask about as a whole, so patterns of the graph are"
+        )
+    return regions
 
 
 def groups_of(subject: Subject, units: Subset) -> list[Subset]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
-from bisect_trt.options.choices import Minimise
+from bisect_trt.options.choices import Cost, Minimise
 from bisect_trt.options.searches import FRESH_SAMPLES, Precision
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -19,6 +19,8 @@ from bisect_trt.workflows.precision.lowering import Lowering
 Low = Literal["fp16", "bf16", "int8", "fp8", "int4"]
 BITS: tuple[Low, ...] = ("int8", "fp8", "int4")
 """What a search for quantized groups is about."""
+UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
+HALVES: tuple[Low, ...] = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class PrecisionSettings:
         bits: The quantized types whose groups are searched, of a quantized model; none for a search of nodes.
         float_model: The model from before quantization, if it was given.
         sensitivity: Whether to measure what each group costs alone.
+        rungs: The precisions that the parts of a quantized model may have, the cheapest first; none for what is quantized and
+            fp32 alone.
+        calibration_cache: Where the ranges for INT8 lie, or are to, if the user says.
+        calibrated: Whether what is not kept may run in INT8 by those ranges; ``precision`` then says how far it may be off.
+        cost: By what assignments of them are compared; ``None`` for latency where that can be measured, else bytes.
         tolerance: How far a target may be off on them, as the user gave it; ``None`` for as on the samples of the search.
     """
 
@@ -61,6 +68,10 @@ class PrecisionSettings:
     bits: tuple[Low, ...] = ()
     float_model: Path | None = None
     sensitivity: bool = True
+    rungs: tuple[str, ...] = ()
+    cost: Cost | None = None
+    calibration_cache: Path | None = None
+    calibrated: bool = False
     tolerance: ToleranceOptions | None = None
 
     @classmethod
@@ -89,7 +100,27 @@ class PrecisionSettings:
             bits=tuple(each for each in low if each in BITS),
             float_model=own.reference,
             sensitivity=own.sensitivity,
+            rungs=own.ladder or (),
+            cost=own.cost,
+            calibration_cache=own.calibration_cache,
         )
+
+    @property
+    def low(self) -> str:
+        """What is lowered to, in words."""
+        return "int8" if self.calibrated else self.precision
+
+    @property
+    def half(self) -> Low | None:
+        """The rung of a ladder between what is quantized and fp32, if it has one."""
+        return next((low for low in HALVES if low in self.rungs), None)
+
+    @property
+    def measures_latency(self) -> bool:
+        """Whether how long candidates run says how long their written models do."""
+        if self.target is None or self.emulated:
+            return False
+        return self.cost is Cost.LATENCY or self.target.target.capabilities.timed
 
     @property
     def emulated(self) -> bool:

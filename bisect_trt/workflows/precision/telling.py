@@ -127,7 +127,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "not_validated": safe.why,
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
-        "precision": settings.precision,
+        "precision": settings.low,
         "lowered": len(lowering.units) - len(nodes),
         "not_lowered": len(subject.network.nodes) - len(lowering.units),
         "measured_on": measured_on(task),
@@ -141,7 +141,7 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
     proof = f" ({result.minimality})" if nodes == len(result.extra["minimal"]) else ""
     name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
-    console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.precision}{proof}.")
+    console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.low}{proof}.")
     tell_safe(result, console)
     tell_details(result, console)
     if result.why:

@@ -86,6 +86,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, target: TargetSet
             yield Use(str(output), command, None, _NOT_TRIED)
             continue
         title = f"{output.name}, built with {' '.join(how.flags())}"
+        assert lowering.cast is not None  # a model was written
         candidate = replace(lowering.cast.read_back(keep, output), title=title)
         try:
             yield _probed(task, str(output), command, _told_apart(candidate, command), how)
@@ -115,7 +116,7 @@ def _told_apart(candidate: Candidate, how: str) -> Candidate:
     model = onnx.ModelProto()
     model.CopyFrom(candidate.proto)
     model.metadata_props.add(key="bisect-trt.use", value=how)
-    return replace(candidate, proto=model)
+    return replace(candidate, made=model)
 
 
 def _trtexec(

@@ -123,7 +123,7 @@ def _told_apart(candidate: Candidate, what: str, samples: Round) -> Candidate:
     proto.CopyFrom(candidate.proto)
     names = " ".join(each.inputs.name for each in samples.files)
     proto.metadata_props.add(key="bisect-trt.samples", value=f"{what}: {names}")
-    return replace(candidate, proto=proto)
+    return replace(candidate, made=proto)
 
 
 def validated(outcome: Outcome, fresh: Fresh, learned: int) -> Validation:

@@ -109,7 +109,7 @@ class Prover:
     def candidate(self, model: onnx.ModelProto, title: str) -> Candidate:
         """The whole model in another form; the original's outputs are compared, whatever others it has."""
         original = self.investigation.subject.original
-        return replace(original, proto=model, title=title)
+        return replace(original, made=model, title=title)
 
     def read_back(self, path: Path, title: str) -> Candidate:
         """What was written, with the input shapes of the search."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.targets.trt.messages import (
+from bisect_trt.targets.trt import standalone
+from bisect_trt.targets.trt.api import Log, make_logger
+from bisect_trt.targets.trt.wording import (
     OUT_OF_MEMORY,
     clean,
     is_out_of_memory,
@@ -159,3 +165,19 @@ def test_any_text_has_a_signature_that_masking_again_leaves(text: str, known: li
     masked = signature(text, known)
     assert signature(masked, ()) == masked
     assert clean(clean(text)) is not None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda trt, kept: make_logger(trt, Log(errors=kept)), standalone.make_logger],
+    ids=["worker", "reproduce.py"],
+)
+def test_what_is_said_when_the_module_is_emptied_already_is_heard(make: Callable[[Any, list[str]], Any]) -> None:
+    levels = [SimpleNamespace(name=name) for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")]
+    trt = SimpleNamespace(ILogger=type("ILogger", (), {level.name: level for level in levels}))
+    kept: list[str] = []
+    logger = make(trt, kept)
+    trt.ILogger = None
+    for level in levels:
+        logger.log(level, level.name)
+    assert kept == ["INTERNAL_ERROR", "ERROR"]

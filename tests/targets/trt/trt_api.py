@@ -53,6 +53,12 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "ParserError.node_operator": (WEAK, STRONG),
     "ParserError.local_function_stack": (WEAK, STRONG),
     "BuilderFlag.EDITABLE_TIMING_CACHE": (WEAK, STRONG),
+    "ITimingCache.query": (WEAK, STRONG),
+    "ITimingCache.update": (WEAK, STRONG),
+    "TimingCacheKey": (WEAK, STRONG),
+    "TimingCacheKey.parse": (WEAK, STRONG),
+    "TimingCacheValue": (WEAK, STRONG),
+    "TimingCacheValue.tacticHash": (WEAK, STRONG),
     "IBuilderConfig.all_build_routes": (STRONG,),
     "BuilderFlag.ERROR_ON_TIMING_CACHE_MISS": (WEAK, STRONG),
     "OnnxParser.set_flag": (WEAK, STRONG),
@@ -120,6 +126,7 @@ VARIABLES: Mapping[str, str] = {
     "tensor": "ITensor",
     "profile": "IOptimizationProfile",
     "timing_cache": "ITimingCache",
+    "builder": "Builder",
 }
 """What a variable or an attribute of this name is, where its assignment does not tell."""
 
