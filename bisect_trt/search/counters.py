@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
+from itertools import islice
 
 from bisect_trt.search.oracle import Ask, Completion, Subset, Verdict
 
-_SMALL = 16
+_SMALL = 8
 """So few units are left out one by one as cheaply as in windows."""
+_TRIED = 4
+"""So many are left out alone to see whether windows are worth their questions."""
 
 
 def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool) -> bool:
@@ -25,7 +28,8 @@ def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *,
     if len(units) <= _SMALL:
         return False
     smaller = (complete(units - {unit}) for unit in sorted(units, reverse=True))
-    return lost or any(ask(without) is Verdict.FAIL for without in smaller if 0 < len(without) < len(units))
+    tried = islice((without for without in smaller if 0 < len(without) < len(units)), _TRIED)
+    return lost or any(ask(without) is Verdict.FAIL for without in tried)
 
 
 _FIRST_CHANCE = 0.1
@@ -65,7 +69,7 @@ def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = fr
     return frozenset(chosen)
 
 
-_PATIENCE = 0.95
+_PATIENCE = 0.98
 """A window that could not be left out makes the next ones so much smaller; one that could makes them twice as large."""
 
 

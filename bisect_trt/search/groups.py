@@ -15,9 +15,9 @@ from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verd
 _SKIPS = 3
 """So many other groups are tried in the place of one about which nothing can be told."""
 
-_LOOKS = (4, 16)
-"""When so many units were found, one that was found earlier is left out once more, with all others kept. A steady check says
-again that it is needed. One that fails only sometimes looks as if one unit after the other were, until somebody asks."""
+_LOOKS = (6, 16)
+"""When so many units were found, neighbours counted once, one of them is left out once more, all others kept. A steady check
+says again that it is needed. One that fails only sometimes looks as if one unit after the other were, until somebody asks."""
 
 _RUN, _FORGIVEN, _BURST = 16, 2, 10
 """Odds are even, so answers that mostly are "needed" are suspicious: so many of them in a row, one of the others counting
@@ -51,7 +51,7 @@ class Kept:
         self.needed: Subset = frozenset()
         self.astray = False
         self._found: list[int] = []  # and not left out once more yet
-        self._run, self._alarm = 0, _RUN
+        self._looked, self._run, self._alarm = 0, 0, _RUN
         self._presumed: list[int] = []
         self.goal = goal
         self._complete = complete
@@ -127,7 +127,9 @@ class Kept:
 
     def _look_again(self) -> None:
         """Leave out units that were found once more, if it is time for that."""
-        looks = int(len(self.needed) in _LOOKS)
+        apart = sum(unit + 1 not in self.needed for unit in self.needed)
+        looks = int(self._looked < len(_LOOKS) and apart >= _LOOKS[self._looked])
+        self._looked += looks
         if self._run >= self._alarm:
             looks, self._alarm = _BURST, 2 * self._alarm
         for unit in self._found[:looks]:

@@ -132,7 +132,8 @@ def find_culprits(
     length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess, passing=passing)
     first, rest = units[length - 1], units[: length - 1]
     kept.units = frozenset(units[:length])
-    kept.found(frozenset({first}), doubtful=False)
+    shorter = frozenset(rest)
+    kept.found(frozenset({first}), doubtful=bool(rest) and kept.verdict(shorter) is Verdict.UNRESOLVED)
     if not rest or kept.lost or kept.shrinks_to(kept.needed):
         return _bare(kept, ask, weights)
     density, most = Density(cold(len(units)), units=len(units)), None
