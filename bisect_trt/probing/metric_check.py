@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from bisect_trt.probing.builtin import BuiltinCheck, outcome_of_failure
@@ -87,6 +88,7 @@ class Scale:
     def to_json(self, measured: Measured) -> dict[str, Any]:
         """What the result has of it."""
         return {
+            **self._by_sample(measured.gains),
             "name": self.metric.name,
             "reference": _plain(self.reference),
             "candidate": _plain(measured.value),
@@ -96,6 +98,28 @@ class Scale:
             "samples": measured.samples,
             "of": self.data.count,
         }
+
+    def _by_sample(self, gains: Sequence[float]) -> dict[str, Any]:
+        """Of the whole set: the number after each sample (some of them, where they are many), and the samples that cost most."""
+        if not gains:
+            return {}
+        known, count = self.data.known(self.metric), len(gains)
+        means = np.cumsum(np.asarray(gains, np.float64)) / np.arange(1, count + 1)
+        places = sorted({round(place) for place in np.linspace(0, count - 1, min(count, _MOST_POINTS))})
+        costly = sorted((place for place in range(count) if gains[place] < 0), key=lambda place: gains[place])
+        order = self.data.order
+        return {
+            "curve": [
+                {"samples": place + 1, "candidate": _plain(known.estimate(self.metric, float(means[place])))}
+                for place in places
+            ],
+            "worst_samples": [
+                {"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]
+            ],
+        }
+
+
+_MOST_POINTS, _MOST_SAMPLES = 500, 10
 
 
 def _plain(value: float) -> float | str:

@@ -125,6 +125,8 @@ class Measured(Reply):
         passed: Whether it is within its bound; ``None`` without one.
         layers: What the target makes of the model; see ``Session.layers``.
         latency_ms: The median of several runs, where that was asked for.
+        gains: By how much each sample adds more to the metric than the reference does, in the order in which they are seen;
+            of the whole set alone, where the metric is of that form.
     """
 
     value: float
@@ -132,6 +134,7 @@ class Measured(Reply):
     passed: bool | None = None
     layers: tuple[dict[str, Any], ...] = ()
     latency_ms: float | None = None
+    gains: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

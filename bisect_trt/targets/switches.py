@@ -37,6 +37,7 @@ class Switch:
         tier: How much it turns.
         weight: How likely it is to be the one, beside the others; 1 where nothing is known.
         covers: The kinds of switches that are all turned with it, so that none of them helps if it does not.
+        within: Of which kind it turns several, so that it does not help where the switch that covers them does not.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Switch:
     tier: Tier = Tier.OPTION
     weight: float = 1.0
     covers: str | None = None
+    within: str | None = None
 
     @property
     def kind(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,12 @@ from bisect_trt.reporting.issue import Cause
 from bisect_trt.reporting.reproducer import MODEL, SCRIPT
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
+from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.fault.judge import Fault
-from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic
+from bisect_trt.workflows.freed import free_where_needed
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
@@ -35,17 +34,15 @@ from bisect_trt.workflows.minimal_case import (
     narrow_held,
     weak_suspects,
 )
+from bisect_trt.workflows.next_steps import next_steps
 from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
-from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
 
-MOST_SWEPT = 32
-"""The largest size that is advised."""
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -128,55 +125,6 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
         steps = ", ".join(next_steps(subject, settings.check))
         raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
     console.say(f"  yes: {record.reason}")
-
-
-def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
-    """What else may show the failure, after what was done already."""
-    target, data = check.target, subject.settings.data
-    steps: list[str] = []
-    if target is not None and not target.low_precisions:
-        steps.append("first the precision of the failing deployment (--fp16, --bf16, ...)")
-    if data.load_inputs or data.data_loader_script is not None:
-        steps.append("other samples of the failing deployment's inputs")
-    else:
-        steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
-    steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
-    # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
-    second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
-    steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
-    if target is not None:
-        steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
-        steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
-        again = ["bisect-trt", "repeat", str(subject.settings.path), *target.flags(), "--until", "bad", "-n", "20"]
-        steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
-        steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
-    return steps
-
-
-def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:
-    """Commands that look at other sizes, where the model takes any, and at more samples."""
-    model, flags = str(subject.settings.path), target.flags()
-    found = []
-    swept: dict[str | int | None, None] = {}  # a dimension without a name is one of its own
-    shapes = []
-    for name, value in subject.samples[0].items():
-        dims = subject.declared.get(name, value.shape)
-        free = next((axis for axis, dim in enumerate(dims) if not isinstance(dim, int)), None)
-        if free is None or (dims[free] is not None and dims[free] in swept):
-            continue
-        swept[dims[free]] = None
-        sizes = [f"1..{MOST_SWEPT}" if axis == free else str(size) for axis, size in enumerate(value.shape)]
-        shapes.append(f"{name}:[{','.join(sizes)}]")
-    if shapes:
-        fed = replace(subject.settings, input_shapes={}).words()
-        words = ["bisect-trt", "sweep", model, *flags, "--shapes", *shapes, *fed]
-        found.append(("other sizes of what is free", words))
-    data = subject.settings.data
-    if not (data.load_inputs or data.data_loader_script is not None):
-        shaped = [f"{name}:{[*value.shape]}".replace(" ", "") for name, value in subject.samples[0].items()]
-        words = ["bisect-trt", "samples", model, *flags, "--iterations", "50", "--input-shapes", *shaped]
-        found.append(("many random samples", words))
-    return found
 
 
 def who_is_named(investigation: Investigation) -> Suspects | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from bisect_trt.reporting.reproducer import MODEL
+from bisect_trt.reporting.reproducer import MODEL, pack
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.scored import find_drop, tell_drop
-from bisect_trt.workflows.precision.fix import find_fix
+from bisect_trt.workflows.metric_reproducer import leave_metric
+from bisect_trt.workflows.precision.fix import MIXED, find_fix
 from bisect_trt.workflows.reduce import deliver, find_minimum, smallest
-from bisect_trt.workflows.reproducer import make_folder
+from bisect_trt.workflows.reproducer import NEUTRAL, make_folder
 from bisect_trt.workflows.settings import ReduceSettings
 
 
 def diagnose_metric(investigation: Investigation, settings: DiagnoseSettings) -> Result:
     """Find why the metric drops on the target, and leave the layers that do it.
 
-    There is no script that shows it: a piece of a model has no metric without the rest of it and the whole set.
+    A piece of a model has no metric without the rest of it and the whole set: the script that shows the drop is about all of it.
 
     Raises:
         DoesNotReproduce: It does not drop past its bound.
@@ -43,4 +44,15 @@ def diagnose_metric(investigation: Investigation, settings: DiagnoseSettings) ->
     find_fix(investigation, settings.check, settings.search, answer, settings.output)
     fixed = result.extra["metric"]
     result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
+    check = settings.check
+    if settings.anonymous:
+        console.warn("--anonymise: a set and what it scores cannot be renamed, so neither is left, nor a script")
+        return result
+    assert check.metric is not None
+    assert check.target is not None
+    files = leave_metric(investigation, check.metric, check.target, answer, settings.output)
+    if settings.archive is not None:
+        files += sorted({*settings.output.glob(f"{reduced.output.stem}.*"), *settings.output.glob(f"{MIXED}*")})
+        pack(settings.output, files, settings.archive, NEUTRAL)
+        result.artifacts["archive"] = str(settings.archive)
     return result

@@ -89,8 +89,11 @@ class Job:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
 
-        settings = replace(settings, check=self._scaled(settings.check))
-        opened = self.subject(settings.check.timeout, settings.check.target)
+        target = settings.check.target
+        # How long the original runs is what a fix is held against, which does not build that again.
+        timed = target is not None and target.target.capabilities.timed and self.metric is None
+        settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
+        opened = self.subject(settings.check.timeout, target)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             if self.metric is not None:
                 from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
@@ -223,7 +226,8 @@ class Job:
         Raises:
             UsageError: A check says good or bad that cannot be told how the target is set up.
         """
-        from bisect_trt.workflows.cause import find_cause, told_of_switches  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.cause import find_cause  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.switched import told_of_switches  # noqa: PLC0415 - see above
 
         check = told_of_switches(check)
         with self.subject(check.timeout) as subject, self._investigated(subject, check, search) as investigation:
@@ -233,6 +237,7 @@ class Job:
         """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
         from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "samples")
         check = settings.check
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
@@ -250,6 +255,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
@@ -353,6 +359,19 @@ class Job:
         finally:
             note_first(prober, self.result)
             prober.ledger.close()
+
+
+def _refuse_repeat(search: SearchSettings, command: str) -> None:
+    """A measured failure rate is one model's, with one input.
+
+    Raises:
+        UsageError: One is asked for.
+    """
+    if search.repeat is not None:
+        raise UsageError(
+            f"--repeat measures how often one model fails on one input, and {command} tries many of them: drop it. What fails "
+            "is tried again in any case; `bisect-trt repeat` says how often it does."
+        )
 
 
 def by_whom(

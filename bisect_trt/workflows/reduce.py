@@ -20,9 +20,10 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
+from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.fault.arbitrate import arbitrate
-from bisect_trt.workflows.freed import free_where_needed, needed_dimensions, say_dynamic, target_of
+from bisect_trt.workflows.freed import free_where_needed, target_of
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held

@@ -7,12 +7,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Compare, Execute, Failed, Sample
-from bisect_trt.probing.workers.process import ProcessEnd, run_to_end
+from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workers.resources import gate
 from bisect_trt.reporting.issue import Command, Issue, Trial, raw_inputs
 from bisect_trt.reporting.reproducer import FILES, SCRIPT, Reproducer
 from bisect_trt.targets.settings import TargetSettings
@@ -76,14 +79,24 @@ def try_commands(
         What came of each, by tool; of the script under its own name.
     """
     limit = 10 * seconds + _GRACE_SECONDS
-    log = investigation.subject.workspace.scratch("trial.log")
+    scratch = investigation.subject.workspace.scratch
     flakiness = investigation.prober.runner.flakiness
-    run = _runner(investigation, folder, reproducer, log, limit)
-    trials = {SCRIPT: _try_script(folder, log, run, min(flakiness.passes_needed, _MOST_RUNS))}
-    issue = reproducer.issue()
-    for command in issue.commands(raw_inputs(issue, reproducer.inputs)):
-        if isinstance(command, Command):
-            trials[command.tool] = _try_tool(command, issue, folder, log, limit)
+    run = _runner(investigation, folder, reproducer, scratch("trial.log"), limit)
+    issue, cancel = reproducer.issue(), Cancel()
+    commands = [c for c in issue.commands(raw_inputs(issue, reproducer.inputs)) if isinstance(c, Command)]
+    # Each starts the target anew, which may take ten seconds, so they run beside each other.
+    with closing(cancel), ThreadPoolExecutor(len(commands) + 1) as beside:
+        try:
+            tried = {
+                command.tool: beside.submit(
+                    _try_tool, command, issue, folder, scratch(f"trial-{number}.log"), limit, cancel
+                )
+                for number, command in enumerate(commands, 1)
+            }
+            trials = {SCRIPT: _try_script(folder, scratch("trial.log"), run, min(flakiness.passes_needed, _MOST_RUNS))}
+            trials |= {tool: trial.result() for tool, trial in tried.items()}
+        finally:
+            cancel.set()
     for tool, trial in trials.items():
         said = "shows the failure" if trial.shows else trial.why or "does not show it"
         investigation.console.note(f"{tool}, run as it stands in the reproducer: {said}")
@@ -99,7 +112,12 @@ def _runner(
     places, models = investigation.subject.where.places, investigation.subject.models
     if not places:
         command = [sys.executable, str(folder / SCRIPT)]
-        return lambda: run_to_end(command, log=log, environment={}, timeout=limit)
+
+        def run_here() -> ProcessEnd:
+            with gate.turn():
+                return run_to_end(command, log=log, environment={}, timeout=limit)
+
+        return run_here
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     request = Execute(reproducer.target, (PLACE_PYTHON, f"{PLACE_FOLDER}/{SCRIPT}"), files)
 
@@ -132,14 +150,15 @@ def _try_script(folder: Path, log: Path, run: Callable[[], ProcessEnd], times: i
     return Trial(False, why)
 
 
-def _try_tool(command: Command, issue: Issue, folder: Path, log: Path, limit: float) -> Trial:
+def _try_tool(command: Command, issue: Issue, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
     beside = Path(sys.executable).with_name(command.tool)
     program = shutil.which(command.tool) or (str(beside) if beside.exists() else None)
     if program is None:
         return Trial(None, _NOT_TRIED)
     words = [program, *command.words[1:]]
     try:
-        end = run_to_end(words, log=log, environment={}, timeout=limit, cwd=folder)
+        with gate.turn(cancel):
+            end = run_to_end(words, log=log, environment={}, timeout=limit, cancel=cancel, cwd=folder)
     except OSError as error:
         return Trial(None, f"not tried, for it does not start here ({error.strerror})")
     return _read(command.tool, issue, end, log.read_text(encoding="utf-8", errors="replace"))

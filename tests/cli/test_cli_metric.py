@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from conftest import CommandLine
+from onnx import numpy_helper
 from support import TARGET, chain, overflowing, read_json
 
 LOADER = """
@@ -105,11 +111,29 @@ def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> N
         (entry["passed"] for entry in result["metric"]["layers"]), reverse=True
     )
 
-    assert cli("diagnose", model, *TARGET, *scored, "-o", "out", "--json", "d.json").status == 0
+    assert cli("diagnose", model, *TARGET, *scored, "-o", "out", "--zip", "--json", "d.json").status == 0
     result = read_json(Path("d.json"))
     assert [node["name"] for node in result["culprits"]] == ["big"]
     assert result["metric"]["fixed"] >= result["metric"]["bound"] > result["metric"]["candidate"]
-    assert {path.name for path in Path("out").iterdir()} >= {"model.onnx", "mixed.onnx"}
+    assert {path.name for path in Path("out").iterdir()} >= {"model.onnx", "mixed.onnx", "data.py", "metric-score.py"}
+    found, issue = result["metric"], Path("out/ISSUE.md").read_text()
+    assert f"drops from 1 to {found['whole']:.6g}" in issue
+    assert "run here, it shows the drop" in issue
+    assert found["bound"] > found["whole"] == found["curve"][-1]["candidate"]
+    assert all(entry["sample"] % 4 == 0 and entry["lost"] > 0 for entry in found["worst_samples"])
+    assert "The samples that cost most" in Path(result["artifacts"]["report"]).read_text()
+    # The script tells a model that drops from one that does not, wherever it is run.
+    with zipfile.ZipFile("out.zip") as packed:
+        packed.extractall("elsewhere")
+    (script,) = Path("elsewhere").rglob("reproduce.py")
+    fine = onnx.load(model)
+    for tensor in fine.graph.initializer:
+        if tensor.name in ("big", "small"):
+            tensor.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(tensor)), tensor.name))
+    onnx.save(fine, "fine.onnx")
+    words = [[sys.executable, str(script), str(path)] for path in (model, Path("fine.onnx"))]
+    statuses = [subprocess.run(each, check=False, capture_output=True).returncode for each in words]
+    assert statuses == [1, 0]
 
 
 def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:

@@ -56,7 +56,7 @@ def endless(path: Path, *, constant: bool = False) -> Path:
 def test_it_ends_with_a_sentence(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], constant: bool
 ) -> None:
-    monkeypatch.setattr(pool, "DEFAULT_SECONDS", 6.0)  # a worker has to start in that time too
+    monkeypatch.setattr(pool, "DEFAULT_SECONDS", 3.0)  # a worker has to start in that time too
     ran = cli(words[0], endless(here / "model.onnx", constant=constant), *words[1:])
     assert ran.status == 4
     assert ran.error.startswith("error: ")
@@ -68,10 +68,10 @@ def test_a_small_time_holds_for_the_reference_too(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what it takes to start a worker and run the whole model, which a time for one probe does not count in."""
-    monkeypatch.setattr(pool, "LEAST_SECONDS", 6.0)
+    monkeypatch.setattr(pool, "LEAST_SECONDS", 3.0)
     ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
     assert ran.status == 4
-    assert re.search(r"does not get to the end of a model: no answer after 6\.\d s; --timeout allows more\.", ran.error)
+    assert re.search(r"does not get to the end of a model: no answer after 3\.\d s; --timeout allows more\.", ran.error)
 
 
 def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytes
 def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, here: Path) -> None:
     """A time that is given is held; only the reference may take longer."""
     np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
-    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "5")
+    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3")
     assert ran.status == 4
-    assert re.search(r"the target cannot run model\.onnx: no answer after 5\.\d s\.", ran.error.replace(f"{here}/", ""))
+    assert re.search(r"the target cannot run model\.onnx: no answer after 3\.\d s\.", ran.error.replace(f"{here}/", ""))
 
 
 @pytest.mark.parametrize("words", [["run", "--onnxrt"], ["layerwise", "--onnxrt"], ["sanitize", "-o", "out.onnx"]])

@@ -111,7 +111,7 @@ class FlakyCheck(FakeCheck):
 def test_a_flaky_failure_is_found() -> None:
     """A rate of 0.7, one node of 371; a search that believes each run is often wrong."""
     right = believing = runs = 0
-    searches = 60
+    searches = 30
     for seed in range(searches):
         culprit = random.Random(seed).randrange(371)
         for repeat in (20, 1):
@@ -137,7 +137,7 @@ def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
     """Rates from seldom to nearly always; `python -m benchmarks.flaky` makes as many searches as one likes."""
     ended = []
     for rate in (0.2, 0.5, 0.8, 0.9, 0.95, 0.99):
-        for seed in range(12):
+        for seed in range(6):
             for repeat in (1, 5, 20):
                 with scratch() as folder:
                     ended.append(simulate(Path(folder), 1000 * seed + repeat, 60, rate, repeat, 1, required))

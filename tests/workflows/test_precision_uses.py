@@ -22,6 +22,7 @@ from bisect_trt.probing.protocol import About, Build, Compare, Compared, Done, S
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
@@ -145,6 +146,15 @@ def test_what_is_fused_is_asked_about_as_a_whole_first(tmp_path: Path, capsys: p
     said = " ".join(capsys.readouterr().out.split())
     assert "2 regions that the engine fuses are asked about as a whole first" in said
     assert "3 nodes are in regions too large to ask about as a whole, so patterns of the graph are" in said
+
+
+def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path) -> None:
+    target = TensorRt()
+    with searching(target, tmp_path) as task:
+        task.prober.probe_original(task.subject.original)
+        built = len(target.asked)
+        assert task.prober.probe(task.lowering.candidate(frozenset())).verdict is Verdict.FAIL
+        assert len(target.asked) == built
 
 
 def test_what_was_written_and_does_not_pass_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

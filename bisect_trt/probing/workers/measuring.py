@@ -72,15 +72,18 @@ def measure(run: Run, request: Measure) -> Measured:
     low, high = known.gains(metric)
     needed = -math.inf if request.bound is None else known.needed(metric, request.bound)
     test = MeanTest(data.count, low, high, max(needed, -1e300), request.error if request.bound is not None else 0.0)
+    gains: list[float] = []
     for place, sample in enumerate(data.order):
         outputs, reference = run(load_npz(data.inputs(sample))), data.reference(sample)
         with spending("comparing"):
             seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
-            decided = test.add(known.gain(metric, place, seen))
+            gains.append(known.gain(metric, place, seen))
+            decided = test.add(gains[-1])
         if decided is not None and request.error > 0:
             break
     value = known.estimate(metric, test.mean)
-    return Measured(value, test.seen, test.decided if request.bound is not None else None)
+    passed = test.decided if request.bound is not None else None
+    return Measured(value, test.seen, passed, gains=() if request.error > 0 else tuple(gains))
 
 
 def _measure_whole(run: Run, request: Measure, metric: Metric, data: Evaluation) -> Measured:

@@ -178,17 +178,16 @@ def definitions(entries: Sequence[tuple[str, Child]], class_: str = "facts") -> 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, numeric: Sequence[str] = ()) -> Markup:
     """A plain table that scrolls by itself where it is too wide; the headings of ``numeric`` columns stand right."""
     cells = [tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)) for row in rows]
+    names = (
+        tag("th", name, scope="col", class_="number" if name in numeric else None) if name else tag("td")
+        for name in head
+    )
     return tag(
         "div",
         tag(
             "table",
             tag("caption", caption, class_="visually-hidden"),
-            tag(
-                "thead",
-                tag(
-                    "tr", *(tag("th", name, scope="col", class_="number" if name in numeric else None) for name in head)
-                ),
-            ),
+            tag("thead", tag("tr", *names)),
             tag("tbody", *cells),
         ),
         class_="scroll",

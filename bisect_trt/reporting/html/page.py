@@ -28,6 +28,7 @@ from bisect_trt.reporting.html.markup import (
     table,
     tag,
 )
+from bisect_trt.reporting.html.metric import metric_section
 from bisect_trt.reporting.html.search import search_section
 from bisect_trt.reporting.html.size_map import sweep_section
 from bisect_trt.reporting.result import SCHEMA
@@ -213,6 +214,7 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
         ("answer", "Answer", lambda: answer_section(result)),
         ("graph", "Graph", lambda: graph_section(graph) if graph else None),
         ("error", "Error", lambda: curve_section(curve, graph["nodes"] if graph else []) if curve else None),
+        ("metric", "Metric", lambda: metric_section(result.get("metric"))),
         ("sweep", "Sizes", lambda: sweep_section(result.get("sweep"))),
         ("builds", "Builds", lambda: builds_section(result)),
         ("findings", "Findings", lambda: findings_section(result)),

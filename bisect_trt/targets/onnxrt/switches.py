@@ -172,10 +172,10 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
         yield Switch(f"option:{name}", _drop("session_options", name), weight=LIKELY)
     for name, _ in own.provider_options:
         yield Switch(f"provider-option:{name}", _drop("provider_options", name), weight=LIKELY)
-    for tier, pairs in ((Tier.OPTION, _OPTIONS), (Tier.WHOLE, _KINDS)):
+    for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
             if name not in given:
-                yield Switch(f"option:{name}={value}", _set(name, value), tier)
+                yield Switch(f"option:{name}={value}", _set(name, value), tier, within=within)
 
 
 def _drop(field: str, name: str) -> Turn:
@@ -203,8 +203,8 @@ def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
         def turn(settings: TargetSettings, to: str = level) -> TargetSettings:
             return settings.with_own(graph_optimization_level=to)
 
-        covers = OPTIMIZER if level == OFF else None
-        yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers)
+        covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
+        yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers, within=within)
 
 
 def _providers(own: OnnxRuntimeSettings) -> list[Switch]:

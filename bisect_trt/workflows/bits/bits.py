@@ -17,11 +17,12 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, tell_bits, tell_misfits, untouched
+from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
 from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
 from bisect_trt.workflows.bits.refit import try_refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity, measure_sensitivity
+from bisect_trt.workflows.bits.telling import tell_bits, tell_misfits, untouched
 from bisect_trt.workflows.bits.yardstick import TIMES, WAYS, mean_errors, run_files, tolerance_is_own
 from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.delivery import best_keep, checkable

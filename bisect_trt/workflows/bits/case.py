@@ -12,7 +12,8 @@ from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.bits.guessed import guess_inputs
-from bisect_trt.workflows.bits.misfit import BAD, Misfit, find_misfits, usual_ratio
+from bisect_trt.workflows.bits.measured import find_misfits
+from bisect_trt.workflows.bits.misfit import BAD, Misfit, usual_ratio
 from bisect_trt.workflows.bits.plain import Plain, make_plain
 from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
 from bisect_trt.workflows.checks import require_target

@@ -16,7 +16,7 @@ from bisect_trt.graph.qdq import is_quantize
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid
 from bisect_trt.tensors.inputs import Sample
-from bisect_trt.workflows.bits.misfit import find_misfits
+from bisect_trt.workflows.bits.measured import find_misfits
 from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.precision.rounds import table_sizes

@@ -1,10 +1,10 @@
-"""How well the scale and zero point of each quantized tensor fit the values that it has, and what is wrong where they do not."""
+"""How well the scale and zero point of a quantized tensor fit the values that it has, and what is wrong where they do not."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Pair
-from bisect_trt.probing.activations import Reference
-from bisect_trt.tensors.grid import Array, Grid, along, ranges
+from bisect_trt.tensors.grid import Array, Grid, ranges
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
@@ -120,96 +119,7 @@ class Misfit:
         return None if self.ratios is None else float(np.median(self.ratios))
 
 
-def find_misfits(
-    subject: Subject, taken: Weights, pairs: Iterable[Pair], references: Sequence[Reference]
-) -> list[Misfit]:
-    """Look at every pair.
-
-    Args:
-        subject: The quantized model.
-        taken: Weights of the model that it was made from, by the name of what dequantizes them makes.
-        pairs: Its pairs.
-        references: Runs of the float model.
-    """
-    return [_look(subject, taken, pair, references) for pair in pairs]
-
-
-def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Misfit:
-    network, grid = subject.network, Grid.of(pair.type_name)
-    scale = constant_of(subject, pair.scale)
-    zero = constant_of(subject, pair.zero_point) if pair.zero_point is not None else None
-    if scale is None or grid is None or (zero is None and pair.zero_point is not None):
-        return Misfit(pair)
-    scale = np.atleast_1d(scale.astype(np.float64))
-    zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
-    values = list(_values(subject, taken, pair, references))
-    if pair.kind == "bias" or not values:
-        return Misfit(pair, scale, zero, problems=tuple(_stored_problems(subject, pair, scale)))
-    axis = None if scale.size == 1 else pair.axis
-    lows, highs = zip(*(ranges(value, axis, pair.block) for value in values), strict=True)
-    low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
-    symmetric = grid.signed and not zero.any()
-    fitted, fitted_zero = grid.fit(low, high, symmetric=symmetric)
-    fitted, fitted_zero = fitted.reshape(scale.shape), fitted_zero.reshape(scale.shape)
-    signal = own = fit = clipped = 0.0
-    for value in values:
-        spread = [along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
-        exact = value.astype(np.float64)
-        signal += float(np.mean(np.square(exact)))
-        own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
-        fit += float(np.mean(np.square(grid.rounded(exact, spread[2], spread[3]) - exact)))
-        bottom, top = grid.ends(np.abs(spread[0]), spread[1])
-        slack = np.abs(spread[0]) * 0.5000001
-        clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
-    own_db, fit_db = _decibels(signal, own), _decibels(signal, fit)
-    lost = 0.0 if not signal else min(max((fit_db - own_db) / BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
-    seen = Misfit(
-        pair,
-        scale,
-        zero,
-        fitted,
-        fitted_zero,
-        float(low.min()),
-        float(high.max()),
-        clipped,
-        lost,
-        own_db,
-        fit_db,
-        lows=tuple(lows),
-        highs=tuple(highs),
-    )
-    return replace(seen, problems=tuple(_problems(network, seen, grid, values, symmetric=symmetric)))
-
-
-def _values(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
-    """The floats that are quantized, as far as they are known."""
-    if pair.kind == "weight" and not pair.quantize:
-        for name in pair_outputs(subject.network, pair)[:1]:
-            if name in taken:
-                yield taken[name]
-        return
-    stored = constant_of(subject, pair.tensor)
-    if stored is not None:
-        yield stored
-        return
-    for reference in references:
-        value = reference.select([pair.tensor]).get(pair.tensor)
-        if value is not None and value.dtype.kind in "fV" and value.size:
-            plainly = value.astype(np.float32)
-            if pair.clip is not None:
-                plainly = np.clip(plainly, pair.clip[0], pair.clip[1])
-            if np.isfinite(plainly).all():
-                yield plainly
-
-
-def _decibels(signal: float, noise: float) -> float:
-    """Signal to noise; 120 dB where there is none, -60 where it is not a number."""
-    if not math.isfinite(noise):
-        return -60.0
-    return 10 * math.log10(max(signal, 1e-30) / max(noise, signal * 1e-12, 1e-42))
-
-
-def _problems(
+def problems(
     network: Network, seen: Misfit, grid: Grid, values: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> Iterator[Problem]:
     """What is wrong with a tensor, the worst first."""
@@ -290,7 +200,7 @@ def _channels(network: Network, pair: Pair, value: NDArray[Any]) -> int:
     return value.ndim - 1 if "MatMul" in readers else 0
 
 
-def _stored_problems(subject: Subject, pair: Pair, scale: Array) -> Iterator[Problem]:
+def stored_problems(subject: Subject, pair: Pair, scale: Array) -> Iterator[Problem]:
     """What can be told of a weight that is stored quantized, where nothing is known of what it was made of."""
     if not np.isfinite(scale).all() or (scale <= 0).any():
         yield "scale", f"the scale {_some(scale)} is none: it has to be above 0"

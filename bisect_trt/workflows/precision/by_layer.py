@@ -57,7 +57,8 @@ class LayerLowering:
         return self._candidate(keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
 
     def _candidate(self, keep: Subset, title: str) -> Candidate:
-        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep))
+        # With nothing to keep it is the original, of which there may be an answer already.
+        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep) or None)
 
     def names(self, keep: Subset) -> tuple[str, ...]:
         """The nodes to keep as the target takes them: the first output of each, in topological order."""

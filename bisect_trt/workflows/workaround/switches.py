@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.workflows.cause import make_panel
+from bisect_trt.workflows.switched import make_panel
 from bisect_trt.workflows.workaround.proof import Prover, Way
 
 _MOST = 3

@@ -1,0 +1,62 @@
+"""Where nothing fails: what may show the failure yet, as commands."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.subject import Subject
+
+MOST_SWEPT = 32
+"""The largest size that is advised."""
+
+
+def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
+    """What else may show the failure, after what was done already."""
+    target, data = check.target, subject.settings.data
+    steps: list[str] = []
+    if target is not None and not target.low_precisions:
+        steps.append("first the precision of the failing deployment (--fp16, --bf16, ...)")
+    if data.load_inputs or data.data_loader_script is not None:
+        steps.append("other samples of the failing deployment's inputs")
+    else:
+        steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
+    steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
+    # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
+    second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
+    steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
+    if target is not None:
+        steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
+        steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
+        again = ["bisect-trt", "repeat", str(subject.settings.path), *target.flags(), "--until", "bad", "-n", "20"]
+        steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
+        steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
+    return steps
+
+
+def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:
+    """Commands that look at other sizes, where the model takes any, and at more samples."""
+    model, flags = str(subject.settings.path), target.flags()
+    found = []
+    swept: dict[str | int | None, None] = {}  # a dimension without a name is one of its own
+    shapes = []
+    for name, value in subject.samples[0].items():
+        dims = subject.declared.get(name, value.shape)
+        free = next((axis for axis, dim in enumerate(dims) if not isinstance(dim, int)), None)
+        if free is None or (dims[free] is not None and dims[free] in swept):
+            continue
+        swept[dims[free]] = None
+        sizes = [f"1..{MOST_SWEPT}" if axis == free else str(size) for axis, size in enumerate(value.shape)]
+        shapes.append(f"{name}:[{','.join(sizes)}]")
+    if shapes:
+        fed = replace(subject.settings, input_shapes={}).words()
+        words = ["bisect-trt", "sweep", model, *flags, "--shapes", *shapes, *fed]
+        found.append(("other sizes of what is free", words))
+    data = subject.settings.data
+    if not (data.load_inputs or data.data_loader_script is not None):
+        shaped = [f"{name}:{[*value.shape]}".replace(" ", "") for name, value in subject.samples[0].items()]
+        words = ["bisect-trt", "samples", model, *flags, "--iterations", "50", "--input-shapes", *shaped]
+        found.append(("many random samples", words))
+    return found
