@@ -86,7 +86,7 @@ bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minu
 	$(BIN)/python -m benchmarks
 
 release: $(STAMP)  ## What is released, as somebody gets it: built, installed into clean environments, run and typed against.
-	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/python -m pip install --quiet --group release --group site
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q tests/release/product.py
 
 clean:

@@ -14,10 +14,10 @@ from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Drop, Metric
 from bisect_trt.options.places import Places
+from bisect_trt.options.reading import TopK
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Plots
 from bisect_trt.options.spec import changed
-from bisect_trt.options.values import TopK
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target, selectable

@@ -137,34 +137,57 @@ class _Line:
             self.try_all(middles)
 
     def window(self) -> None:
-        """Sizes in a row, where most lie untried."""
-        gaps = [(self._places[other] - self._places[one], one) for one, other in pairwise(sorted(self.seen))]
-        if gaps and max(gaps)[0] > 1:
+        """Sizes in a row, around the shortest row of one verdict between others if it is short, else where most lie untried.
+
+        None while all that were tried are alike: of those a wide net says more.
+        """
+        rows = intervals(self._sizes, self.seen)[1:-1]
+        places = [tuple(self._places[end] for end in row.sizes) for row in rows]
+        short = [
+            (row.verdict is not Verdict.FAIL, high - low, low) for row, (low, high) in zip(rows, places, strict=True)
+        ]
+        tried = sorted(self.seen)
+        gaps = [(self._places[other] - self._places[one], one) for one, other in pairwise(tried)]
+        if short and min(short)[1] < WINDOW:
+            self._around(self._sizes[min(short)[2] + min(short)[1] // 2])
+        elif gaps and max(gaps)[0] > 1 and len(set(self.seen.values())) > 1:
             start = self._places[max(gaps)[1]]
             self.try_all(self._sizes[start : start + WINDOW])
+
+    def _around(self, size: int) -> None:
+        start = max(self._places[size] - WINDOW // 2, 0)
+        self.try_all(self._sizes[start : start + WINDOW])
 
     def check_rule(self) -> None:
         """Put the rule that fits to the test, on sizes of both kinds, and the next one if it fails."""
         checked: set[Rule] = set()
         while (rule := fit(self.seen)) is not None and rule not in checked:
             checked.add(rule)
+            if rule.kind == "residue" and rule.period is not None:
+                self.bisect_among([size for size in self._sizes if size % rule.period == rule.remainder])
+                if fit(self.seen) != rule:
+                    continue
             untried = [size for size in self._sizes if size not in self.seen]
             for kind in (True, False):
                 sizes = [size for size in untried if rule.fails(size) is kind]
                 step = max(len(sizes) // (_CHECKS // 2), 1)
                 self.try_all(sizes[step // 2 :: step][: _CHECKS // 2])
             self.bisect()
-            if rule.kind == "residue" and rule.period is not None:
-                self.bisect_among([size for size in self._sizes if size % rule.period == rule.remainder])
 
     def spread(self) -> None:
-        """The middle of the widest gap, again and again."""
+        """The middle of the widest gap, again and again; what lies around one that differs from both ends."""
         while True:
             tried = sorted(self.seen)
             width, one = max(((self._places[b] - self._places[a], a) for a, b in pairwise(tried)), default=(0, 0))
             if width < 2:
                 return
-            self.try_all([self._sizes[self._places[one] + width // 2]])
+            place = self._places[one] + width // 2
+            self.try_all([self._sizes[place]])
+            if self.seen[self._sizes[place]] is not self.seen[one]:
+                self.bisect()
+                self._around(self._sizes[place])
+                self.bisect()
+                self.check_rule()
 
 
 def sweep_line(sizes: Sequence[int], ask: Callable[[int], Verdict], marks: Iterable[int], most: int) -> None:

@@ -37,6 +37,8 @@ _REASON_LENGTH = 400
 _FILES = {
     "model.onnx": "the smallest model that still fails",
     "mixed.onnx": "the model in mixed precision: it passes",
+    "patched.onnx": "the whole model, changed so that it passes",
+    "other-tools.md": "the layers that stay in fp32, in the words of other tools",
     "model_fp16.onnx": "the same, lowered to fp16: what the target really ran",
     "model_bf16.onnx": "the same, lowered to bf16: what the target really ran",
     "inputs.npz": "what it is fed inside the network, by tensor name",

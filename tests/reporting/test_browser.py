@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -347,3 +348,43 @@ def test_landmarks_and_names_for_those_who_hear_the_page(browser: Browser, searc
         if not node.get("name", {}).get("value")
     ]
     assert unnamed == []
+
+
+AXE = importlib.util.find_spec("axe_core_python")
+BROKEN = """axe.run(document, {resultTypes: ["violations"]}).then(
+  r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"""
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core is not installed (pip install axe-core-python)")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_rule_of_accessibility_is_broken(
+    browser: Browser, layers: Path, hidden: Path, search: Path, tmp_path: Path, width: int
+) -> None:
+    """axe-core's rules, on reports and on what `view` shows; light and dark differ in contrast alone, which is measured above."""
+    assert AXE is not None
+    assert AXE.origin is not None
+    rules = Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    (run,) = search.parent.glob(".bisect-trt/*/")
+    views = [tmp_path / "run.html", tmp_path / "list.html"]
+    for shown, page in zip((run, run.parent), views, strict=True):
+        assert bisect_trt("view", str(shown), "--once", str(page), cwd=tmp_path).status == 0
+    for page in (layers, hidden, search, *views):
+        browser.open(page, width=width)
+        browser.evaluate(f"{rules};0")
+        assert browser.evaluate(BROKEN) == [], page
+        assert fits(browser)
+
+
+def test_a_long_name_stays_in_its_box(browser: Browser, layers: Path) -> None:
+    result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
+    for node in result["report"]["graph"]["nodes"]:
+        node["name"] = f"/a/module/of/a/module/{node['name']}/with/a/name"
+    write_report(result, layers.parent / "long.html")
+    browser.open(layers.parent / "long.html")
+    assert (
+        browser.evaluate(
+            "[...document.querySelectorAll('.node')].filter(n => n.querySelector('.name').getBBox().width > "
+            "n.querySelector('rect').getBBox().width).length"
+        )
+        == 0
+    )

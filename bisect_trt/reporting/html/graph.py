@@ -27,7 +27,7 @@ _COLUMN, _ROW = 176, 82
 """How far the centres of neighbours are apart, in pixels."""
 _MARGIN = 24
 _STUB = 20
-_NAME_LENGTH = 24
+_DRAWN_LENGTH = 24
 _MARKS = {"culprit": "\u2716", "origin": "\u2716", "mild": "\u223c", "mismatch": "\u223c", "match": "\u2713"}
 """What stands beside the colour, for those who do not see it."""
 
@@ -46,7 +46,7 @@ def graph_section(graph: Json) -> Markup:
             "div",
             tag("div", drawing(graph), class_="canvas", id="canvas"),
             tag("aside", tag("p", "Choose a node to see its attributes, shapes, ranges and errors.", class_="quiet"),
-                class_="panel", id="panel", aria_live="polite", aria_label="The chosen node", tabindex=-1),
+                class_="panel", id="panel", aria_live="polite", aria_label="The chosen node", tabindex=0),
             class_="split",
         ),
         tag(
@@ -98,7 +98,7 @@ def _toolbar(nodes: Sequence[Json], centre: Sequence[int]) -> Markup:
         for action, sign, title in (
             ("in", "+", "Zoom in"),
             ("out", "\u2212", "Zoom out"),
-            ("fit", "Fit", "Show all of it"),
+            ("fit", "Fit", "Fit: show all of it"),
             ("centre", middle, f"Back to the {middle.lower()}"),
         )
     ]
@@ -161,9 +161,13 @@ def _edge(edge: Edge, layout: Layout, *, wrong: bool) -> Markup:
 def _node(node: Json, layout: Layout, centre: Sequence[int]) -> Markup:
     x, y = _point(layout.places[node["id"]])
     title = node_title(node)
-    words = [node["op"], shorten(title, 200), VERDICTS.get(node["verdict"], "")]
+    op, name = shorten(node["op"], 15), shorten(title, _DRAWN_LENGTH)
+    words = [node["op"], shorten(title, _NAME_LENGTH), VERDICTS.get(node["verdict"], "")]
     words += [PRECISIONS[node["precision"]]] if node["precision"] else []
     words += [HIDES] if node.get("hides") else []
+    words += (
+        [] if (op, name) == (node["op"], title) else [f"drawn as {op} {name}"]
+    )  # who says what is seen is understood
     classes = [
         node["verdict"],
         f"p-{node['precision']}" if node["precision"] else "",
@@ -183,8 +187,10 @@ def _node(node: Json, layout: Layout, centre: Sequence[int]) -> Markup:
         tag("title", ", ".join(filter(None, words))),
         *stubs,
         tag("rect", x=-_WIDTH / 2, y=-_HEIGHT / 2, width=_WIDTH, height=_HEIGHT, rx=6),
-        tag("text", shorten(node["op"], 15), x=-_WIDTH / 2 + 12, y=-4, class_="op"),
-        tag("text", shorten(title, _NAME_LENGTH), x=-_WIDTH / 2 + 12, y=12, class_="name"),
+        tag("text", op, x=-_WIDTH / 2 + 12, y=-4, class_="op"),
+        " ",
+        tag("text", name, x=-_WIDTH / 2 + 12, y=12, class_="name"),
+        " ",
         tag("text", _MARKS.get(node["verdict"], ""), x=_WIDTH / 2 - 12, y=-3, class_="mark"),
         href=f"#node-{int(node['id'])}",
         class_=" ".join(filter(None, ["node", *classes])),
@@ -214,7 +220,7 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
     return tag(
         "article",
         tag(
-            "h4",
+            "h3",
             tag("span", shorten(domain + node["op"], 80), class_="op"),
             " ",
             tag("code", shorten(node_title(node), _NAME_LENGTH)),
@@ -222,11 +228,11 @@ def describe_node(node: Json, tensors: Mapping[str, Json]) -> Markup:
         tag("p", "; ".join(states), class_=f"state {node['verdict']}"),
         tag("p", "In module ", tag("code", breakable(shorten(node["written"], 300)))) if node.get("written") else None,
         tag("p", HIDES, class_="state hides") if node.get("hides") else None,
-        [tag("h5", "Attributes"), definitions(attributes, "pairs")] if attributes else None,
-        tag("h5", "Reads"),
+        [tag("h4", "Attributes"), definitions(attributes, "pairs")] if attributes else None,
+        tag("h4", "Reads"),
         tag("ul", *(_tensor(name, tensors.get(name, {}), _SOURCES.get(source, "")) for name, source in node["inputs"])),
         tag("p", f"... and {node['more_inputs']} more", class_="quiet") if node["more_inputs"] else None,
-        tag("h5", "Makes"),
+        tag("h4", "Makes"),
         tag("ul", *(_tensor(name, tensors.get(name, {}), "") for name in node["outputs"])),
         id=f"node-{int(node['id'])}",
     )

@@ -178,17 +178,16 @@ def definitions(entries: Sequence[tuple[str, Child]], class_: str = "facts") -> 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, numeric: Sequence[str] = ()) -> Markup:
     """A plain table that scrolls by itself where it is too wide; the headings of ``numeric`` columns stand right."""
     cells = [tag("tr", *(cell if isinstance(cell, Markup) else tag("td", cell) for cell in row)) for row in rows]
+    names = (
+        tag("th", name, scope="col", class_="number" if name in numeric else None) if name else tag("td")
+        for name in head
+    )
     return tag(
         "div",
         tag(
             "table",
             tag("caption", caption, class_="visually-hidden"),
-            tag(
-                "thead",
-                tag(
-                    "tr", *(tag("th", name, scope="col", class_="number" if name in numeric else None) for name in head)
-                ),
-            ),
+            tag("thead", tag("tr", *names)),
             tag("tbody", *cells),
         ),
         class_="scroll",
@@ -196,3 +195,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, nu
         role="region",
         aria_label=caption,
     )
+
+
+def figure(label: str, caption: str, parts: Sequence[Markup | None], width: int, height: int) -> Markup:
+    """A drawing as wide as the page.
+
+    Args:
+        label: What it shows, for those who do not see it.
+        caption: What stands below it.
+        parts: Its paths and other elements of SVG.
+        width: In the units of their coordinates.
+        height: Likewise.
+    """
+    drawing = tag(
+        "svg", *parts, viewBox=f"0 0 {width} {height}", preserveAspectRatio="none", role="img", aria_label=label
+    )
+    return tag("figure", tag("div", drawing, class_="plot"), tag("figcaption", caption, class_="quiet"))

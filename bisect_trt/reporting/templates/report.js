@@ -178,6 +178,11 @@ if (probes) {
   words.addEventListener("input", filter);
 }
 
+/* What scrolls can be reached by the keyboard. */
+all(".steps pre").forEach((block) => new ResizeObserver(() => {
+  if (block.scrollHeight > block.clientHeight) block.tabIndex = 0; else block.removeAttribute("tabindex");
+}).observe(block));
+
 /* Copy buttons. */
 const copy = async (text) => {
   try { await navigator.clipboard.writeText(text); return true; } catch {
