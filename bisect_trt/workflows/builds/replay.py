@@ -128,6 +128,8 @@ def gather(paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path]) -> 
     sides: dict[str, list[Path]] = {GOOD: list(good), BAD: list(bad)}
     untold = []
     for path in paths:
+        if not path.exists():
+            raise UnavailableError(f"{path}: no such file or folder; give good builds and bad ones.")
         inside = _inside(path)
         side = _side(path)
         for name, places in inside.items():
