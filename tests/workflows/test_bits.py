@@ -401,3 +401,46 @@ def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
     assert found["candidate"] >= 34
     kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
     assert kept == bad
+
+
+def stored_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The DequantizeLinear of each stored matrix or kernel, by the name of its scale."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    readers = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored]
+    return {node.input[1]: node for node in readers if len(stored[node.input[0]].dims) > 1}
+
+
+def test_stored_weights_that_look_odd(tmp_path: Path) -> None:
+    """Without the float model no probe can tell, so these are suspicions: and none of a model in which nothing is wrong."""
+    source = resnet(4, 2)
+    found = []
+    for spoiled in (False, True):
+        path = tmp_path / f"{spoiled}.onnx"
+        quantize(source, path, samples=4, per_channel=False, signed=True)
+        model = onnx.load(path)
+        by_name = {tensor.name: tensor for tensor in model.graph.initializer}
+        changed, narrow, clipped = list(stored_weights(model))[1:4]
+        for scale, factor, rounded in (
+            ((changed, 1 / 30, False), (narrow, 10, True), (clipped, 1 / 3, True)) if spoiled else ()
+        ):
+            steps = by_name[stored_weights(model)[scale].input[0]]
+            value = numpy_helper.to_array(by_name[scale])
+            by_name[scale].CopyFrom(numpy_helper.from_array(value * np.float32(factor), scale))
+            if rounded:  # as a quantizer with that scale would have
+                other = np.clip(np.rint(numpy_helper.to_array(steps) / factor), -127, 127).astype(np.int8)
+                steps.CopyFrom(numpy_helper.from_array(other, steps.name))
+        onnx.save(model, path)
+        result = bisect_trt.precision(
+            path,
+            low="int8",
+            target="onnxrt",
+            inputs=[source.draw(np.random.default_rng(1))],
+            output=tmp_path / "mixed.onnx",
+            sensitivity=False,
+            fresh_samples=0,
+            overwrite=True,
+        )
+        found.append({(each["scale"], each["rule"]) for each in result.extra["suspected_weights"]})
+        assert result.status == "not_reproduced"
+        assert ("Stored weights that look odd, which only --reference can show" in str(result.why)) is spoiled
+    assert found == [set(), {(changed, "out of line"), (narrow, "range use"), (clipped, "saturated")}]
