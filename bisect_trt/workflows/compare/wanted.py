@@ -6,9 +6,9 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.shared import Plots
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings, reference_settings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.trt.options import LoweringChoice
 from bisect_trt.workflows.compare.average import check_average
 from bisect_trt.workflows.compare.compare import MARK_ALL, MARK_UNFUSED, CompareSettings
