@@ -181,6 +181,7 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
     ran = cli("repeat", model, "-n", "5", "--max-probes", "2", "--json", "r.json", "--check", "true")
     found = read_json(Path("r.json"))
     assert (ran.status, found["status"], found["runs"]) == (3, "inconclusive", 2)
+    assert "So far it fails in 0 of 2: 0.0%." in ran.out
     journal = Path(found["artifacts"]["run"]) / "journal.jsonl"
     bound = json.loads((journal.parent / "run.json").read_text())
     assert bound["argv"][0] == "repeat"
