@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.qdq import TYPES, Group, Quantized, find_quantized
+from bisect_trt.graph.qdq import TYPES, Group, Quantized
+from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.group_lowering import GroupLowering

@@ -18,8 +18,7 @@ from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.shapes import free_first_dimension
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.onnxrt.settings import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import load_npz
