@@ -75,8 +75,7 @@ def on_ladder(
     external: bool = False,
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
-    beside = {"save_as_external_data": True, "size_threshold": 0} if external else {}
-    onnx.save(model, folder / "model.onnx", **beside)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=external, size_threshold=0)
     return bisect_trt.precision(
         folder / "model.onnx",
         target="onnxrt",
