@@ -13,7 +13,8 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
-from bisect_trt.search.sizes import AskSize, Point, fit, intervals, nth, sweep_points
+from bisect_trt.search.size_rules import fit, intervals
+from bisect_trt.search.sizes import AskSize, Point, nth, sweep_points
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
