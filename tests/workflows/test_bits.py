@@ -308,6 +308,12 @@ def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
     return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
 
 
+NBITS = graph(
+    [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
+)
+NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 OTHER = helper.make_model(
     helper.make_graph(
         [helper.make_node("Tanh", ["x"], ["other"])],
@@ -325,6 +331,7 @@ OTHER = helper.make_model(
     [
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
         (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),
@@ -360,6 +367,22 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str,
     result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)  # type: ignore[arg-type]  # of several types
     assert result.status in ("not_reproduced", "inconclusive")
     assert message in str(result.why)
+
+
+def test_a_number_that_is_stored_quantized(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer does that with a factor, and with the epsilon of a norm."""
+    nodes = [
+        *PAIR,
+        helper.make_node("DequantizeLinear", ["k", "s", "z"], ["factor"]),
+        helper.make_node("Mul", ["d", "factor"], ["m"], name="scaled"),
+        helper.make_node("Tanh", ["m"], ["y"]),
+    ]
+    model = graph(nodes, {**SCALE, "k": np.asarray(50, np.int8)})
+    onnx.save(model, tmp_path / "model.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", atol=1e-7, sensitivity=False
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["scaled"]
 
 
 def test_what_stays_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,12 +181,19 @@ def integer_operators(subject: Subject) -> list[str]:
 
 
 def _is_integer_operator(op: str) -> bool:
-    return op.startswith("QLinear") or op in (
+    """ONNX's and ONNX Runtime's own, which take their weights quantized."""
+    return op.startswith(("QLinear", "QOrdered", "DynamicQuantize")) or op in (
         "ConvInteger",
         "MatMulInteger",
-        "DynamicQuantizeLinear",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "GatherBlockQuantized",
+        "QMoE",
         "QGemm",
         "QAttention",
+        "QEmbedLayerNormalization",
     )
 
 

@@ -74,8 +74,8 @@ def with_suspicions(subject: Subject, plain: Plain, misfits: Sequence[Sequence[M
 def _look(subject: Subject, misfit: Misfit) -> _Weight | None:
     pair, scale, zero, grid = misfit.pair, misfit.scale, misfit.zero, Grid.of(misfit.pair.type_name)
     stored = constant_of(subject, pair.tensor)
-    if stored is None or scale is None or zero is None or grid is None or grid.fraction is not None or not stored.size:
-        return None
+    if stored is None or scale is None or zero is None or grid is None or grid.fraction is not None or stored.size < 2:
+        return None  # a single number fills its type however its scale is
     steps = stored.astype(np.float64)
     offset = steps - along(zero, steps.shape, pair.axis, pair.block)
     room = max(grid.high - float(zero.min()), float(zero.max()) - grid.low)
