@@ -67,7 +67,7 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     for sentence in untouched(task.subject, case):
         console.warn(sentence)
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
-    if case.yardstick is not None and tolerance_is_own(given):
+    if case.yardstick is not None and tolerance_is_own(given) and isinstance(task.prober.runner.check, BuiltinCheck):
         console.say(f"  allowed: {case.yardstick.describe()}")
     console.step(f"Probe all {len(lowering.units)} groups in floats, then all quantized, then search for the fewest")
     if search.repeat is not None:
