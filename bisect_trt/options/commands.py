@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.choices import Depth, Form, Show
+from bisect_trt.options.reading import shape, size, tolerance
 from bisect_trt.options.shared import Model, RunFolder, drawing, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
-from bisect_trt.options.values import shape, size, tolerance
 
 
 @dataclass

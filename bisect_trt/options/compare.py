@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import AccuracyAlgorithm, Algorithm, ErrorStat, Measure
+from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 from bisect_trt.options.spec import Option, option, switch
-from bisect_trt.options.values import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 
 PerOutput = dict[str, float]
 """A number for each output, by name; that of the name ``''`` for all others."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import number
 from bisect_trt.options.spec import option, switch
-from bisect_trt.options.values import number
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Cost, Minimise, Mode
+from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
-from bisect_trt.options.values import Sizes, swept_shape
 
 FRESH_SAMPLES = 200
 """None of so many failing says with 95% certainty that under 1.5% of all fail."""

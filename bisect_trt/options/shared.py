@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from bisect_trt.options.reading import shape, size, value_range
 from bisect_trt.options.spec import Option, argument, option, seconds, switch
-from bisect_trt.options.values import shape, size, value_range
 
 Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[

@@ -6,8 +6,8 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from bisect_trt.search.forecast import Forecast, forecast
-from bisect_trt.search.oracle import Question, Search, Units, Verdict
+from bisect_trt.search.forecast import Forecast, forecast, smallest_seen
+from bisect_trt.search.oracle import Question, Search, Subset, Units, Verdict
 
 MOST_AHEAD = 200
 """Past so many questions an estimate says "more than"."""
@@ -81,7 +81,8 @@ class Lookout:
         began = time.monotonic()
         if self._last is not None and self._spent > _SHARE * (began - self._began):
             # Too dear for now: one less than before is a good guess.
-            self._last = replace(self._last, left=max(self._last.left - 1, 1))
+            best = self._title(smallest_seen(self._search, self._known))
+            self._last = replace(self._last, left=max(self._last.left - 1, 1), best=best)
         else:
             self._last = self._in_words(forecast(self._search, self._known, MOST_AHEAD))
             self._spent += time.monotonic() - began
@@ -98,5 +99,7 @@ class Lookout:
         self._watcher.estimated(None)
 
     def _in_words(self, seen: Forecast) -> Ahead:
-        best = None if seen.best is None else self._titles[Units(seen.best)]
-        return Ahead(seen.left, seen.capped, best, seen.among)
+        return Ahead(seen.left, seen.capped, self._title(seen.best), seen.among)
+
+    def _title(self, units: Subset | None) -> str | None:
+        return None if units is None else self._titles[Units(units)]

@@ -35,9 +35,12 @@ _ANSWER_PASSED = "the answer failed, and did not when asked again"
 _CONTRADICTIONS = 3
 """How often models that hold the answer, and passed, are run again in all: where none of so many fails, they do pass."""
 _PASSES = 5
-"""So many passes without a unit, of whatever models hold the rest of the answer, are evidence; fewer are thin."""
+"""So many passes without a unit, of whatever models hold the rest of the answer, are evidence; fewer are thin. Of two units,
+which is what one most often looks like by chance, one more is asked for."""
 _THIN = 2
 """How often a pass is run again whose evidence is thin. ``benchmarks/flaky.py`` says what these numbers hold."""
+_DOUBTED = 10
+"""So many more runs are shared out where as many contradictions were seen, or fewer, one for each."""
 
 
 def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakiness: Flakiness | None) -> Minimum:
@@ -110,9 +113,11 @@ def _quick_doubt(oracle: Transcript, answer: Subset, decisive: Sequence[Subset])
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
         if oracle(Again(question, runs=runs)) is Verdict.FAIL:
             return _LARGER_PASSED
+    doubted = 1 + min(len(larger), _DOUBTED) // len(decisive)
     for part in decisive:
         seen = sum(part <= units and not units >= answer for units in oracle.passed)
-        if oracle(Again(Units(part), runs=min(max(_PASSES - seen, 1), _THIN))) is Verdict.FAIL:
+        thin = seen < _PASSES + (len(decisive) == 2)
+        if oracle(Again(Units(part), runs=max(doubted, _THIN if thin else 1))) is Verdict.FAIL:
             return part
     return None if oracle(Again(Original())) is Verdict.FAIL else _ORIGINAL_PASSED
 

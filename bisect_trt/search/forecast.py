@@ -40,7 +40,7 @@ def forecast(search: Search[object], known: Mapping[Question, Verdict], most: in
     """
     goal = search.goal
     heard = {question.units: verdict for question, verdict in known.items() if isinstance(question, Units)}
-    best = min((units for units, verdict in heard.items() if verdict is goal), key=len, default=None)
+    best = smallest_seen(search, known)
     within = best if best is not None else _first_asked(search, known)
     missed = [within - units for units, verdict in heard.items() if verdict is not goal]
     if goal is Verdict.PASS:
@@ -55,6 +55,14 @@ def forecast(search: Search[object], known: Mapping[Question, Verdict], most: in
 
     asked = _questions(search, known, guess, most + 1)
     return Forecast(min(len(asked), most), len(asked) > most, best, among)
+
+
+def smallest_seen(search: Search[object], known: Mapping[Question, Verdict]) -> Subset | None:
+    """The smallest set of units whose verdict was what a search looks for, if any was."""
+    found = (
+        question.units for question, verdict in known.items() if verdict is search.goal and isinstance(question, Units)
+    )
+    return min(found, key=len, default=None)
 
 
 def _first_asked(search: Search[object], known: Mapping[Question, Verdict]) -> Subset:

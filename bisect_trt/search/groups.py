@@ -15,6 +15,14 @@ from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verd
 _SKIPS = 3
 """So many other groups are tried in the place of one about which nothing can be told."""
 
+_LOOKS = (4, 16)
+"""When so many units were found, one that was found earlier is left out once more, with all others kept. A steady check says
+again that it is needed. One that fails only sometimes looks as if one unit after the other were, until somebody asks."""
+
+_RUN, _FORGIVEN, _BURST = 16, 2, 10
+"""Odds are even, so answers that mostly are "needed" are suspicious: so many of them in a row, one of the others counting
+against so many. Then so many units are left out once more; and twice as many answers later again."""
+
 
 class Kept:
     """The units that are still kept: a set that is enough at every moment, and only shrinks.
@@ -24,6 +32,8 @@ class Kept:
         needed: Those of them that were seen to be needed, or most probably are.
         goal: What the oracle says of a set that is enough.
         asked: Questions asked so far. None is asked twice.
+        astray: Whether a unit that was found could be left out after all, where what is looked for is a failure. Then the
+            failure comes and goes, or more units do not always fail as well, and what was passed says little.
     """
 
     def __init__(
@@ -39,6 +49,9 @@ class Kept:
         """
         self.units: Subset = frozenset(units)
         self.needed: Subset = frozenset()
+        self.astray = False
+        self._found: list[int] = []  # and not left out once more yet
+        self._run, self._alarm = 0, _RUN
         self._presumed: list[int] = []
         self.goal = goal
         self._complete = complete
@@ -90,10 +103,14 @@ class Kept:
             most: With more units than these needed it stops, if that is limited.
         """
         walk = _Walk(self, groups, density, len(groups) if dirty is True else dirty or None)
-        while not walk.done and not self.lost and (most is None or len(self.needed) <= most):
+        while not walk.done and not self._stops and (most is None or len(self.needed) <= most):
             walk.step()
-        if walk.later and not self.lost:
+        if walk.later and not self._stops:
             self.lower(walk.later, density, dirty=False, most=most)
+
+    @property
+    def _stops(self) -> bool:
+        return self.lost or self.astray
 
     def found(self, group: Subset, *, doubtful: bool) -> None:
         """A group cannot be left out; if that is ``doubtful``, a single unit is asked about once more in the end."""
@@ -103,6 +120,26 @@ class Kept:
             return
         self.needed |= group
         self._presumed += group if doubtful else ()
+        self._run += doubtful
+        if self.goal is Verdict.FAIL and not self._tally.unresolved:
+            self._look_again()
+            self._found += group
+
+    def _look_again(self) -> None:
+        """Leave out units that were found once more, if it is time for that."""
+        looks = int(len(self.needed) in _LOOKS)
+        if self._run >= self._alarm:
+            looks, self._alarm = _BURST, 2 * self._alarm
+        for unit in self._found[:looks]:
+            without = self.units - {unit}
+            if unit not in self._complete(without) and self.shrinks_to(without):
+                self.astray = True
+                break
+        self._found = self._found[looks:]
+
+    def heard(self, verdict: Verdict) -> None:
+        """Take in how often groups cannot be left out, which should be every other time."""
+        self._run = max(self._run - _FORGIVEN, 0) if verdict is self.goal else self._run + 1
 
     def settle(self) -> None:
         """Ask about each unit that was taken as needed, with all others that are left kept."""
@@ -169,6 +206,7 @@ class _Walk:
                 break
         else:
             size = best
+        kept.heard(verdict)
         if verdict is kept.goal:
             self._pass(size)
             return

@@ -6,12 +6,12 @@ that was, and is said with their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, product
 from math import prod
 
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.size_rules import Rule, fit, intervals
 
 Point = tuple[int, ...]
 """A size for each dimension that is swept."""
@@ -19,62 +19,8 @@ AskSize = Callable[[Point], Verdict]
 
 WINDOW = 18
 """So many sizes in a row show every period up to half of it twice."""
-_MOST_PERIOD = 64
 _CHECKS = 8
 """At so many sizes, spread over those not tried, a rule is put to the test."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the sizes that fail have in common.
-
-    Attributes:
-        kind: ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``between`` (``low`` and ``high``), ``only``
-            (``low``), ``residue`` or ``but_residue`` (``remainder`` modulo ``period``, between ``low`` and ``high``).
-        low: The smallest size that was seen to fail.
-        high: The largest.
-        period: Of a residue.
-        remainder: The same.
-    """
-
-    kind: str
-    low: int | None = None
-    high: int | None = None
-    period: int | None = None
-    remainder: int | None = None
-
-    def fails(self, size: int) -> bool:
-        """What it says of a size."""
-        if self.kind in ("never", "always"):
-            return self.kind == "always"
-        if self.kind == "from":
-            return size >= (self.low or 0)
-        if self.kind == "up_to":
-            return size <= (self.high or 0)
-        inside = (self.low or 0) <= size <= (self.high or 0)
-        if self.period is None:
-            return inside
-        return inside and (size % self.period == self.remainder) is (self.kind == "residue")
-
-    def describe(self) -> str:
-        """In words, after "fails"."""
-        if self.period is None:
-            return {
-                "never": "at no size",
-                "always": "at every size",
-                "from": f"from {self.low} on",
-                "up_to": f"up to {self.high}",
-                "between": f"from {self.low} to {self.high}",
-                "only": f"at {self.low} only",
-            }[self.kind]
-        sizes = {(2, 1): "odd sizes", (2, 0): "even sizes"}.get(
-            (self.period, self.remainder or 0),
-            f"multiples of {self.period}"
-            if not self.remainder
-            else f"sizes that leave {self.remainder} when divided by {self.period}",
-        )
-        span = f"from {self.low} to {self.high}"
-        return f"at {sizes}, {span}" if self.kind == "residue" else f"at all but {sizes}, {span}"
 
 
 def landmarks(sizes: Sequence[int], more: Iterable[int] = ()) -> list[int]:
@@ -137,34 +83,57 @@ class _Line:
             self.try_all(middles)
 
     def window(self) -> None:
-        """Sizes in a row, where most lie untried."""
-        gaps = [(self._places[other] - self._places[one], one) for one, other in pairwise(sorted(self.seen))]
-        if gaps and max(gaps)[0] > 1:
+        """Sizes in a row, around the shortest row of one verdict between others if it is short, else where most lie untried.
+
+        None while all that were tried are alike: of those a wide net says more.
+        """
+        rows = intervals(self._sizes, self.seen)[1:-1]
+        places = [tuple(self._places[end] for end in row.sizes) for row in rows]
+        short = [
+            (row.verdict is not Verdict.FAIL, high - low, low) for row, (low, high) in zip(rows, places, strict=True)
+        ]
+        tried = sorted(self.seen)
+        gaps = [(self._places[other] - self._places[one], one) for one, other in pairwise(tried)]
+        if short and min(short)[1] < WINDOW:
+            self._around(self._sizes[min(short)[2] + min(short)[1] // 2])
+        elif gaps and max(gaps)[0] > 1 and len(set(self.seen.values())) > 1:
             start = self._places[max(gaps)[1]]
             self.try_all(self._sizes[start : start + WINDOW])
+
+    def _around(self, size: int) -> None:
+        start = max(self._places[size] - WINDOW // 2, 0)
+        self.try_all(self._sizes[start : start + WINDOW])
 
     def check_rule(self) -> None:
         """Put the rule that fits to the test, on sizes of both kinds, and the next one if it fails."""
         checked: set[Rule] = set()
         while (rule := fit(self.seen)) is not None and rule not in checked:
             checked.add(rule)
+            if rule.kind == "residue" and rule.period is not None:
+                self.bisect_among([size for size in self._sizes if size % rule.period == rule.remainder])
+                if fit(self.seen) != rule:
+                    continue
             untried = [size for size in self._sizes if size not in self.seen]
             for kind in (True, False):
                 sizes = [size for size in untried if rule.fails(size) is kind]
                 step = max(len(sizes) // (_CHECKS // 2), 1)
                 self.try_all(sizes[step // 2 :: step][: _CHECKS // 2])
             self.bisect()
-            if rule.kind == "residue" and rule.period is not None:
-                self.bisect_among([size for size in self._sizes if size % rule.period == rule.remainder])
 
     def spread(self) -> None:
-        """The middle of the widest gap, again and again."""
+        """The middle of the widest gap, again and again; what lies around one that differs from both ends."""
         while True:
             tried = sorted(self.seen)
             width, one = max(((self._places[b] - self._places[a], a) for a, b in pairwise(tried)), default=(0, 0))
             if width < 2:
                 return
-            self.try_all([self._sizes[self._places[one] + width // 2]])
+            place = self._places[one] + width // 2
+            self.try_all([self._sizes[place]])
+            if self.seen[self._sizes[place]] is not self.seen[one]:
+                self.bisect()
+                self._around(self._sizes[place])
+                self.bisect()
+                self.check_rule()
 
 
 def sweep_line(sizes: Sequence[int], ask: Callable[[int], Verdict], marks: Iterable[int], most: int) -> None:
@@ -302,75 +271,4 @@ def _coarse(axes: Sequence[Sequence[int]], most: int) -> list[list[int]]:
     return [
         [axis[round(step * (len(axis) - 1) / max(count - 1, 1))] for step in range(count)]
         for axis, count in zip(axes, counts, strict=True)
-    ]
-
-
-def fit(seen: Mapping[int, Verdict]) -> Rule | None:
-    """The simplest rule that every size which was tried obeys; ``None`` if none of these does."""
-    fails = sorted(size for size, verdict in seen.items() if verdict is Verdict.FAIL)
-    passes = sorted(size for size, verdict in seen.items() if verdict is Verdict.PASS)
-    if not fails:
-        return Rule("never") if passes else None
-    low, high = fails[0], fails[-1]
-    inside = [size for size in passes if low < size < high]
-    kinds = {
-        "always": not passes,
-        "from": bool(passes) and low > passes[-1],
-        "up_to": bool(passes) and high < passes[0],
-        "only": len(fails) == 1,
-        "between": not inside,
-    }
-    simple = next((kind for kind, fits in kinds.items() if fits), None)
-    return Rule(simple, low, high) if simple is not None else _residue(fails, inside)
-
-
-def _residue(fails: Sequence[int], inside: Sequence[int]) -> Rule | None:
-    """A rule of remainders between the first size that fails and the last; ``inside`` pass and lie there too."""
-    low, high = fails[0], fails[-1]
-    for period in range(2, min(_MOST_PERIOD, high - low) + 1):
-        for kind, ours, others in (("residue", fails, inside), ("but_residue", inside, fails)):
-            remainders = {size % period for size in ours}
-            if len(ours) > 2 and len(remainders) == 1 and not any(size % period in remainders for size in others):
-                return Rule(kind, low, high, period, remainders.pop())
-    return None
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Sizes in a row: all of those that were tried have one verdict.
-
-    Attributes:
-        sizes: Its ends, both tried.
-        verdict: Of those that were tried.
-        tried: These.
-        inferred: The ends of each row of sizes between them that was not.
-    """
-
-    sizes: tuple[int, int]
-    verdict: Verdict
-    tried: tuple[int, ...]
-    inferred: tuple[tuple[int, int], ...]
-
-
-def intervals(sizes: Sequence[int], seen: Mapping[int, Verdict]) -> list[Interval]:
-    """The sizes that were tried, in rows of one verdict, with what lies untried inside of each."""
-    found: list[list[int]] = []
-    for size in sorted(seen):
-        if found and seen[found[-1][-1]] is seen[size]:
-            found[-1].append(size)
-        else:
-            found.append([size])
-    places = {size: place for place, size in enumerate(sizes)}
-    return [
-        Interval(
-            (tried[0], tried[-1]),
-            seen[tried[0]],
-            tuple(tried),
-            tuple(
-                (sizes[places[one] + 1], sizes[places[other] - 1])
-                for one, other in pairwise(tried)
-                if places[other] - places[one] > 1
-            ),
-        )
-        for tried in found
     ]

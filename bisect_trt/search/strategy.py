@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Mode
-from bisect_trt.search.counters import reduce_by_counters, worth_counting
+from bisect_trt.search.counters import reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import Kept, skipping
 from bisect_trt.search.minimality import make_smallest
@@ -86,9 +86,6 @@ def shortest_failing_prefix_by_steps(units: Sequence[int], kept: Subset, ask: As
     return len(units)
 
 
-_ROUNDS = 24
-"""So many prefixes are looked for at most where the first search was led astray."""
-
 _CERTAIN_OF_FEW = 2
 """So many culprits are common, so after each the question "is that all?" is worth asking at once."""
 
@@ -134,7 +131,8 @@ def find_culprits(
     guess = None if suspect is None else bisect_left(units, suspect) + 1
     length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess, passing=passing)
     first, rest = units[length - 1], units[: length - 1]
-    kept.needed, kept.units = frozenset({first}), frozenset(units[:length])
+    kept.units = frozenset(units[:length])
+    kept.found(frozenset({first}), doubtful=False)
     if not rest or kept.lost or kept.shrinks_to(kept.needed):
         return _bare(kept, ask, weights)
     density, most = Density(cold(len(units)), units=len(units)), None
@@ -146,6 +144,8 @@ def find_culprits(
     if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
         rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW
     kept.lower([frozenset({unit}) for unit in reversed(rest)], density, dirty=dirty, most=most)
+    if kept.astray:
+        return reduce_by_chance(weights(kept.units), ask, weights)
     kept.settle()
     return _bare(kept, ask, weights)
 
@@ -155,28 +155,6 @@ def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
     if kept.units <= kept.needed and ask(kept.units) is Verdict.FAIL:
         return kept.units
     return weights(kept.units)
-
-
-def _bisect_again(failing: Subset, ask: Ask, complete: Completion) -> Subset:
-    """Bisection of prefixes once more, where a unit that seemed to be needed was not: most often, the failure comes and goes.
-
-    Then many seem to be needed, and whatever fails, though by chance, makes the rest much smaller.
-    """
-    found: Subset = frozenset()
-    for _ in range(_ROUNDS):
-        rest = sorted(failing - found)
-        if not rest:
-            break
-
-        def ask_prefix(chosen: Subset) -> Verdict:
-            return ask(complete(chosen))
-
-        length = shortest_failing_prefix(rest, found, ask_prefix, empty_odds=0.25 if found else 0.0)
-        failing = complete(found.union(rest[:length]))
-        if length == 0:
-            break
-        found |= {rest[length - 1]}
-    return failing
 
 
 def earliest_failing_end(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
@@ -230,7 +208,7 @@ def minimise(
     if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):
         reason = "most candidates broke in other ways, so " if lost else ""
         if mode is Mode.AUTO and not tally.unresolved:
-            failing = _bisect_again(failing, tally, inseparable)
+            failing = reduce_by_chance(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
     before = tally.asked

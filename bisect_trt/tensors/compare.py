@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
-from bisect_trt.options.values import TopK
+from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.compare_numbers import compare_indices, compare_numbers
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 from bisect_trt.tensors.info import is_extension, is_string

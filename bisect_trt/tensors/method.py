@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bisect_trt.options.choices import Algorithm
-from bisect_trt.options.values import TopK
+from bisect_trt.options.reading import TopK
 
 
 @dataclass(frozen=True)

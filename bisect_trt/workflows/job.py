@@ -237,6 +237,7 @@ class Job:
         """Find which inputs fail, and the smallest; see :func:`bisect_trt.workflows.samples.samples.look_at_samples`."""
         from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "samples")
         check = settings.check
         if check.argv and check.target is not None:
             tell_unused(check.target, self.console)
@@ -254,6 +255,7 @@ class Job:
         from bisect_trt.workflows.sweep.dimensions import first_shapes  # noqa: PLC0415 - see above
         from bisect_trt.workflows.sweep.sweep import sweep  # noqa: PLC0415 - see above
 
+        _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
@@ -357,6 +359,19 @@ class Job:
         finally:
             note_first(prober, self.result)
             prober.ledger.close()
+
+
+def _refuse_repeat(search: SearchSettings, command: str) -> None:
+    """A measured failure rate is one model's, with one input.
+
+    Raises:
+        UsageError: One is asked for.
+    """
+    if search.repeat is not None:
+        raise UsageError(
+            f"--repeat measures how often one model fails on one input, and {command} tries many of them: drop it. What fails "
+            "is tried again in any case; `bisect-trt repeat` says how often it does."
+        )
 
 
 def by_whom(

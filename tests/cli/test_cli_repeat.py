@@ -274,6 +274,8 @@ def test_what_says_nothing_of_builds_is_refused(cli: CommandLine, here: Path) ->
     (here / "other.json").write_text("no JSON", encoding="utf-8")
     assert "there are no builds to compare" in cli("diff").error
     assert "whether odd.json is of good builds or of bad ones is not said" in cli("diff", "odd.json").error
+    ran = cli("diff", "odd.json", "nothing")
+    assert (ran.status, "nothing: no such file or folder" in ran.error) == (4, True)
     refused = cli("diff", "odd.json", "other.json")
     assert (refused.status, "odd.json says nothing of what a build chose" in refused.error) == (4, True)
     (here / "good").mkdir()

@@ -16,6 +16,8 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import arrays, read_json
 
+from bisect_trt.workflows.sweep.telling import draw
+
 UNSTEADY = Path(__file__).parents[1] / "unsteady"
 
 
@@ -82,6 +84,38 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
     assert "of a size that was not tried nothing is known but its neighbours" in said
     for interval in found["dimensions"][0]["intervals"]:
         assert {interval["from"], interval["to"]} <= set(interval["tried"])
+
+
+def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    argv = ["--unsteady", "--fault", "once:seen", "--shapes", "x:[1..4,8]"]
+    status, result, said = unsteady(here, "sweep", model, *argv)
+    assert (status, result["minimality"], result["sweep"]["needs_free_dimensions"]) == (3, "unproven", None)
+    assert "n=1 failed and, tried again, passed" in result["why"]
+    assert "it fails now and then" in said
+    assert shlex.split(result["sweep"]["command"])[:2] == ["bisect-trt", "repeat"]
+
+
+def test_sizes_that_fail_in_other_ways_are_told_apart() -> None:
+    """Each way with how many sizes, and the smallest; nothing where there is one way."""
+    told: dict[str, Any] = {
+        "dimensions": [],
+        "map": [
+            {"sizes": {"n": n}, "verdict": "FAIL" if n > 2 else "PASS", "signature": None, "reason": None}
+            | ({"signature": "mismatch", "reason": f"off by {n}"} if 2 < n < 6 else {})
+            | ({"signature": "error", "reason": "no kernel"} if n > 5 else {})
+            for n in range(1, 9)
+        ],
+    }
+    assert draw(told) == ["  3 of 6 that fail: off by 3, first at n=3", "  3 of 6 that fail: no kernel, first at n=6"]
+    assert draw({**told, "map": told["map"][:5]}) == []
+
+
+@pytest.mark.parametrize("command", [["sweep", "--shapes", "x:[1..4,8]"], ["samples", "--iterations", "2"]])
+def test_a_rate_is_not_measured_of_many(cli: CommandLine, here: Path, command: list[str]) -> None:
+    name, *rest = command
+    ran = cli(name, write(here / "model.onnx", "n", 8), "--onnxrt", "--repeat", "5", *rest)
+    assert (ran.status, f"and {name} tries many of them: drop it" in ran.error) == (2, True)
 
 
 def test_what_is_recommended_shows_the_failure(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import TARGET, arrays, overflowing, read_json, script
+from support import TARGET, arrays, chain, overflowing, read_json, script
 
 from bisect_trt.workflows.samples.common import find_common
 
@@ -93,6 +94,38 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     assert "the budget is spent (--max-probes 15)" in least["why"]
     assert (arrays("least.npz")["ids"] == GUILTY).any()
     assert "--check" in least["command"]
+
+
+def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: CommandLine, here: Path) -> None:
+    """Of a NaN and an Inf in one sample the check needs both; it says so in a word that has to be among what is run again."""
+    model = chain(here / "m.onnx")
+    (here / "check.py").write_text(
+        "import sys, numpy\nx = numpy.load(sys.argv[1])['x']\n"
+        "print('odd' if numpy.isnan(x).any() and numpy.isinf(x).any() else 'fine'); sys.exit(3)\n"
+    )
+    shape = [int(dim.dim_value) for dim in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
+    x = np.ones(shape, np.float32)
+    x.flat[:2] = np.nan, -np.inf
+    np.savez("x.npz", x=x)
+    check = ["--fail-regex", "odd", "--check", f"{sys.executable} check.py {{inputs}}"]
+    ran = cli("samples", model, "--load-inputs", "x.npz", "--json", "r.json", *check)
+    assert ran.status == 0, ran.err
+    least = read_json(Path("r.json"))["samples"]["minimal_input"]
+    assert {each["value"] for each in least["elements_kept"]} == {"nan", "-inf"}
+    assert "--fail-regex odd --check" in least["command"]
+
+
+def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Path) -> None:
+    """A check that fails the first time it sees an input, and then never again."""
+    (here / "check.py").write_text(
+        "import sys, hashlib, pathlib\n"
+        "seen = pathlib.Path(hashlib.sha256(pathlib.Path(sys.argv[1]).read_bytes()).hexdigest())\n"
+        "first = not seen.exists(); seen.touch(); sys.exit(first)\n"
+    )
+    check = ["--workers", "1", "--check", f"{sys.executable} check.py {{inputs}}"]
+    ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check)
+    assert ran.status == 3
+    assert "the failure comes and goes" in read_json(Path("r.json"))["samples"]["minimal_input"]["why"]
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:

@@ -20,7 +20,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import layer_nodes
-from bisect_trt.targets.trt.network import load_proto, parse
+from bisect_trt.targets.trt.parse import load_proto, parse
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.standalone import layers_of
 

@@ -18,7 +18,8 @@ from bisect_trt.cli.arguments import rewrite
 from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
-from bisect_trt.options import metric, values
+from bisect_trt.options import metric
+from bisect_trt.options import reading as values
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.searches import rungs, until

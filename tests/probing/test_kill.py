@@ -91,7 +91,7 @@ class Reduction:
         return found
 
     def assert_nothing_left(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while left := self.processes():
             commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}").exists()]
             assert time.monotonic() < deadline, commands
@@ -138,12 +138,15 @@ def kill_and_resume(folder: Path, whole: Whole, moments: Sequence[float]) -> int
     Args:
         folder: A new one.
         whole: What it should come to.
-        moments: Seconds from each start of the driver to the moment at which it is killed.
+        moments: Seconds from each start of the driver to the moment at which it is killed; what is late enough for there
+            to be something to go on with waits for that, however long it takes.
     """
     reduction = Reduction(folder, whole.model, whole.required)
     driver, resumed, sessions = reduction.start(), 0, [Session(reduction)]
     for seconds in moments:
         time.sleep(seconds)
+        while seconds > whole.until_journal and reduction.run is None and driver.poll() is None:
+            time.sleep(0.005)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         reduction.assert_nothing_left()

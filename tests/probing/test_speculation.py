@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import gone, script
 
+from bisect_trt.probing import watcher
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.journal import Journal
 from bisect_trt.probing.ledger import Budget, BudgetSpent, Ledger
@@ -32,6 +33,7 @@ from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import likely_questions
+from bisect_trt.probing.watcher import Ahead, Lookout, Watcher
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
@@ -133,13 +135,37 @@ class BrokenCheck(FakeCheck):
         return super().run(files, cancel)
 
 
+class Told(Watcher):
+    """Keeps what it is told of what lies ahead."""
+
+    wants_estimates = True
+
+    def __init__(self) -> None:
+        self.best: list[str | None] = []
+
+    def estimated(self, ahead: Ahead | None) -> None:
+        self.best.append(ahead.best if ahead else None)
+
+
+def test_the_best_is_known_where_there_is_no_time_to_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that does other things too, where looking ahead would take more than its share."""
+    monkeypatch.setattr(watcher, "_SHARE", -1)
+    told = Told()
+    lookout = Lookout(told, over_units(Verdict.FAIL, halving(8)))
+    lookout.look()
+    heard = [(range(8), Verdict.FAIL), (range(4), Verdict.PASS), (range(6), Verdict.FAIL), (range(7), Verdict.FAIL)]
+    for units, verdict in heard:
+        lookout.heard(Units(frozenset(units)), verdict, f"{len(units)} of 8")
+    assert told.best == [None, "8 of 8", "8 of 8", "6 of 8", "6 of 8"]
+
+
 def test_an_error_in_a_parallel_probe_ends_the_search(tmp_path: Path) -> None:
     check = BrokenCheck(lambda _: Verdict.FAIL)
     with FakeRun(tmp_path, check, 4) as session, pytest.raises(OSError, match="the disk is full"):
         session.reduce(20, halving(20))
 
 
-def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
+def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while not all(map(gone, pids)):
         if time.monotonic() > deadline:

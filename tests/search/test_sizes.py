@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import Point, fit, intervals, landmarks, sweep_points
+from bisect_trt.search.size_rules import fit, intervals
+from bisect_trt.search.sizes import Point, landmarks, sweep_points
 
 Truth = Callable[[int], bool]
 
@@ -34,6 +36,7 @@ def seen(sizes: range, fails: Truth, most: int = 64) -> dict[int, Verdict]:
         (lambda n: n <= 300, "up to 300"),
         (lambda n: 100 <= n <= 300, "from 100 to 300"),
         (lambda n: n == 17, "at 17 only"),
+        (lambda n: 17 <= n <= 40 and n % 2 == 0, "at even sizes, from 18 to 40"),
         (lambda n: n % 2 == 1, "at odd sizes, from 1 to 4095"),
         (lambda n: n % 8 == 0, "at multiples of 8, from 8 to 4096"),
         (lambda n: n % 8 != 0, "at all but multiples of 8, from 1 to 4095"),
@@ -45,6 +48,22 @@ def test_a_planted_rule_is_found_in_64_of_4096(fails: Truth, said: str) -> None:
     rule = fit(seen(range(1, 4097), fails))
     assert rule is not None
     assert rule.describe() == said
+
+
+def test_islands_are_seen_whole_once_they_are_seen() -> None:
+    """Sizes of an interval, or every second, third, fourth of it, of no one's landmarks: most of them, in 64 of 200."""
+    rng, exact, some = random.Random(0), 0, 0
+    for _ in range(300):
+        low, length = rng.randint(1, 150), rng.randint(12, 40)
+        period, remainder = rng.choice([(1, 0), (2, 0), (2, 1), (3, 2), (4, 0)])
+        failing = {size for size in range(low, min(low + length, 201)) if size % period == remainder}
+        found = seen(range(1, 201), failing.__contains__)
+        rule = fit(found)
+        if rule is not None and rule.kind != "never":
+            exact += {size for size in range(1, 201) if rule.fails(size)} == failing
+        some += Verdict.FAIL in found.values()
+    assert some > 270
+    assert exact > 0.8 * some
 
 
 def test_what_no_rule_fits_is_said_to_fit_none() -> None:

@@ -21,8 +21,7 @@ from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt.runtime import provider_names, target_model
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
-from bisect_trt.targets.reference import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.signatures import mask_message
 
 FP16 = TargetSettings(fp16=True)

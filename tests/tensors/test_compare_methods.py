@@ -19,7 +19,7 @@ from support import read_options, tolerances
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.values import TopK
+from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor, match_shape, postprocess, top_k
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.method import Method

@@ -44,6 +44,15 @@ def spoiled(model: onnx.ModelProto, which: frozenset[str] | None = None) -> onnx
     return wrong
 
 
+def _first_of(mark: Path) -> bool:
+    """Whether nobody has left this file yet, in any process; it is left now."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 class Session:
     skipped: Mapping[str, str] = {}
 
@@ -63,6 +72,9 @@ class Session:
         self._last: bytes | None = None
         kind, _, chance = fault.partition(":")
         self._unlucky = kind == "chance" and random.random() < float(chance)
+        if kind == "turn" and not _first_of(Path(chance)):
+            Path(chance).unlink()
+            self._unlucky = True
         bads = {node.name for node in model.graph.node if node.name.startswith("bad")}
         taken = unsteady_builds.wrong_nodes(choices)
         self._unlucky |= (kind == "tactic" and bool(taken)) or (kind == "all" and taken == bads)
@@ -105,6 +117,7 @@ class Session:
             or (kind == "beside" and together > 1)
             or (kind == "after" and last not in (None, fed))
             or self._unlucky
+            or (kind == "once" and _first_of(Path(number)))
         )
         return wrong if bad else right
 

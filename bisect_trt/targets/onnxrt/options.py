@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import pair
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import pair
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 

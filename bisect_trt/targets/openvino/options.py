@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import pair
 from bisect_trt.options.spec import option
-from bisect_trt.options.values import pair
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.openvino.settings import CPU, OpenVinoSettings
 

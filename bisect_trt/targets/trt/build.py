@@ -24,8 +24,7 @@ from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, describe_network, parse_layers
 from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
-from bisect_trt.targets.trt.messages import is_out_of_memory, reason
-from bisect_trt.targets.trt.network import (
+from bisect_trt.targets.trt.parse import (
     Feed,
     Parsed,
     free_dimensions,
@@ -36,6 +35,7 @@ from bisect_trt.targets.trt.network import (
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.wording import is_out_of_memory, reason
 
 
 class TensorRtRuntime:

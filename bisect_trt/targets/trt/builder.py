@@ -26,11 +26,11 @@ from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
 from bisect_trt.targets.trt.knobs import PIN_MISSED, PIN_REFUSED, lift, missed, replay
 from bisect_trt.targets.trt.layers import constrain
-from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
-from bisect_trt.targets.trt.network import Feed, Parsed, parse
+from bisect_trt.targets.trt.parse import Feed, Parsed, parse
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.standalone import layers_of
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache
+from bisect_trt.targets.trt.wording import is_out_of_memory, is_poisoning, reason, signature
 
 _CACHE_MISS = re.compile(r"(?i)timing cache|cache miss|in the cache")
 _MOST_PLANS = 8

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.trt.messages import OUT_OF_MEMORY
+from bisect_trt.targets.trt.wording import OUT_OF_MEMORY
 
 _PYTHON_MODULES = ("cuda.bindings.runtime", "cuda.cudart")
 """cuda-python since 12.8, and before."""

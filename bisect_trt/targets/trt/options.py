@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import assignment, pool_limit, shape, streaming_budget
 from bisect_trt.options.spec import option, switch
-from bisect_trt.options.values import assignment, pool_limit, shape, streaming_budget
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
 from bisect_trt.targets.trt.settings import TrtSettings

@@ -14,7 +14,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt import knobs, standalone, tuned
-from bisect_trt.targets.trt.messages import is_poisoning, signature
+from bisect_trt.targets.trt.wording import is_poisoning, signature
 from bisect_trt.tensors.info import TensorInfo
 
 if TYPE_CHECKING:

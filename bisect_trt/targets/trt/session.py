@@ -17,8 +17,8 @@ from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.inspect import Origins, describe_layers
 from bisect_trt.targets.trt.knobs import NoSuch, make_context
-from bisect_trt.targets.trt.messages import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.wording import is_out_of_memory, is_poisoning, reason, signature
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _DTYPES = {

@@ -22,8 +22,8 @@ from bisect_trt.targets.trt.knobs import (
     set_parser_flags,
     turn,
 )
-from bisect_trt.targets.trt.messages import is_out_of_memory, reason, signature
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
+from bisect_trt.targets.trt.wording import is_out_of_memory, reason, signature
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """What the parser appends where a node makes several layers."""

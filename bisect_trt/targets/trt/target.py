@@ -85,7 +85,7 @@ class TensorRtTarget(Target):
     files = ("plugins", "load_timing_cache", "calibration_cache", "load_runtime")
     sent = (
         "bisect_trt.targets.standalone",
-        "bisect_trt.targets.trt.messages",
+        "bisect_trt.targets.trt.wording",
         "bisect_trt.targets.trt.tuned",
         "bisect_trt.targets.trt.knobs",
         "bisect_trt.targets.trt.standalone",
@@ -113,7 +113,7 @@ class TensorRtTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
         from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.network import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.parse import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None
@@ -157,7 +157,7 @@ class TensorRtTarget(Target):
         """With nothing but TensorRT, CUDA's runtime and NumPy."""
         known = (
             "bisect_trt.targets.signatures",
-            "bisect_trt.targets.trt.messages",
+            "bisect_trt.targets.trt.wording",
             "bisect_trt.targets.trt.tuned",
             "bisect_trt.targets.trt.knobs",
             "bisect_trt.targets.trt.standalone",

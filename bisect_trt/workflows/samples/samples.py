@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def _deliver(
         "kept": len(kept),
         "of": before,
         "elements_kept": [
-            {"input": name, "index": list(index), "value": found.values[name][index].item()}
+            {"input": name, "index": list(index), "value": _plain(found.values[name].item(index))}
             for name, index in kept[:_MOST_ELEMENTS]
         ],
         "minimality": result.minimality,
@@ -207,7 +208,7 @@ def _deliver(
         f"({result.minimality})."
     )
     for name, index in kept[:_SHOWN]:
-        console.answer(f"  '{name}' at {list(index)}: {found.values[name][index].item()}")
+        console.answer(f"  '{name}' at {list(index)}: {found.values[name].item(index)}")
     if len(kept) > _SHOWN:
         console.answer(f"  ... and {len(kept) - _SHOWN} more")
     if found.why:
@@ -215,12 +216,31 @@ def _deliver(
     console.answer(f"To see it fail: {command}")
 
 
+def _conditions(check: CheckSettings) -> Iterator[str]:
+    """What a check command was held to, as options."""
+    for option, values in (
+        ("--fail-regex", check.fail_regexes),
+        ("--fail-code", check.fail_codes),
+        ("--ignore-fail-code", check.ignore_fail_codes),
+        ("--timeout", () if check.timeout is None else (f"{check.timeout:g}",)),
+        ("--candidate", () if check.candidate is None else (check.candidate,)),
+    ):
+        for value in values:
+            yield from (option, str(value))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type
+    """As JSON has it, which has no NaN."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) -> list[str]:
     """What shows the failure with the written input: it was probed so, as the command opens the model."""
     model, check = str(investigation.subject.settings.path), settings.check
     fed_with = ["--load-inputs", str(settings.output)]
     if check.target is None or check.argv:
-        return ["bisect-trt", "reduce", model, "-o", "reduced.onnx", *fed_with, "--check", *check.argv]
+        words = ["bisect-trt", "reduce", model, "-o", "reduced.onnx", *fed_with, *_conditions(check)]
+        return [*words, "--check", *check.argv]
     words = [*check.target.flags(), *fed_with, *check.tolerance.words()]
     if fed.free:  # run fixes shapes
         return ["bisect-trt", "diagnose", model, *words]

@@ -23,6 +23,8 @@ from bisect_trt.workflows.samples.fed import Fed, Values
 Part = tuple[str, tuple[int, ...]]
 """An input, and the first indices of a part of it; all of it for none."""
 MOST_QUESTIONS = 400
+_MOST_AGAIN = 16
+"""So many elements of the answer are left out once more."""
 
 
 @dataclass
@@ -74,6 +76,7 @@ def reduce_input(
         run.zero()
         if run.shorten(symbols):
             run.zero()
+        run.try_again()
     except Enough:
         found.proven, found.why = False, f"after {found.asked} questions there may be more to leave out"
     except BudgetSpent as error:
@@ -148,12 +151,30 @@ class _Run:
             best = (minimum if least else _with_none(minimum, ask)).units
         finally:  # what was seen to fail before the budget was spent is kept
             found.values = build(best)
-            found.steps.append(f"{len(units)} {what} became {len(best)}, after {len(known) - 1} questions")
+            if len(best) < len(units):
+                asked = f"{len(known) - 1} question{'s' * (len(known) != 2)}"
+                found.steps.append(f"{len(best)} of {len(units)} {what} left, after {asked}")
 
-    def _probe(self, values: Values, title: str) -> Verdict:
+    def try_again(self) -> None:
+        """Ask again what the proof rests on: a failure that comes and goes is none of the input alone."""
+        found, whole = self._found, self._found.values
+        doubt = "the input that failed passed when it was asked again"
+        if found.proven and self._probe(whole, "the smallest input", again=True) is Verdict.FAIL:
+            doubt = "without one of these elements it passed, and failed when it was asked again"
+            for name, index in found.kept[:_MOST_AGAIN]:
+                less = {**whole, name: whole[name].copy()}
+                less[name][index] = _nothing_like(whole[name])[index]
+                if self._probe(less, f"without '{name}' at {list(index)}", again=True) is Verdict.FAIL:
+                    break
+            else:
+                return
+        if found.proven:
+            found.proven, found.why = False, f"the failure comes and goes: {doubt}; `bisect-trt repeat` says how often"
+
+    def _probe(self, values: Values, title: str, *, again: bool = False) -> Verdict:
         if self._fed.refused(values) is not None:
             return Verdict.UNRESOLVED
-        return self._investigation.prober.probe(self._fed.candidate(values, title)).verdict
+        return self._investigation.prober.probe(self._fed.candidate(values, title), again=again).verdict
 
 
 def _nothing_like(value: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,8 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
-from bisect_trt.search.sizes import AskSize, Point, fit, intervals, nth, sweep_points
+from bisect_trt.search.size_rules import fit, intervals
+from bisect_trt.search.sizes import AskSize, Point, nth, sweep_points
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
@@ -74,8 +75,29 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     result.minimality = "unproven" if unsure else "1-minimal"
     if unsure:
         result.why = f"the next smaller size, {_named(swept, unsure[0])}, was not seen to pass"
-    _leave(investigation, settings, sized, swept, smallest)
+    unsteady = _again(investigation, sized, [smallest, smallest, *(point for point in below if point in seen)], seen)
+    if unsteady is not None:
+        result.minimality = "unproven"
+        result.why = f"the failure comes and goes: {unsteady}, so that it is not of a size alone"
+    _leave(investigation, settings, sized, swept, smallest, steady=unsteady is None)
     return result
+
+
+def _again(
+    investigation: Investigation, sized: Sized, points: Sequence[Point], seen: Mapping[Point, Verdict]
+) -> str | None:
+    """Try points once more; the one of which another verdict came, in words."""
+    words = {Verdict.FAIL: "failed", Verdict.PASS: "passed", Verdict.UNRESOLVED: "could not be judged"}
+    for point in points:
+        if sized.refused(point) is not None:
+            continue
+        try:
+            now = investigation.prober.probe(sized.candidate(point), again=True).verdict
+        except BudgetSpent:
+            return None
+        if now is not seen[point]:
+            return f"{sized.title(point)} {words[seen[point]]} and, tried again, {words[now]}"
+    return None
 
 
 def _marks(sized: Sized, dimension: Dimension) -> list[int]:
@@ -240,7 +262,13 @@ def _named(swept: Sequence[Dimension], point: Point) -> str:
 
 
 def _leave(
-    investigation: Investigation, settings: SweepSettings, sized: Sized, swept: Sequence[Dimension], smallest: Point
+    investigation: Investigation,
+    settings: SweepSettings,
+    sized: Sized,
+    swept: Sequence[Dimension],
+    smallest: Point,
+    *,
+    steady: bool,
 ) -> None:
     """Leave the values of the smallest size that fails, and say how to go on from it, as was seen to fail."""
     subject, console, result = investigation.subject, investigation.console, investigation.result
@@ -250,15 +278,15 @@ def _leave(
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
     try:
-        fixed = investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
+        fixed = steady and investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
     except BudgetSpent:
         fixed = False
     set_up = target if fixed else sized.target
-    words = ["bisect-trt", "diagnose", str(subject.settings.path), *set_up.flags(), "--load-inputs", str(path)]
-    words += settings.check.tolerance.words()
+    words = ["bisect-trt", "diagnose" if steady else "repeat", str(subject.settings.path), *set_up.flags()]
+    words += ["--load-inputs", str(path), *settings.check.tolerance.words()]
     command = shlex.join(words)
-    result.extra["sweep"] |= {"needs_free_dimensions": not fixed, "command": command}
+    result.extra["sweep"] |= {"needs_free_dimensions": not fixed if steady else None, "command": command}
     where = f"The smallest that fails is {_named(swept, smallest)}"
     how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
-    console.answer(f"{where}; it fails {how}. Its inputs: {path}")
-    console.answer(f"To find out why: {command}")
+    console.answer(f"{where}; it fails {how if steady else 'now and then'}. Its inputs: {path}")
+    console.answer(f"To {'find out why' if steady else 'see how often'}: {command}")

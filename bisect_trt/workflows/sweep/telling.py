@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 Json = Mapping[str, Any]
@@ -10,7 +12,7 @@ Json = Mapping[str, Any]
 MARKS = {"PASS": ".", "FAIL": "#", "UNRESOLVED": "?"}
 """Of a size in a map; a blank for one that was not tried."""
 _WIDTH = 96
-_MOST_ROWS = 40
+_MOST_ROWS, _OF_A_PERIOD = 40, 6
 _WORDS = {"PASS": "pass", "FAIL": "FAIL", "UNRESOLVED": "not known"}
 
 
@@ -42,18 +44,34 @@ def draw(told: Json) -> list[str]:
         at = ", ".join(f"{name}={size}" for name, size in each["at"].items())
         lines.append(f"  {each['name']}" + (f", with {at}" if at else ""))
         rows = each["intervals"]
-        for found in rows[:_MOST_ROWS]:
+        most = _MOST_ROWS if each["rule"] is None or each["rule"]["period"] is None else _OF_A_PERIOD
+        for found in rows[:most]:
             span = f"{found['from']}" if found["from"] == found["to"] else f"{found['from']}..{found['to']}"
-            left = "all tried" if not found["inferred"] else f"{len(found['tried'])} tried, what lies between inferred"
+            between = "inferred" if each["rule"] is None or each["rule"]["period"] is None else "as the rule says"
+            left = f"{len(found['tried'])} tried, what lies between {between}" if found["inferred"] else "all tried"
             lines.append(f"    {_WORDS[found['verdict']]:<9} {span:<14} {left}")
-        if len(rows) > _MOST_ROWS:
-            lines.append(f"    ... {len(rows) - _MOST_ROWS} more in the report")
+        if len(rows) > most:
+            lines.append(f"    ... {len(rows) - most} more in the report")
         if len(told["dimensions"]) == 1 and len(told["map"]) <= _WIDTH:
             marks = "".join(MARKS[entry["verdict"]] for entry in told["map"])
             lines.append(f"    {each['low']} {marks} {each['high']}   (. pass, # fail, ? not known; the sizes tried)")
     if len(told["dimensions"]) == 2:
         lines += _square(told)
-    return lines
+    return lines + _ways(told)
+
+
+def _ways(told: Json) -> list[str]:
+    """How it fails, where that is not everywhere the same: each way with its smallest size."""
+    first: dict[str, Json] = {}
+    count = Counter(entry["signature"] for entry in told["map"] if entry["verdict"] == "FAIL")
+    for entry in sorted(told["map"], key=lambda entry: prod(entry["sizes"].values())):
+        if entry["verdict"] == "FAIL":
+            first.setdefault(entry["signature"], entry)
+    return [
+        f"  {count[way]} of {count.total()} that fail: {entry['reason'] or way}, "
+        f"first at {', '.join(f'{name}={size}' for name, size in entry['sizes'].items())}"
+        for way, entry in (first.items() if len(first) > 1 else ())
+    ]
 
 
 def _square(told: Json) -> list[str]:

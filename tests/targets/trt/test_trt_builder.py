@@ -22,7 +22,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import builder
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.builder import build_engine, network_key
-from bisect_trt.targets.trt.network import Parsed, name_nodes
+from bisect_trt.targets.trt.parse import Parsed, name_nodes
 
 on_each = pytest.mark.parametrize("version", [OLD, WEAK])
 

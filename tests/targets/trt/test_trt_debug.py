@@ -26,7 +26,7 @@ from bisect_trt.targets.trt import build, builder
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.debug import UnfusedSession, make_listener
-from bisect_trt.targets.trt.network import Parsed
+from bisect_trt.targets.trt.parse import Parsed
 from bisect_trt.tensors.info import dtype_from_name
 
 STREAM = 7

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bisect_trt.targets.trt import standalone
 from bisect_trt.targets.trt.api import Log, make_logger
-from bisect_trt.targets.trt.messages import (
+from bisect_trt.targets.trt.wording import (
     OUT_OF_MEMORY,
     clean,
     is_out_of_memory,

@@ -27,7 +27,7 @@ from bisect_trt.graph.lower import first_output, lower_fp16
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers
-from bisect_trt.targets.trt.network import (
+from bisect_trt.targets.trt.parse import (
     free_dimensions,
     freeze,
     load_proto,

@@ -20,8 +20,8 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import network_flags
 from bisect_trt.targets.trt.knobs import NoSuch, plug_instancenorm, set_parser_flags
-from bisect_trt.targets.trt.messages import reason, signature
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.wording import reason, signature
 
 Feed = Mapping[str, NDArray[Any]]
 

@@ -1,0 +1,124 @@
+"""Kinds of culprits that make a search harder: answers that say nothing, neighbours, a ranking that is wrong.
+
+Whatever the kind, the answer is exact where it can be told, 1-minimal, and the same for any number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from fakes import Algorithm, FakeCheck, FakeRun, build, decisions, scratch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.flaky import simulate
+from bisect_trt.search.counters import reduce_by_chance
+from bisect_trt.search.keep import find_keep
+from bisect_trt.search.oracle import Subset, Verdict, over_units
+from bisect_trt.search.strategy import minimise
+
+pytestmark = pytest.mark.slow  # no version of a library changes it
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is planted, and how it is looked for.
+
+    Attributes:
+        count: Among how many units.
+        culprits: What is needed.
+        goal: What a check says where all of it is there.
+        untold: Whether one answer in five says nothing.
+        ranking: The units for ``find_keep``, most suspicious first.
+    """
+
+    count: int
+    culprits: Subset
+    goal: Verdict
+    untold: bool
+    ranking: tuple[int, ...]
+
+    def predicate(self, units: Subset) -> Verdict:
+        """The check."""
+        ends = len(units) in (0, self.count)
+        if self.untold and not ends and crc32(str(sorted(units)).encode()) % 5 == 0:
+            return Verdict.UNRESOLVED
+        other = Verdict.PASS if self.goal is Verdict.FAIL else Verdict.FAIL
+        return self.goal if self.culprits <= units else other
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The search."""
+        if self.goal is Verdict.FAIL:
+            return partial(minimise, range(self.count))
+        return lambda ask: find_keep(range(self.count), ask, suspects=self.ranking)
+
+
+@st.composite
+def kinds(draw: st.DrawFn, most: int) -> Kind:
+    """Single ones, pairs or triples, anywhere; with a ranking that may be right, wrong, or upside down."""
+    width, runs = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    count = draw(st.integers(width * runs + 1, most))
+    starts = draw(st.lists(st.integers(0, count - width), min_size=runs, max_size=runs))
+    culprits = frozenset(start + place for start in starts for place in range(width))
+    ranking = draw(st.permutations(range(count)))
+    order = draw(st.sampled_from(["none", "right", "by chance", "upside down"]))
+    if order in ("right", "upside down"):
+        ranking = sorted(ranking, key=lambda unit: (unit in culprits) == (order == "upside down"))
+    goal = draw(st.sampled_from([Verdict.FAIL, Verdict.PASS]))
+    return Kind(count, culprits, goal, draw(st.booleans()), tuple(ranking if order != "none" else ()))
+
+
+@given(kinds(120))
+def test_the_answer_is_exact_and_one_minimal(kind: Kind) -> None:
+    minimum = kind.algorithm(kind.predicate)
+    assert minimum.proven
+    assert kind.culprits <= minimum.units
+    assert kind.untold or minimum.units == kind.culprits
+    assert kind.predicate(minimum.units) is kind.goal
+    smaller = [minimum.units - {unit} for unit in minimum.units if len(minimum.units) > 1]
+    assert all(kind.predicate(units) is not kind.goal for units in smaller)
+
+
+@settings(max_examples=12, deadline=None)
+@given(kinds(40), st.integers(2, 8), st.integers(0, 1 << 30))
+def test_any_number_of_workers_finds_the_same(kind: Kind, workers: int, seed: int) -> None:
+    found = []
+    for number, delays in ((1, None), (workers, seed)):
+        with scratch() as folder, FakeRun(Path(folder), FakeCheck(kind.predicate, delays), number) as run:
+            minimum = run.prober.search(over_units(kind.goal, kind.algorithm), build)
+            found.append((minimum, decisions(run.told.records)))
+    assert found[0] == found[1]
+
+
+@given(st.integers(1, 300), st.integers(0, 1 << 30), st.data())
+def test_windows_left_out_by_chance_end_at_what_fails(count: int, seed: int, data: st.DataObject) -> None:
+    """However the failure comes and goes: what is left was seen to fail, each set is asked about once."""
+    culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4))
+    asked: dict[Subset, Verdict] = {}
+
+    def ask(units: Subset) -> Verdict:
+        assert units
+        assert units not in asked
+        seen = crc32(f"{seed}{sorted(units)}".encode()) % 3
+        asked[units] = Verdict.FAIL if culprits <= units and seen else Verdict.PASS
+        return asked[units]
+
+    found = reduce_by_chance(range(count), ask)
+    assert culprits <= found
+    assert len(found) == count or asked[found] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.2, 163), (0.5, 59), (1.0, 13)])
+def test_a_flaky_check_costs_less_than_bisection_repeated(rate: float, most: int) -> None:
+    """The figures of repeated bisection, over 1000 searches without ``--repeat``, and of a steady check."""
+    runs = []
+    for seed in range(round(10 / rate)):
+        with scratch() as folder:
+            runs.append(simulate(Path(folder), seed, 371, rate, None))
+    ended = [run for run in runs if run is not None]
+    assert sum(run.probes for run in ended) <= most * len(ended)
