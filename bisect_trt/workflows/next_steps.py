@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from bisect_trt.graph.qdq import TYPES, find_quantized
+from bisect_trt.graph.qdq import TYPES
+from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
