@@ -223,7 +223,9 @@ def main() -> None:
         action="store_true",
         help="weights of fp32, twice as many bytes; of fp16, `precision` refuses the model",
     )
-    parser.add_argument("--only", nargs="*", default=[], help="some of the commands")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="some of the commands, as the table calls them"
+    )
     parser.add_argument("--graph", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     folder = given.folder.resolve()
@@ -233,7 +235,7 @@ def main() -> None:
     model = write_decoder(folder, given.layers, sparse=given.sparse, wide=given.fp32)
     print("| command | wall, s | CPU, s | peak memory, GB | left on disk, GB | it says |\n" + "| --- " * 6 + "|")
     for name, words in commands(model, given.layers).items():
-        if (given.sparse and "--onnxrt" in words) or (given.only and words[0] not in given.only):
+        if (given.sparse and "--onnxrt" in words) or (given.only and name not in given.only):
             continue
         seen = watch(folder, *words)
         numbers = f"{seen.wall:.0f} | {seen.cpu:.0f} | {seen.peak / 1e9:.1f} | {seen.left / 1e9:.2f}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,25 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     assert (tmp_path / found["refit"]["file"]).exists()
     assert found["validation"]["samples"] == 200
     assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
+
+
+def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
+    """Its reference computes with the same scales; the command that it advises finds the one that does not fit."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    (bad,), samples = planted(source, path, 1, seed=2)
+    onnx.save(source.model, tmp_path / "float.onnx")
+    np.savez(tmp_path / "sample.npz", **samples[0])  # type: ignore[arg-type]  # names of arrays
+    words = ["model.onnx", "--onnxrt", "--graph-optimization-level", "off", "--load-inputs", "sample.npz"]
+    ran = command_line("diagnose", *words, cwd=tmp_path)
+    assert ran.status == 1
+    assert "What to try next: whether its scales fit" in ran.out
+    advised = re.search(r"\((bisect-trt precision .*?), where FLOAT.onnx is", ran.out)
+    assert advised is not None
+    assert "--int8" in advised[1]
+    ran = command_line(*shlex.split(advised[1].replace("FLOAT", "float"))[1:], "--json", "r.json", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    (kept,) = json.loads((tmp_path / "r.json").read_text())["keep_fp32"]
+    assert kept["bad_scales"] == [bad]
 
 
 def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
@@ -421,6 +442,7 @@ def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
     )
     found = result.extra["metric"]
     assert found["of"] == 40
+    assert result.extra["measured_on"].endswith("on 40 input samples")
     assert found["candidate"] >= 34
     kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
     assert kept == bad

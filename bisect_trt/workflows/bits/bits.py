@@ -70,7 +70,7 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
     task.result.extra["suspected_weights"] = suspicions([group.name for group in lowering.groups], case.misfits)
     tell_suspicions(task.result.extra["suspected_weights"], console)
-    if case.yardstick is not None and tolerance_is_own(given):
+    if case.yardstick is not None and tolerance_is_own(given) and isinstance(task.prober.runner.check, BuiltinCheck):
         console.say(f"  allowed: {case.yardstick.describe()}")
     console.step(f"Probe all {len(lowering.units)} groups in floats, then all quantized, then search for the fewest")
     if search.repeat is not None:

@@ -207,7 +207,11 @@ class CastLowering:
     def candidate(self, keep: Subset) -> Candidate:
         """What is probed: ``keep`` in fp32, the other ``units`` lowered."""
         title = f"{len(keep)} of {len(self.units)} nodes in fp32"
-        return self._candidate(self._lower(self._proto, keep), keep, title)
+        return self._candidate(self.lowered(keep), keep, title)
+
+    def lowered(self, keep: Subset) -> onnx.ModelProto:
+        """The mixed model, with the shapes of the search, as it is where nothing is emulated."""
+        return self._lower(self._proto, keep)
 
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - whatever it is called
         """Always."""
