@@ -44,8 +44,9 @@ test: $(STAMP)  ## Every test that needs no GPU.
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py
 
-fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; fifty kills.
+fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; properties on examples that no test had; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m hypothesis
 	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probing/test_kill.py
 
 chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
@@ -86,7 +87,7 @@ bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minu
 	$(BIN)/python -m benchmarks
 
 release: $(STAMP)  ## What is released, as somebody gets it: built, installed into clean environments, run and typed against.
-	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/python -m pip install --quiet --group release --group site
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q tests/release/product.py
 
 clean:

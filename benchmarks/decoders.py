@@ -27,7 +27,8 @@ _BLOCK = 1 << 22
 class _Files:
     """The weights' files, each taking so many bytes; the numbers written, or left out for holes."""
 
-    def __init__(self, folder: Path, name: str, most: int, *, sparse: bool, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, name: str, most: int, kind: int, *, sparse: bool, stack: ExitStack) -> None:
+        self.kind, self.dtype = kind, helper.tensor_dtype_to_np_dtype(kind)
         self._folder, self._name, self._most, self._sparse, self._stack = folder, name, most, sparse, stack
         self._numbers = np.random.default_rng(0).standard_normal(_BLOCK, np.float32)
         self._files: list[BinaryIO] = []
@@ -35,27 +36,28 @@ class _Files:
     def weight(self, name: str, *shape: int, scale: float) -> TensorProto:
         """A weight of normal numbers of this size; in a sparse file all are 0."""
         count = int(np.prod(shape))
-        if not self._files or self._files[-1].tell() + 2 * count > self._most:
+        length = self.dtype.itemsize * count
+        if not self._files or self._files[-1].tell() + length > self._most:
             path = self._folder / f"{self._name}.{len(self._files)}.bin"
             self._files.append(self._stack.enter_context(path.open("wb")))
         file = self._files[-1]
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT16, dims=shape)
+        tensor = TensorProto(name=name, data_type=self.kind, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
-        place = {"location": Path(file.name).name, "offset": file.tell(), "length": 2 * count}
+        place = {"location": Path(file.name).name, "offset": file.tell(), "length": length}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
         if self._sparse:
-            file.seek(2 * count, 1)
+            file.seek(length, 1)
             file.truncate()
         else:
-            block = (self._numbers * scale).astype(np.float16)
+            block = (self._numbers * scale).astype(self.dtype)
             for start in range(0, count, _BLOCK):
                 file.write(block[: count - start].tobytes())
         return tensor
 
 
 def write_decoder(
-    folder: Path, layers: int, *, width: int = WIDTH, per_file: int = 5 << 30, sparse: bool = False
+    folder: Path, layers: int, *, width: int = WIDTH, per_file: int = 5 << 30, sparse: bool = False, wide: bool = False
 ) -> Path:
     """Write a decoder, as ``decoder.onnx`` and its weights; about 405 MB a layer of width 4096, and 262 MB the embedding.
 
@@ -65,11 +67,13 @@ def write_decoder(
         width: Of the residual stream, a multiple of 32; all else goes with it.
         per_file: The most bytes that a file of weights has.
         sparse: Whether the weights are holes, which read as 0 and take no room.
+        wide: Whether all is fp32; else what is not in a norm is fp16.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "decoder.onnx"
     with ExitStack() as stack:
-        files = _Files(folder, "decoder", per_file, sparse=sparse, stack=stack)
+        kind = TensorProto.FLOAT if wide else TensorProto.FLOAT16
+        files = _Files(folder, "decoder", per_file, kind, sparse=sparse, stack=stack)
         path.write_bytes(_decoder(files, layers, width).SerializeToString())
     return path
 
@@ -79,7 +83,7 @@ def _decoder(files: _Files, layers: int, width: int) -> onnx.ModelProto:
     small = {
         "two": np.float32(2),
         "tiny": np.float32(1e-6),
-        "scale": np.float16((width / HEADS) ** -0.5),
+        "scale": files.dtype.type((width / HEADS) ** -0.5),
         "heads": np.array([1, TOKENS, HEADS, width // HEADS], np.int64),
         "flat": np.array([1, TOKENS, width], np.int64),
     }
@@ -91,20 +95,20 @@ def _decoder(files: _Files, layers: int, width: int) -> onnx.ModelProto:
         for part in _layer(f"l{layer}.", last, width, inner, files, outlier=layer == max(layers - 2, 0)):
             (nodes if isinstance(part, onnx.NodeProto) else weights).append(part)
         last = f"l{layer}.out"
-    nodes += _norm("last.", last, "normed")
+    nodes += _norm("last.", last, "normed", files.kind)
     nodes.append(helper.make_node("Transpose", ["embedding"], ["head"], name="tie", perm=[1, 0]))
     nodes.append(helper.make_node("MatMul", ["normed", "head"], ["logits"], name="logits"))
     graph = helper.make_graph(
         nodes,
         "decoder",
         [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, TOKENS])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT16, [1, TOKENS, words])],
+        [helper.make_tensor_value_info("logits", files.kind, [1, TOKENS, words])],
         weights,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _norm(at: str, read: str, made: str) -> list[onnx.NodeProto]:
+def _norm(at: str, read: str, made: str, kind: int) -> list[onnx.NodeProto]:
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Cast", [read], "wide", {"to": TensorProto.FLOAT}),
         ("Pow", [f"{at}wide", "two"], "square", {}),
@@ -114,18 +118,18 @@ def _norm(at: str, read: str, made: str) -> list[onnx.NodeProto]:
         ("Div", [f"{at}wide", f"{at}root"], "unit", {}),
     ]
     nodes = [helper.make_node(op, reads, [at + name], name=at + name, **more) for op, reads, name, more in steps]
-    return [*nodes, helper.make_node("Cast", [f"{at}unit"], [made], name=made, to=TensorProto.FLOAT16)]
+    return [*nodes, helper.make_node("Cast", [f"{at}unit"], [made], name=made, to=kind)]
 
 
 def _layer(
     at: str, read: str, width: int, inner: int, files: _Files, *, outlier: bool
 ) -> Iterator[onnx.NodeProto | TensorProto]:
-    yield from _norm(f"{at}n1.", read, f"{at}x")
+    yield from _norm(f"{at}n1.", read, f"{at}x", files.kind)
     shapes = {"q": (width, width), "k": (width, width), "v": (width, width), "o": (width, width)}
     shapes |= {"gate": (width, inner), "up": (width, inner), "down": (inner, width)}
     for name, shape in shapes.items():
         yield files.weight(f"{at}{name}.weight", *shape, scale=0.3 * shape[0] ** -0.5)
-    bias = np.zeros(width, np.float16)
+    bias = np.zeros(width, files.dtype)
     bias[7] = OUTLIER if outlier else 0
     yield numpy_helper.from_array(bias, f"{at}bias")
 
@@ -145,7 +149,7 @@ def _layer(
     yield node("Reshape", ["rows", "flat"], "joined")
     yield node("MatMul", ["joined", "o.weight"], "attended")
     yield helper.make_node("Add", [read, f"{at}attended"], [f"{at}between"], name=f"{at}between")
-    yield from _norm(f"{at}n2.", f"{at}between", f"{at}y")
+    yield from _norm(f"{at}n2.", f"{at}between", f"{at}y", files.kind)
     yield node("MatMul", ["y", "gate.weight"], "gate")
     yield node("Sigmoid", ["gate"], "open")
     yield node("Mul", ["gate", "open"], "silu")

@@ -24,6 +24,8 @@ BENCHMARKS = {
     "own-time": "benchmarks.own_time:figures",
     "reduce": "benchmarks.reduce:figures",
     "graphs": "benchmarks.large:figures",
+    "weights": "benchmarks.large:weights",
+    "gpu": "benchmarks.tensorrt:figures",
 }
 """By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""
 
@@ -34,7 +36,7 @@ class Figure:
 
     Attributes:
         what: The thing, with its unit: ``--help, s``.
-        value: What was measured.
+        value: What was measured; ``None`` where that takes another machine, and the note says how.
         aim: What it is to reach; ``None`` where there is no aim.
         least: Whether more is better; otherwise less is.
         polygraphy: The same of Polygraphy, where it has such a thing.
@@ -42,7 +44,7 @@ class Figure:
     """
 
     what: str
-    value: float
+    value: float | None
     aim: float | None = None
     least: bool = False
     polygraphy: float | None = None
@@ -50,8 +52,8 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the aim is reached; ``None`` without one."""
-        if self.aim is None:
+        """Whether the aim is reached; ``None`` without one, or where nothing was measured."""
+        if self.aim is None or self.value is None:
             return None
         return self.value >= self.aim if self.least else self.value <= self.aim
 
@@ -61,7 +63,8 @@ class Figure:
         aim = "" if self.aim is None else f"{sign}{say(self.aim)}"
         reached = {None: "", True: "yes", False: "**no**"}[self.reached]
         polygraphy = "" if self.polygraphy is None else say(self.polygraphy)
-        return f"| {self.what} | {say(self.value)} | {aim} | {reached} | {polygraphy} | {self.note} |"
+        value = "not here" if self.value is None else say(self.value)
+        return f"| {self.what} | {value} | {aim} | {reached} | {polygraphy} | {self.note} |"
 
 
 HEAD = "| what | measured | aim | reached | Polygraphy | |\n| --- | --- | --- | --- | --- | --- |"

@@ -1,7 +1,7 @@
 """Large graphs, with five required nodes, and large weights: time, memory and disk.
 
-    python -m benchmarks graphs              # as one of all benchmarks
-    python -m benchmarks.large FOLDER [--layers 20] [--sparse]
+    python -m benchmarks graphs weights      # as two of all benchmarks
+    python -m benchmarks.large FOLDER [--layers 20] [--sparse] [--fp32]
 
 The first is ``bisect_trt.reduce`` on generated networks, one worker, with a check that looks for five names in the bytes of the
 file: CPU time of the driver alone, so that a loaded machine measures the same. The second writes a decoder of fp16 weights in
@@ -51,11 +51,30 @@ def figures() -> Iterator[Figure]:
         yield Figure(f"{what}: a MB of candidate, ms", per_mb, aim=aim)
         if size >= 20_000 and first is None:
             first = per_mb
-        graph = seen["parsed"] / 1e6
+        graph, mapped = seen["parsed"] / 1e6, seen["mapped"] / 1e6
         peak = (seen["peak"] - seen["base"]) / 1e6
-        yield Figure(
-            f"{what}: peak memory less that of an idle one, MB", peak, note=f"the parsed model takes {graph:.0f}"
-        )
+        note = f"{peak / graph:.1f} times the parsed model ({graph:.0f} MB); {mapped:.0f} MB are pages of the activations' file"
+        yield Figure(f"{what}: peak memory less that of an idle one, MB", peak, aim=3 * graph, note=note)
+
+
+_MACHINE_GB = 24.0
+
+
+def weights() -> Iterator[Figure]:
+    """Peak memory and disk of commands on a decoder with 30 GB of weights that are holes; on one of 8 GB elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder, layers = Path(name), 73
+        model = write_decoder(folder, layers, sparse=True)
+        for what, words in commands(model, layers).items():
+            if "--onnxrt" in words:
+                continue
+            seen = watch(folder, *words)
+            note = f"{seen.cpu:.0f} s of CPU; {seen.said}"
+            yield Figure(f"{what}, 30 GB: peak memory, GB", seen.peak / 1e9, aim=_MACHINE_GB, note=note)
+            yield Figure(f"{what}, 30 GB: left on the disk, GB", seen.left / 1e9)
+    for what in commands(Path("decoder.onnx"), 20):
+        note = "`python -m benchmarks.large FOLDER`, with 20 GB of disk and of memory free"
+        yield Figure(f"{what}, 8 GB: peak memory, GB", None, aim=_MACHINE_GB, note=note)
 
 
 def measure_graph(nodes: int) -> dict[str, float]:
@@ -76,7 +95,8 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
     wanted = [b"\x1a" + bytes([len(name)]) + name for name in names]  # onnx.proto: field 3 of a node
     import bisect_trt  # noqa: PLC0415 - what the benchmark itself imports is no part of it
 
-    base = _resident()
+    base, unmapped = _resident("VmRSS"), _resident("RssFile")
+    mapped: list[int] = []
     parsed = _parsed(model)
     gaps: list[tuple[int, float]] = []
     last: list[float] = []
@@ -85,6 +105,7 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
         now, content = time.process_time(), Path(path).read_bytes()
         gaps.extend((len(content), now - before) for before in last)
         fails = all(name in content for name in wanted)
+        mapped.append(_resident("RssFile"))
         last[:] = [time.process_time()]
         return fails
 
@@ -102,6 +123,7 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
         "median": statistics.median(seconds for _, seconds in gaps),
         "per_mb": statistics.median(seconds / size * 1e6 for size, seconds in large),
         "base": base,
+        "mapped": max(mapped) - unmapped,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
 
@@ -125,8 +147,10 @@ def _parsed(model: Path) -> float:
     return float(subprocess.run([sys.executable, "-c", script, str(model)], check=True, stdout=subprocess.PIPE).stdout)
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _resident(kind: str) -> int:
+    """Bytes of memory of this process: all of them (``VmRSS``), or those that are pages of files (``RssFile``)."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields[kind].split()[0]) << 10
 
 
 @dataclass(frozen=True)
@@ -180,6 +204,7 @@ def commands(model: Path, layers: int) -> dict[str, list[str]]:
         "reduce, a check command": ["reduce", str(model), *output, "reduced.onnx", "--check", "sh", "-c", fails],
         "layerwise": ["layerwise", str(model), *target],
         "run": ["run", str(model), *target],
+        "precision": ["precision", str(model), *target, *output, "mixed.onnx"],
         "reduce": ["reduce", str(model), *target, *output, "reduced.onnx"],
         "diagnose": ["diagnose", str(model), *target, *output, "reproducer"],
     }
@@ -193,17 +218,24 @@ def main() -> None:
     parser.add_argument(
         "--sparse", action="store_true", help="all weights are holes: no room, and no commands but with a check"
     )
-    parser.add_argument("--only", nargs="*", default=[], help="some of the commands")
+    parser.add_argument(
+        "--fp32",
+        action="store_true",
+        help="weights of fp32, twice as many bytes; of fp16, `precision` refuses the model",
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="some of the commands, as the table calls them"
+    )
     parser.add_argument("--graph", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     folder = given.folder.resolve()
     if given.graph is not None:
         print(json.dumps(reduce_graph(folder, given.graph)))
         return
-    model = write_decoder(folder, given.layers, sparse=given.sparse)
+    model = write_decoder(folder, given.layers, sparse=given.sparse, wide=given.fp32)
     print("| command | wall, s | CPU, s | peak memory, GB | left on disk, GB | it says |\n" + "| --- " * 6 + "|")
     for name, words in commands(model, given.layers).items():
-        if (given.sparse and "--onnxrt" in words) or (given.only and words[0] not in given.only):
+        if (given.sparse and "--onnxrt" in words) or (given.only and name not in given.only):
             continue
         seen = watch(folder, *words)
         numbers = f"{seen.wall:.0f} | {seen.cpu:.0f} | {seen.peak / 1e9:.1f} | {seen.left / 1e9:.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import statistics
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import light_model
@@ -20,28 +22,43 @@ _RUNS = 5
 
 def figures() -> Iterator[Figure]:
     """`--help`, and a whole reduction of SqueezeNet with a check that takes no time; the median of five runs."""
-    program = [str(Path(sys.executable).with_name("bisect-trt"))]
-    model = str(light_model("squeezenet"))
-    reduction = [*program, "reduce", model, "-o", "reduced.onnx", "--overwrite", "--no-shrink", "--check", "false"]
-    for what, command, aim in (("--help", [*program, "--help"], 0.2), ("reduce SqueezeNet, 105 nodes", reduction, 1.2)):
-        wall, cpu = _time(command)
+    ours, theirs = ([str(Path(sys.executable).with_name(name))] for name in ("bisect-trt", "polygraphy"))
+    model, plain = str(light_model("squeezenet")), ["-o", "reduced.onnx", "--check"]
+    reduction = ["reduce", model, "--overwrite", "--no-shrink", "--json", "result.json", *plain, "false"]
+    for what, command, other, aim in (
+        ("--help", ["--help"], ["--help"], 0.2),
+        ("reduce SqueezeNet, 105 nodes", reduction, ["debug", "reduce", model, *plain, "false"], 1.2),
+    ):
+        mine, polygraphy = _time([*ours, *command]), _time([*theirs, *other])
         load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        yield Figure(f"{what}, s", wall, aim, note=load)
-        yield Figure(f"{what}, s of CPU", cpu)
+        yield Figure(f"{what}, s", mine.wall, aim, polygraphy=polygraphy.wall, note=load)
+        split = ", ".join(f"{part} {seconds:.2f}" for part, seconds in mine.times.items() if seconds >= 0.005)
+        yield Figure(f"{what}, s of CPU", mine.cpu, polygraphy=polygraphy.cpu, note=split)
 
 
-def _time(command: Sequence[str]) -> tuple[float, float]:
-    """Median wall and CPU seconds of a command and all its processes, with bytecode, as pip installs it."""
+@dataclass(frozen=True)
+class _Time:
+    """Medians: seconds on the clock and of CPU, of all processes; what ``--json`` says that they were spent on, last time."""
+
+    wall: float
+    cpu: float
+    times: dict[str, float]
+
+
+def _time(command: Sequence[str]) -> _Time:
+    """A command, with bytecode, as pip installs it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    walls, cpus = [], []
+    walls, cpus, times = [], [], dict[str, float]()
     for run in range(_RUNS + 1):
         with tempfile.TemporaryDirectory() as folder:
             before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=600)
             wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+            if (result := Path(folder, "result.json")).exists():
+                times = json.loads(result.read_text())["times"]
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
         if run:  # the first compiles
             walls.append(wall)
             cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return statistics.median(walls), statistics.median(cpus)
+    return _Time(statistics.median(walls), statistics.median(cpus), times)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from benchmarks.cases import light_model
+from benchmarks.figures import Figure
 from bisect_trt.probing.protocol import Compare, Compared, Order, Sample
 from bisect_trt.probing.workers.serve import Worker
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
+_LIMIT = 600.0
 PARTS = ("cost", "memory", "layerwise", "precision", "reduce", "polygraphy")
 
 
@@ -73,6 +78,29 @@ def ours(name: str, model: Path, *words: str, limit: float) -> dict[str, Any]:
             "keep": len(kept),
             "kept": kept,
         }
+
+
+def figures() -> Iterator[Figure]:
+    """On a GPU: seconds of whole commands, each in fp16 on TensorRT."""
+    here = find_spec("tensorrt") is not None and shutil.which("nvidia-smi") is not None
+    with tempfile.TemporaryDirectory() as folder:
+        vit, resnet = Path(folder, "model.onnx"), light_model("resnet50")
+        if here:
+            maker = Path(__file__).parents[1] / "examples" / "vit_overflow" / "make_model.py"
+            subprocess.run([sys.executable, str(maker), "-o", folder], check=True)
+        for what, name, model, aim in (
+            ("a ViT: reduce", "reduce", vit, 60),
+            ("a ViT: diagnose, with the fix", "diagnose", vit, 150),
+            ("a ViT: precision to its safe set", "precision", vit, 150),
+            ("ResNet-50, where nothing fails: diagnose", "diagnose", resnet, 60),
+        ):
+            if not here:
+                note = "`python -m benchmarks gpu`, with TensorRT and a GPU"
+                yield Figure(f"{what}, s", None, aim, note=note)
+                continue
+            seen = ours(name, model, limit=_LIMIT)
+            theirs = polygraphy(model, _LIMIT)["seconds"] if name == "reduce" else None
+            yield Figure(f"{what}, s", seen["seconds"], aim, polygraphy=theirs, note=f"exit status {seen['status']}")
 
 
 def polygraphy(model: Path, limit: float) -> dict[str, Any]:

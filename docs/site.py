@@ -2,6 +2,9 @@
 
 The pages lie where readers of the repository look for them, some beside docs/, so mkdocs cannot read them in place. They keep
 their places relative to each other; only a link to a folder becomes one to its README, and to another file a plain name.
+
+It is a hook of mkdocs too, so that nothing is asked of a network: where a page is opened from the disk, the search needs a shim
+for workers, which the theme would load from a server.
 """
 
 from __future__ import annotations
@@ -9,17 +12,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
 PATTERNS = ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md", "benchmarks/README.md")
-PICTURES = ("docs/*.png", "docs/*.svg")
+OTHERS = ("docs/*.png", "docs/*.svg", "docs/theme/*")
+_SHIM = "https://unpkg.com/iframe-worker/shim"
 
 
 def gather() -> None:
     """Write the folder anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    files = [file for pattern in (*PATTERNS, *PICTURES) for file in sorted(ROOT.glob(pattern))]
+    files = [file for pattern in (*PATTERNS, *OTHERS) for file in sorted(ROOT.glob(pattern))]
     for file in files:
         place = PAGES / file.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -27,6 +32,16 @@ def gather() -> None:
             place.write_text(_linked(file, set(files)), encoding="utf-8")
         else:
             shutil.copyfile(file, place)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:  # noqa: ANN401 - what mkdocs gives to a hook
+    """A page with the shim that lies beside it."""
+    return output.replace(_SHIM, f"{'../' * page.url.count('/')}docs/theme/iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401 - as above
+    """The page for what is not there, which nobody searches from the disk."""
+    return output_content.replace(f'<script src="{_SHIM}"></script>', "")
 
 
 def _linked(page: Path, files: set[Path]) -> str:

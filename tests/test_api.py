@@ -72,7 +72,9 @@ def test_no_function_imports_the_command_line_or_leaves_a_process(here: Path) ->
     overflowing(here / "model.onnx")
     calls = [f"bisect_trt.{name}('model.onnx', target='onnxrt')" for name in ("compare", "layerwise")]
     code = f"import sys, bisect_trt; {'; '.join(calls)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "default::ResourceWarning", "-c", code], capture_output=True, text=True, check=True
+    )
     assert not done.stderr  # where Python says what was left open or running
     assert not {"click", "typer", "bisect_trt.cli"} & set(done.stdout.split())
 
@@ -389,9 +391,11 @@ def test_values_stand_behind_the_model_or_by_name(here: Path) -> None:
         "path": bisect_trt.compare(model, here / "small.npz", target="onnxrt", fp16=True),
         "name": bisect_trt.compare(model, "small.npz", fp16=True),
         "target": bisect_trt.compare(model, "onnxrt", fp16=True),
+        "none": bisect_trt.compare(model, None, onnx=True),
         "both": bisect_trt.compare(model, "onnxrt", inputs=small, fp16=True),  # type: ignore[misc]  # the older order
     }
     assert {name for name, result in matches.items() if result.status != "found"} == {"values", "target"}
+    assert [each["name"] for each in matches["none"].extra["targets"]] == ["ONNX's reference evaluator"]
     assert not bisect_trt.sweep(model, small, shapes="x:[{2,3},3]", fp16=True).proven
     for given, status in ((large, "found"), (here / "small.npz", "not_reproduced"), ("small.npz", "not_reproduced")):
         assert bisect_trt.reduce(model, given, target="onnxrt", fp16=True, shrink=False).status == status

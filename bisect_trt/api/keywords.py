@@ -28,14 +28,17 @@ _SAVED = (".json", ".npz")
 def target_second(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     """A function with ``inputs`` behind the model that takes the name of a target in their place too.
 
-    ``diagnose(model, "trt")`` is then ``diagnose(model, target="trt")``; a file of that name is ``"./trt"``.
+    ``diagnose(model, "trt")`` is then ``diagnose(model, target="trt")``; a file of that name is ``"./trt"``. So it is
+    with ``None``, where there may be no target.
     """
-    place = list(inspect.signature(function).parameters).index("inputs")
+    parameters = inspect.signature(function).parameters
+    place, optional = list(parameters).index("inputs"), "None" in parameters["target"].annotation
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        last = args[-1] if len(args) == place + 1 and "target" not in kwargs else None
-        if isinstance(last, str) and ("inputs" in kwargs or last in {plugin.name for plugin in selectable()}):
+        last = args[-1] if len(args) == place + 1 and "target" not in kwargs else ()
+        named = isinstance(last, str) and ("inputs" in kwargs or last in {plugin.name for plugin in selectable()})
+        if named or (last is None and optional):
             kwargs["target"] = last
             return function(*args[:place], **kwargs)  # type: ignore[arg-type]  # no type says that they have changed places
         return function(*args, **kwargs)

@@ -260,4 +260,17 @@ def _refused(error: click.UsageError) -> str:
         return f"{error.format_message()}\n"
     ctx = error.ctx
     head = "" if ctx is None else f"{ctx.get_usage()}\nTry '{ctx.command_path} -h' for help.\n"
-    return head + framed("Error", _filled(error.format_message(), _width() - 4).splitlines())
+    return head + framed("Error", _filled(_elsewhere(error) or error.format_message(), _width() - 4).splitlines())
+
+
+def _elsewhere(error: click.UsageError) -> str | None:
+    """What to say of an option that other commands have, which helps more than one that is spelt alike."""
+    if not isinstance(error, click.NoSuchOption):
+        return None
+    flag = error.option_name
+    have = [
+        name
+        for name, groups in COMMANDS.items()
+        if any(flag in written.split("/") for group in groups for entry in entries(group) for written in entry.flags)
+    ]
+    return f"No such option '{flag}' here. It is one of {', '.join(have)}." if have else None

@@ -31,7 +31,7 @@ def _command(name: str, groups: tuple[type, ...]) -> Iterator[str]:
     yield " ".join(["bisect-trt", name, *filter(None, map(_usage, entries(own))), "[OPTIONS]"])
     yield "```\n"
     for heading, group in [("This command alone", own), *((title(group), group) for group in others)]:
-        yield f"| {heading} | |"
+        yield f"| {heading} | what |"
         yield "| --- | --- |"
         yield from (f"| {_names(entry)} | {_cell(entry.option.help)} |" for entry in entries(group))
         yield ""

@@ -42,10 +42,10 @@ def run(given: Given, console: Console, result: Result) -> Result:
         if path is not None:
             check_output(path, overwrite=True)
     if own.gen_script is not None:
-        changed = [
+        groups = [
             changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
         ]
-        write_script(own.gen_script, own.model, {name: value for each in changed for name, value in each.items()})
+        write_script(own.gen_script, own.model, {name: value for each in groups for name, value in each.items()})
         console.answer(f"{own.gen_script}: does the same; run it with: python {own.gen_script}")
         result.artifacts["script"] = str(own.gen_script)
         result.extra["comparisons"] = []
@@ -141,7 +141,7 @@ def write_script(path: Path, model: Path, options: Mapping[str, Any]) -> None:
     names = [plugin.name for plugin in selectable()]
     target = next((name for name in reversed(names) if name in options), None)
     rest = {name: plain(value) for name, value in options.items() if name not in names or value is not True}
-    lines = [repr(str(model)), repr(target), *(f"{name}={value!r}" for name, value in rest.items())]
+    lines = [repr(str(model)), f"target={target!r}", *(f"{name}={value!r}" for name, value in rest.items())]
     text = _PROGRAM.format(arguments="\n".join(f"        {line}," for line in lines))
     with replacing(path) as file:
         file.write(text.encode())

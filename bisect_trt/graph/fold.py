@@ -163,18 +163,18 @@ def remove_unread(model: onnx.ModelProto) -> Removed:
         model: Changed in place.
     """
     network, graph = Network(model), model.graph
+    before = len(graph.node), len(graph.value_info)
     skeleton = network.skeleton.copy()
     tensors = skeleton.cleanup().tensors()
     live = {number(node) for node in skeleton.nodes}
     idle = {name for name in (*network.initializers, *network.sparse_initializers) if name not in tensors}
     made = {name for index in live for name in network.made(index)}
-    before = len(graph.value_info)
     _keep(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
     _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
     _keep(graph.sparse_initializer, [tensor for tensor in graph.sparse_initializer if tensor.values.name not in idle])
     _keep(graph.input, [value for value in graph.input if value.name not in idle])
     _keep(graph.value_info, [value for value in graph.value_info if value.name in made])
-    return Removed(len(network.nodes) - len(live), len(idle), before - len(graph.value_info))
+    return Removed(before[0] - len(live), len(idle), before[1] - len(graph.value_info))
 
 
 def _keep(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type

@@ -96,7 +96,8 @@ class Network:
         """
         graph = proto.graph
         self.proto = proto
-        self.nodes: list[onnx.NodeProto] = list(graph.node)
+        # No list of them: each message in Python's hands takes half a kilobyte, with the fields that it was asked for in vain.
+        self.nodes: Sequence[onnx.NodeProto] = graph.node
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.sparse_initializers = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
         weights = self.initializers.keys() | self.sparse_initializers.keys()

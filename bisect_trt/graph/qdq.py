@@ -1,9 +1,9 @@
-"""Where a model is quantized: its QuantizeLinear/DequantizeLinear pairs, and the groups of them that belong to one operator."""
+"""Where a model is quantized: its QuantizeLinear/DequantizeLinear pairs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,11 +15,11 @@ from bisect_trt.graph.network import Network, bodies
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 """ONNX Runtime has the same two operators in a domain of its own, for types that older operator sets lack."""
-_MOVES = frozenset(
+MOVES = frozenset(
     {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Dropout", "Cast"}
 )
 """What only moves values on to whoever computes with them."""
-_SAME_SCALE = _MOVES | {
+SAME_SCALE = MOVES | {
     "MaxPool",
     "Concat",
     "Gather",
@@ -31,10 +31,7 @@ _SAME_SCALE = _MOVES | {
     "SpaceToDepth",
 }
 """What makes no new values, so that quantizers give its ends one scale."""
-_INTEGER_MOVES = _SAME_SCALE - {"Cast"}
-_COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
-HUB = 4
-"""What more operators read (an attention mask of all layers) belongs to none of them."""
+_INTEGER_MOVES = SAME_SCALE - {"Cast"}
 TYPES = {
     "int8": ("int8", "uint8", "int16", "uint16"),
     "fp8": ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz"),
@@ -132,49 +129,44 @@ def is_dequantize(node: onnx.NodeProto) -> bool:
     return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
 
 
-def _is_inside(graph: onnx.GraphProto) -> bool:
+def is_inside(graph: onnx.GraphProto) -> bool:
     """Whether the body of a node quantizes or dequantizes."""
-    return any(is_quantize(node) or is_dequantize(node) or any(map(_is_inside, bodies(node))) for node in graph.node)
+    return any(is_quantize(node) or is_dequantize(node) or any(map(is_inside, bodies(node))) for node in graph.node)
 
 
-def find_quantized(network: Network) -> Quantized:
-    """The pairs of a model's main graph, and their groups."""
-    return _Finder(network).found()
-
-
-class _Sets:
+class Sets:
     """Disjoint sets of numbers (union and find)."""
 
     def __init__(self) -> None:
         self._parent: dict[int, int] = {}
 
     def find(self, one: int) -> int:
+        """The number that stands for its set."""
         parent = self._parent.setdefault(one, one)
         if parent != one:
             parent = self._parent[one] = self.find(parent)
         return parent
 
     def join(self, one: int, other: int) -> None:
+        """Make one set of two."""
         first, second = sorted((self.find(one), self.find(other)))
         self._parent[second] = first
 
 
-class _Finder:
+class PairFinder:
+    """Finds the pairs of a model's main graph.
+
+    Attributes:
+        left: Nodes that quantize or dequantize and are in no pair, with the reason of each.
+    """
+
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._left: dict[int, str] = {}
+        self.left: dict[int, str] = {}
 
-    def found(self) -> Quantized:
-        pairs = self._pairs()
-        for index, node in enumerate(self._network.nodes):
-            if any(_is_inside(body) for body in bodies(node)):
-                self._left[index] = f"{self._network.describe(index)} has them in its body, which is not looked into"
-        return Quantized(tuple(self._groups(pairs)), self._left)
-
-    # Pairs: nodes that are connected by quantized tensors, through what only moves them.
-
-    def _pairs(self) -> list[Pair]:
-        network, sets = self._network, _Sets()
+    def pairs(self) -> list[Pair]:
+        """All of them: nodes that are connected by quantized tensors, through what only moves them."""
+        network, sets = self._network, Sets()
         whole: dict[int, str | None] = {}  # of a node, why its pair cannot be removed
         ends = [i for i, node in enumerate(network.nodes) if is_quantize(node) or is_dequantize(node)]
         for index in ends:
@@ -193,7 +185,7 @@ class _Finder:
             if problem is None and pair is not None:
                 pairs.append(pair)
             else:
-                self._left |= dict.fromkeys(nodes, problem or "it is read by nobody")
+                self.left |= dict.fromkeys(nodes, problem or "it is read by nobody")
         return pairs
 
     def _readers(self, name: str) -> tuple[list[int], str | None]:
@@ -271,87 +263,3 @@ class _Finder:
             return next((int(a.t.data_type) for a in network.nodes[maker].attribute if a.name == "value"), 0)
         declared = network.declared.get(name) or network.inferred.get(name)
         return int(declared.type.tensor_type.elem_type) if declared is not None else 0
-
-    # Groups: pairs around one operator, and around those that share a pair with it.
-
-    def _groups(self, pairs: Sequence[Pair]) -> Iterator[Group]:
-        network = self._network
-        computing = [self._computing(pair) for pair in pairs]
-        sets = self._joined(pairs, computing)
-        members: defaultdict[int, list[int]] = defaultdict(list)
-        for place in range(len(pairs)):
-            members[sets.find(place)].append(place)
-        for places in members.values():
-            operators = {each for place in places for each in computing[place]}
-            ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
-            hub = len(places) == 1 and len(operators) > HUB
-            name = _label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
-            yield Group(name, tuple(pairs[place] for place in places), tuple(ranked))
-
-    def _joined(self, pairs: Sequence[Pair], computing: Sequence[Sequence[int]]) -> _Sets:
-        """Which pairs are in one group."""
-        sets = _Sets()
-        quantizing = {index: place for place, pair in enumerate(pairs) for index in pair.quantize}
-        readers: defaultdict[int, list[int]] = defaultdict(list)
-        for place, operators in enumerate(computing):
-            for operator in operators if len(operators) <= HUB else ():
-                readers[operator].append(place)
-        for places in readers.values():
-            for place in places[1:]:
-                sets.join(places[0], place)
-        for place, pair in enumerate(pairs):
-            for other in self._alike(pair, pairs, quantizing, computing[place]):
-                sets.join(place, other)
-            if not computing[place]:
-                self._join_maker(pair, place, readers, sets)
-        return sets
-
-    def _computing(self, pair: Pair) -> tuple[int, ...]:
-        """Who computes with what a pair makes, past what only moves it on."""
-        network, found = self._network, set[int]()
-        waiting = [name for index in pair.dequantize for name in network.made(index)]
-        while waiting:
-            for index in network.consumers.get(waiting.pop(), ()):
-                node = network.nodes[index]
-                if is_quantize(node) or is_dequantize(node):
-                    continue
-                made = network.made(index)
-                again = any(is_quantize(network.nodes[r]) for name in made for r in network.consumers.get(name, ()))
-                if node.op_type in _MOVES and not again and not set(made) & set(network.outputs):
-                    waiting += made
-                else:
-                    found.add(index)
-        return tuple(sorted(found))
-
-    def _alike(
-        self, pair: Pair, pairs: Sequence[Pair], quantizing: Mapping[int, int], operators: Sequence[int]
-    ) -> Iterator[int]:
-        """Pairs of the same values, by the same scale: quantized again, or moved in between."""
-        network = self._network
-        tensors = [pair.tensor]
-        tensors += [name for i in operators if network.nodes[i].op_type in _SAME_SCALE for name in network.made(i)]
-        for name in tensors:
-            for index in network.consumers.get(name, ()):
-                other = quantizing.get(index)
-                if other is not None and pairs[other].scale == pair.scale:
-                    yield other
-
-    def _join_maker(self, pair: Pair, place: int, readers: Mapping[int, Sequence[int]], sets: _Sets) -> None:
-        """What nobody computes with, such as an output, belongs to who computes it."""
-        waiting, seen = [pair.tensor], set[str]()
-        while waiting:
-            name = waiting.pop()
-            maker = self._network.producer.get(name)
-            if name in seen or maker is None:
-                continue
-            seen.add(name)
-            if readers.get(maker):
-                sets.join(readers[maker][0], place)
-                return
-            node = self._network.nodes[maker]
-            if not is_quantize(node) and not is_dequantize(node):
-                waiting += node.input[:1]
-
-
-def _label(node: onnx.NodeProto) -> str:
-    return node.name or next(filter(None, node.output), "?")

@@ -35,6 +35,15 @@ def input_infos(network: Network) -> list[TensorInfo]:
     return infos
 
 
+def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
+    """Give a model's inputs the shapes that those of another graph have, 1 for each dimension that is free there.
+
+    Raises:
+        UsageError: The other graph's inputs are not this model's.
+    """
+    fix_input_shapes(model, {info.name: [int(dim or 1) for dim in info.shape or ()] for info in input_infos(network)})
+
+
 def fix_input_shapes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], *, assume: bool = True
 ) -> dict[str, tuple[int | str | None, ...]]:

@@ -8,8 +8,8 @@ from functools import lru_cache
 from bisect_trt.graph.network import Network
 from bisect_trt.tensors.info import TensorInfo
 
-_REMEMBERED = 500_000
-"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 20 MB."""
+_REMEMBERED = 200_000
+"""How many units all remembered sets of :meth:`Units.with_weights` may hold together, about 10 MB."""
 STORED_LIMIT_BYTES = 1 << 20
 """A weight whose value is larger keeps the node that makes it: storing it would make the model larger, not smaller."""
 

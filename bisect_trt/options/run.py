@@ -43,7 +43,7 @@ class RunOptions:
             "--onnx-outputs",
             "--trt-outputs",
             metavar="TENSOR",
-            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
+            help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all, mark unfused.",
         ),
     ] = field(default_factory=list)
     mark_all: Annotated[bool, switch("The same as --onnx-outputs mark all.")] = False

@@ -18,8 +18,7 @@ from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import Workspace
-from bisect_trt.targets.onnxrt.settings import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.npz import load_npz, save_npz
 
 

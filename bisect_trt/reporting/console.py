@@ -149,6 +149,7 @@ class Console:
         self._out = RichConsole(highlight=False, soft_wrap=True)
         self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._kinds: set[str] = set()
+        self._failed = False
         self._log: LogFile | None = None
         self.view = LiveView(self._out) if live and verbosity >= 0 and is_live(self._out) else None
 
@@ -235,6 +236,8 @@ class Console:
             self.view.probed(record)
         first = record.signature not in self._kinds
         fresh = record.verdict is Verdict.UNRESOLVED and first
+        told = record.number == 1 or fresh or (record.verdict is Verdict.FAIL and not self._failed)
+        self._failed |= record.verdict is Verdict.FAIL
         self._kinds.add(record.signature)
         tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()] if fresh else []
         if record.verdict is Verdict.FAIL and first and record.said:
@@ -245,7 +248,7 @@ class Console:
         if self.verbosity < 0:
             return
         verdict = f"[{STYLES[record.verdict]}]{record.verdict.value:10}[/]"
-        reason = f"  {why}" if self.verbosity > 0 or fresh or record.number == 1 else ""
+        reason = f"  {why}" if self.verbosity > 0 or told else ""
         self._out.print(f"{before}{verdict}{escape(after + reason)}")
         for line in tail:
             self._out.print(escape(line))

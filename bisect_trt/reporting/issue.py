@@ -49,6 +49,19 @@ Cause = tuple[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
+class Since:
+    """Since which release something fails.
+
+    Attributes:
+        said: In sentences.
+        mended: Which release has it no more, where ``reproduce.py`` was run with that: what to do, without its end.
+    """
+
+    said: str
+    mended: str | None = None
+
+
+@dataclass(frozen=True)
 class Trial:
     """What came of a command that was run before it is written down.
 
@@ -96,7 +109,7 @@ class Issue:
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target; if not, the text is none to send, and says so first.
         cause: What of the target does it: each in a sentence, with the lines of code that turn it.
-        since: Since which release it fails, in a sentence, where that was asked.
+        since: Since which release it fails, where that was asked.
         written: Where nodes were written, in words, by the first thing that each makes.
     """
 
@@ -115,7 +128,7 @@ class Issue:
     fault: str | None = None
     is_bug: bool = True
     cause: Sequence[Cause] = ()
-    since: str | None = None
+    since: Since | None = None
     written: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -161,6 +174,7 @@ class Issue:
         else:
             about = f"{runs} gives other values than ONNX Runtime gives on the CPU for {whose}."
         parts = [
+            *self._mended(),
             *([] if self.is_bug else [f"> **Not a bug report.** {prose(self.fault or '')}"]),
             f"# {prose(self.title)}",
             about,
@@ -177,13 +191,19 @@ class Issue:
             "## Seen",
             self._seen(),
             *self._cause(),
-            *([] if self.since is None else ["## Releases", prose(self.since)]),
+            *([] if self.since is None else ["## Releases", prose(self.since.said)]),
             "## What was ruled out",
             "\n".join(f"- {prose(each)}" for each in self.ruled_out) or "Nothing else was run.",
             "## How it was found",
             self.found,
         ]
         return "\n\n".join(parts) + "\n"
+
+    def _mended(self) -> list[str]:
+        """The first thing to say of what a newer release does right."""
+        if self.since is None or self.since.mended is None or not self.is_bug:
+            return []
+        return [f"> **Fixed in a newer release.** {prose(self.since.mended)} rather than file this."]
 
     def _cause(self) -> list[str]:
         """The pass, option or tactic that does it, where that is known."""

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from bisect_trt.errors import UsageError
 from bisect_trt.reporting.culprits import describe_nodes, guilty_first
 from bisect_trt.reporting.environment import environment
-from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Cause, Issue, Trial, issue_files, minimal, raw_inputs
+from bisect_trt.reporting.issue import GOLDEN_IS, ISSUE, Cause, Issue, Since, Trial, issue_files, minimal, raw_inputs
 from bisect_trt.reporting.markdown import block, code, prose, table
 from bisect_trt.reporting.script import render_script
 from bisect_trt.targets.base import Script
@@ -60,7 +60,7 @@ class Reproducer:
         fault: Whose fault it is, in a sentence, where that was asked.
         is_bug: Whether it may be a bug of the target.
         places: Where the target ran, if not here: what there is, by name.
-        since: Since which release it fails, in a sentence, where that was asked.
+        since: Since which release it fails, where that was asked.
         written: Where nodes were written, in words, by the first thing that each makes.
     """
 
@@ -85,7 +85,7 @@ class Reproducer:
     is_bug: bool = True
     cause: Sequence[Cause] = ()
     places: Sequence[Mapping[str, str]] = ()
-    since: str | None = None
+    since: Since | None = None
     written: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> list[Path]:
@@ -214,7 +214,14 @@ class Reproducer:
     def how_to_run(self) -> str:
         """A paragraph on ``reproduce.py``, and what came of it here."""
         trial = self.trials.get(SCRIPT, Trial(None, "not run here"))
-        where = f"in {self.places[0]['place']}" if self.places else "here"
+        kind, _, packages = self.places[0]["place"].partition("=") if self.places else ("", "", "")
+        where = (
+            f"in an environment with {packages}"
+            if kind == "env"
+            else f"in {self.places[0]['place']}"
+            if self.places
+            else "here"
+        )
         ran = (
             f"Run {where}, it shows the failure."
             if trial.shows

@@ -102,6 +102,16 @@ class TargetSettings:
         return self.target.describe(self)
 
 
+def reference_settings(target: TargetSettings | None = None) -> TargetSettings:
+    """The runtime whose word is taken: ONNX Runtime on the CPU with graph optimisations off, every node as it is written.
+
+    Args:
+        target: What is compared with it; it may need something without which the model runs nowhere.
+    """
+    plain = TargetSettings("onnxrt").with_own(graph_optimization_level="ORT_DISABLE_ALL")
+    return plain if target is None else target.target.reference(target, plain)
+
+
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
     """Lists as tuples, at any depth, so that settings can be hashed."""
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

@@ -8,6 +8,7 @@ perfect match. All are computed in float64. NaN is beyond any threshold.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -139,10 +140,18 @@ def require_lpips() -> Any:  # noqa: ANN401 - a module that need not be there
         raise UnavailableError(
             f"LPIPS is not installed here ({error}), and it needs torch; install it: pip install 'bisect-trt[lpips]'."
         ) from error
+    except Exception as error:  # torchvision raises what it likes beside a torch of another build
+        raise UnavailableError(
+            f"LPIPS cannot be imported here ({error}); its torchvision has to be of the same build as torch: install both from "
+            "one index."
+        ) from error
 
 
 def lpips_distance(reference: Vector, seen: Vector) -> float:
-    """The learned perceptual distance of images (R. Zhang et al., 2018), with AlexNet, as Polygraphy prepares them.
+    """The learned perceptual distance of images (R. Zhang et al., 2018), with AlexNet, prepared as Polygraphy does.
+
+    Values past 1 are taken for those of 0 to 255, values from 0 to 1 are stretched to -1 to 1. What the reference has says
+    that of both images; by itself, one that is a little past 1 would be of another scale.
 
     Args:
         reference: Of shape (H, W, C), (C, H, W), (N, C, H, W) or (N, H, W, C); at most three channels are looked at.
@@ -156,25 +165,37 @@ def lpips_distance(reference: Vector, seen: Vector) -> float:
             f"LPIPS compares images, of 3 or 4 dimensions, and an output has shape {list(reference.shape)}; name those it is for "
             "(--check-error-stat OUT:lpips)."
         )
-    package, torch = require_lpips(), importlib.import_module("torch")
+    network, torch = _network(), importlib.import_module("torch")
+    eight_bits = reference.max() > 1
+    scale = 1 / 255 if eight_bits else 1.0
+    centred = bool(reference.min() < 0 or reference.max() * scale > 1)
+    with torch.no_grad():
+        images = [torch.from_numpy(_image(values * scale, centred=centred)) for values in (reference, seen)]
+        return float(network(*images).mean())
+
+
+@functools.cache
+def _network() -> Any:  # noqa: ANN401 - a module of torch's
+    """AlexNet with LPIPS's weights on it, which takes seconds to load.
+
+    Raises:
+        UnavailableError: It is not installed, or its weights cannot be had.
+    """
+    package = require_lpips()
     try:
-        network = package.LPIPS(net="alex", version="0.1", verbose=False).eval()
+        return package.LPIPS(net="alex", version="0.1", verbose=False).eval()
     except Exception as error:  # its weights come from the internet
         raise UnavailableError(
             f"LPIPS cannot load its network: {error}; make it available, or compare otherwise."
         ) from error
-    with torch.no_grad():
-        images = [torch.from_numpy(_image(values)) for values in (reference, seen)]
-        return float(network(*images).mean())
 
 
-def _image(values: Vector) -> NDArray[np.float32]:
-    """As (N, 3, H, W), from -1 to 1."""
+def _image(values: Vector, *, centred: bool) -> NDArray[np.float32]:
+    """As (N, 3, H, W), from -1 to 1; from 0 to 1 unless ``centred``."""
     if values.ndim == 3:
         values = (values.transpose(2, 0, 1) if values.shape[2] <= 3 else values)[None]
     elif values.shape[3] <= 3:
         values = values.transpose(0, 3, 1, 2)
-    image = values / 255 if values.max() > 1 else values
-    image = image * 2 - 1 if image.max() <= 1 and image.min() >= 0 else image
+    image = values if centred else values * 2 - 1
     channels = [min(channel, image.shape[1] - 1) for channel in range(3)]
     return np.ascontiguousarray(image[:, channels], dtype=np.float32)

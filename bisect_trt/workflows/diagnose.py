@@ -12,7 +12,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.issue import Cause
+from bisect_trt.reporting.issue import Cause, Since
 from bisect_trt.reporting.reproducer import MODEL, SCRIPT
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Search, Verdict
@@ -96,7 +96,7 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         return deliver_another(investigation, settings, other, number)
 
     cause: list[Cause] = []
-    since: str | None = None
+    since: Since | None = None
     try:
         cause = name_cause(investigation, settings.check, answer, fault.whose)
         look_for_others(investigation, case, another if settings.find_all else None)

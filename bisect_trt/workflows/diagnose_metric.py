@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.reproducer import MODEL, pack
 from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.scored import find_drop, tell_drop
 from bisect_trt.workflows.metric_reproducer import leave_metric
+from bisect_trt.workflows.next_steps import next_steps
 from bisect_trt.workflows.precision.fix import MIXED, find_fix
 from bisect_trt.workflows.reduce import deliver, find_minimum, smallest
 from bisect_trt.workflows.reproducer import NEUTRAL, make_folder
@@ -26,7 +28,12 @@ def diagnose_metric(investigation: Investigation, settings: DiagnoseSettings) ->
     """
     console, subject, result = investigation.console, investigation.subject, investigation.result
     console.step(f"1. Does the metric drop on the target ({len(subject.network.nodes)} nodes)?")
-    record = investigation.probe_original(settings.search)
+    try:
+        record = investigation.probe_original(settings.search)
+    except DoesNotReproduce as error:
+        raise DoesNotReproduce(
+            f"{error} What to try next: {', '.join(next_steps(subject, settings.check))}."
+        ) from error
     console.say(f"  yes: {record.reason}")
     make_folder(settings.output)
     reduced = ReduceSettings(settings.output / MODEL, overwrite=True)

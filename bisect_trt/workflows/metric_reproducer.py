@@ -179,11 +179,7 @@ def _metric_words(metric: MetricSettings, folder: Path, kept: list[Path]) -> lis
         kept.append(folder / f"metric-{path.name}")
         shutil.copyfile(path, kept[-1])
         asked = f"\0metric-{path.name}{asked.removeprefix(str(path))}"
-    words = ["--metric", asked, *(["--lower-is-better"] if options.lower_is_better else [])]
-    for name in ("max_drop", "min", "max"):
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    return words
+    return replace(options, metric=asked).words()
 
 
 def _beside(words: Sequence[str], files: Sequence[str]) -> list[str]:

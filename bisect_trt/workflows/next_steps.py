@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from bisect_trt.graph.qdq import TYPES
+from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
@@ -16,9 +18,14 @@ MOST_SWEPT = 32
 def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     """What else may show the failure, after what was done already."""
     target, data = check.target, subject.settings.data
-    steps: list[str] = []
+    steps = scales(subject, check)
     if target is not None and not target.low_precisions:
-        steps.append("first the precision of the failing deployment (--fp16, --bf16, ...)")
+        first = "" if steps else "first "
+        steps.append(f"{first}the precision of the failing deployment (--fp16, --bf16, ...)")
+    if check.metric is not None:
+        options, seen = check.metric.options, "whether the labels and what is done to the inputs are the deployment's"
+        steps += [f"{seen}, for the reference scores no better", "the other options of the failing deployment"]
+        return [*steps, *(["a smaller --max-drop"] if options.max_drop is not None else [])]
     if data.load_inputs or data.data_loader_script is not None:
         steps.append("other samples of the failing deployment's inputs")
     else:
@@ -34,6 +41,22 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
         steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
         steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
     return steps
+
+
+def scales(subject: Subject, check: CheckSettings) -> list[str]:
+    """The command that asks about scales, where the model has any: the reference computes with the same ones."""
+    rungs = {group.rung for group in find_quantized(subject.network).groups}
+    if not rungs or check.target is None:
+        return []
+    flags = dict.fromkeys([*check.target.flags(), *(f"--{rung}" for rung in TYPES if rung in rungs)])
+    settings, metric = subject.settings, check.metric
+    fed = settings if metric is None else replace(settings, data=metric.data)
+    words = ["bisect-trt", "precision", str(settings.path), *flags, *fed.words()]
+    words += [*([] if metric is None else metric.options.words()), "--reference", "FLOAT.onnx", "-o", "mixed.onnx"]
+    why = "the reference computes with the same, so bad ones are on both sides"
+    return [
+        f"whether its scales fit: {why} ({shlex.join(words)}, where FLOAT.onnx is the model before it was quantized)"
+    ]
 
 
 def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:

@@ -20,7 +20,7 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
-from bisect_trt.reporting.issue import Cause
+from bisect_trt.reporting.issue import Cause, Since
 from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -109,7 +109,7 @@ class Left:
     files: Sequence[Path]
     anonymous: bool
 
-    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: str | None = None) -> None:
+    def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: Since | None = None) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
 
         Args:
@@ -117,7 +117,7 @@ class Left:
             archive: Where the archive goes, if one is wanted. Its folder is named after what fails, never after the
                 model's file.
             cause: What of the target does it: each in a sentence, with the lines of code that turn it.
-            since: Since which release it fails, in a sentence.
+            since: Since which release it fails.
 
         Raises:
             UsageError: It cannot be written.

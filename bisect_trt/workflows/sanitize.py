@@ -19,7 +19,7 @@ from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.onnxrt.settings import reference_settings
+from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.subject import Subject

@@ -18,7 +18,7 @@ from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
-from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos
+from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos, take_input_shapes
 from bisect_trt.graph.units import Units
 from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
@@ -202,8 +202,7 @@ class Subject:
         made.settings = replace(self.settings, path=path, external_data_dir=None)
         proto = load_model(path)
         self.workspace.take_in(proto, path.parent)
-        infos = input_infos(self.network)
-        fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        take_input_shapes(proto, self.network)
         made.network = Network(proto)
         for name in _MADE:
             made.__dict__.pop(name, None)

@@ -177,6 +177,8 @@ def test_two_processes_in_one_folder_disturb_nothing(whole: Whole, tmp_path: Pat
     shutil.rmtree(story.folder / ".bisect-trt")
     driver = story.begin()
     time.sleep(random.Random(SEED + turn).uniform(0.5, 1) * seconds)
+    while story.run is None and driver.poll() is None:  # it may take longer now: both are to go on with one run
+        time.sleep(0.01)
     driver.kill()
     driver.wait()
     story.assert_nothing_left()

@@ -263,23 +263,27 @@ def test_ctrl_c_once_ends_cleanly(terminal: Callable[..., Terminal], here: Path)
     assert all(map(gone, pids(here)))
 
 
+PATIENT = "from bisect_trt.probing.workers import process; process.GRACE_SECONDS = 600.0"
+"""Gives a check longer to end by itself than this test waits."""
+
+
 def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path) -> None:
-    term = terminal(*stubborn(here))
-    typed, first = 0, 0.0
+    (here / "sitecustomize.py").write_text(PATIENT)
+    term = terminal(*stubborn(here), PYTHONPATH=str(here))
+    typed = 0
     for screen in term.watch():
         if not typed and len(pids(here)) == 2:
             term.type("\x03")
-            typed, first = 1, time.monotonic()
+            typed = 1
         elif typed == 1 and any("stopping" in line for line in screen):
             term.type("\x03")
             typed = 2
     assert term.process.wait() == 130
-    assert time.monotonic() - first < 1.5, "it waited for the checks, which take two seconds to be killed"
     assert typed == 2
     assert "stopped at once; go on with: bisect-trt resume" in term.text().replace("\n", "")
     assert "Traceback" not in term.text()
     assert not term.cursor_hidden
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not all(map(gone, pids(here))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert all(map(gone, pids(here)))

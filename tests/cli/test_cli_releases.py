@@ -186,6 +186,12 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     script = "The exit status of reproduce.py is 1 with 1.1, and 0 with 1.2."
     assert said in ran.out
     assert script in ran.out
+    assert "onnxruntime 1.2 has it no more: update to that or a newer one, there is nothing left to report." in ran.out
+    assert (
+        (here / "out" / "ISSUE.md")
+        .read_text()
+        .startswith("> **Fixed in a newer release.** onnxruntime 1.2 has it no more")
+    )
     assert f"## Releases\n\n{said} {script}\n" in (here / "out" / "ISSUE.md").read_text()
 
 

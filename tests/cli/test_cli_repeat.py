@@ -181,6 +181,7 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
     ran = cli("repeat", model, "-n", "5", "--max-probes", "2", "--json", "r.json", "--check", "true")
     found = read_json(Path("r.json"))
     assert (ran.status, found["status"], found["runs"]) == (3, "inconclusive", 2)
+    assert "So far it fails in 0 of 2: 0.0%." in ran.out
     journal = Path(found["artifacts"]["run"]) / "journal.jsonl"
     bound = json.loads((journal.parent / "run.json").read_text())
     assert bound["argv"][0] == "repeat"
@@ -274,6 +275,8 @@ def test_what_says_nothing_of_builds_is_refused(cli: CommandLine, here: Path) ->
     (here / "other.json").write_text("no JSON", encoding="utf-8")
     assert "there are no builds to compare" in cli("diff").error
     assert "whether odd.json is of good builds or of bad ones is not said" in cli("diff", "odd.json").error
+    ran = cli("diff", "odd.json", "nothing")
+    assert (ran.status, "nothing: no such file or folder" in ran.error) == (4, True)
     refused = cli("diff", "odd.json", "other.json")
     assert (refused.status, "odd.json says nothing of what a build chose" in refused.error) == (4, True)
     (here / "good").mkdir()

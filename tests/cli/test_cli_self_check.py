@@ -72,7 +72,17 @@ def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong
     assert list(seen) == TRIALS
     if wrong:
         assert "DIFFERENT" in said
+        assert "one after the other" not in said
         assert f"contradicts itself in {len(wrong)} of 6" in said
+
+
+def test_sessions_that_differ_by_themselves_are_said_to(here: Path) -> None:
+    """Of a builder by chance each session is another model; that is not what runs beside it, nor the batch."""
+    status, seen, said = unsteady(here, write(here / "model.onnx", "n"), f"turn:{here / 'turn'}")
+    assert (status, seen["again"], seen["order"]) == (1, "PASS", "FAIL")
+    assert said.count("8 sessions with the same input, one after the other, differ too") == [*seen.values()].count(
+        "FAIL"
+    )
 
 
 def test_a_right_runtime_agrees_with_itself(cli: CommandLine, here: Path) -> None:

@@ -86,6 +86,14 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
         assert {interval["from"], interval["to"]} <= set(interval["tried"])
 
 
+def test_what_the_budget_left_untried_is_not_claimed(here: Path) -> None:
+    model = write(here / "model.onnx", "n", 8)
+    argv = ["--unsteady", "--fault", "batch:3", "--shapes", "x:[1..4,8]", "--max-probes", "7"]
+    _, result, said = unsteady(here, "sweep", model, *argv)
+    assert result["sweep"]["needs_free_dimensions"] is None
+    assert "and else nobody has tried" in said
+
+
 def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
     model = write(here / "model.onnx", "n", 8)
     argv = ["--unsteady", "--fault", "once:seen", "--shapes", "x:[1..4,8]"]

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
@@ -30,18 +31,7 @@ SHAPE = [2, 16, 24, 24]
 
 def convolutions(path: Path) -> Path:
     """Six convolutions, each with a Tanh behind it."""
-    values = np.random.default_rng(0)
-    nodes, weights, tensor = [], [], "x"
-    for place in range(6):
-        weight = values.normal(0, 1 / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32)
-        weights.append(numpy_helper.from_array(weight, f"w{place}"))
-        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=[1] * 4))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor = f"t{place}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", tensor)]
-    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return chained_convolutions(path, [(16, 3)] * 6, SHAPE)
 
 
 def feed() -> dict[str, np.ndarray]:

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from support import overflowing_products
+from support import chained_convolutions, overflowing_products
 
 import bisect_trt
 from bisect_trt.targets.base import make_runtime
@@ -20,6 +18,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 
 PLAIN = TargetSettings("trt")
+SHAPE = (2, 16, 40, 40)
 CHECK = '''
 """Bad if a layer's tactic is the one that it was seen with first: python check.py ENGINE LAYER STATE."""
 import json, pathlib, sys
@@ -39,23 +38,11 @@ sys.exit(7 if found and found == json.loads(state.read_text()) else 0)
 
 def convolutions(path: Path) -> Path:
     """Eight convolutions that are unlike each other, so that each has tactics of its own to choose of."""
-    values = np.random.default_rng(0)
-    nodes, weights, tensor, channels = [], [], "x", 16
-    for place, (width, kernel) in enumerate([(32, 3), (48, 1), (64, 3), (32, 5), (96, 1), (64, 3), (40, 3), (16, 1)]):
-        weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
-        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
-        pads = [kernel // 2] * 4
-        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 16, 40, 40]) for n in ("x", tensor)]
-    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return chained_convolutions(path, [(32, 3), (48, 1), (64, 3), (32, 5), (96, 1), (64, 3), (40, 3), (16, 1)], SHAPE)
 
 
 def feed() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(1).normal(size=(2, 16, 40, 40)).astype(np.float32)}
+    return {"x": np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)}
 
 
 def needs_selector() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from support import chained_convolutions
 
 import bisect_trt
 from bisect_trt.search.oracle import Ask, Subset, Verdict
@@ -33,19 +32,7 @@ T = TypeVar("T")
 
 def convolutions(path: Path) -> Path:
     """Two small convolutions that are unlike each other, so that each has tactics of its own to choose of."""
-    values = np.random.default_rng(0)
-    nodes, weights, tensor, channels = [], [], "x", 8
-    for place, (width, kernel) in enumerate([(16, 3), (8, 1)]):
-        weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
-        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
-        pads = [kernel // 2] * 4
-        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8, 16, 16]) for n in ("x", tensor)]
-    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
+    return chained_convolutions(path, [(16, 3), (8, 1)], [1, 8, 16, 16])
 
 
 def needs_selector() -> None:

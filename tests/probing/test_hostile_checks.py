@@ -135,7 +135,7 @@ def test_a_thousand_children_end_with_their_check(tmp_path: Path) -> None:
     assert run(body, tmp_path).code == 3
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 1000
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all(map(gone, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -178,7 +178,7 @@ def test_daemons_end_with_the_check_that_started_them(tmp_path: Path, killed: bo
         time.sleep(0.05)
     assert driver.wait() == (-signal.SIGKILL if killed else 0)
     assert len(seen) >= 9
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not all(map(gone, seen)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -32,7 +32,7 @@ def run(body: str, folder: Path, *, timeout: float | None = None, cancel: Cancel
 
 
 def wait_until(done: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not done():
         if time.monotonic() > deadline:
             return False

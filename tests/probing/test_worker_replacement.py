@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import CommandLine
 from standin_runtime import install
-from support import Ran, arrays, bisect_trt, gone, overflowing, read_json
+from support import Ran, arrays, gone, overflowing, read_json
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
@@ -225,17 +226,20 @@ def test_gpus_that_the_kernel_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.fixture
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> Iterator[Callable[..., Ran]]:
     """Command lines whose workers take the stand-in for TensorRT."""
+    end_spare()  # one that an earlier test has kept knows nothing of the stand-in
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "standin"
     folder.mkdir()
     install(folder, monkeypatch.setenv)
     model = overflowing(tmp_path / "model.onnx", 3, 0)
 
     def run(command: str, *words: str) -> Ran:
-        return bisect_trt(command, model, "--trt", "--fp16", *words, cwd=tmp_path)
+        return cli(command, model, "--trt", "--fp16", *words)
 
-    return run
+    yield run
+    end_spare()
 
 
 @pytest.mark.parametrize(

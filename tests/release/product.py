@@ -5,6 +5,7 @@ Run by ``make release``, not by ``make test``: it installs packages from an inde
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, Browser
 
 import bisect_trt
 
@@ -136,3 +138,45 @@ def test_the_changelog_and_the_citation_know_the_version() -> None:
     assert re.search(rf"^## \[{re.escape(VERSION)}\]", changes, flags=re.MULTILINE)
     assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f'version: "{VERSION}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)")
+def test_the_site_opens_from_the_disk_is_searched_there_and_asks_nobody(tmp_path: Path) -> None:
+    axe = importlib.util.find_spec("axe_core_python")
+    assert axe is not None
+    assert axe.origin is not None
+    rules = Path(axe.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    run(sys.executable, ROOT / "docs" / "site.py", cwd=ROOT)
+    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site", cwd=ROOT)
+    with Browser(tmp_path / "profile") as browser:
+        for width, name in (
+            (1400, "docs/precision"),
+            (390, "docs/precision"),
+            (1400, "docs/reference"),
+            (390, "index"),
+        ):
+            browser.open(tmp_path / "site" / f"{name}.html", width=width)
+            browser.evaluate("new Promise(r => setTimeout(r, 500))")
+            assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+            browser.evaluate(f"{rules};0")
+            broken = "axe.run().then(r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"
+            assert browser.evaluate(broken) == [], name
+        browser.open(tmp_path / "site" / "docs" / "precision.html")
+        browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+        browser.type("psnr")
+        found = "document.querySelectorAll('.md-search-result__item').length"
+        assert browser.evaluate(
+            f"new Promise(r => {{ const look = () => {found} ? r({found}) : setTimeout(look, 100); look(); }})"
+        )
+
+
+def test_the_recipe_for_conda_and_the_action_are_what_their_tools_read() -> None:
+    recipe = """
+import pathlib, sys, rattler_build
+(variant,) = rattler_build.Stage0Recipe.from_yaml(pathlib.Path(sys.argv[1]).read_text()).render(rattler_build.VariantConfig())
+print(variant)
+"""
+    assert f"version='{VERSION}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
+    check: list[str | Path] = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
+    run(*check, "vendor.github-actions", ROOT / "action.yml", cwd=ROOT)
+    run(*check, "vendor.github-workflows", *sorted((ROOT / ".github" / "workflows").iterdir()), cwd=ROOT)

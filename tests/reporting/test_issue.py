@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.reporting.issue import Command, Issue, issue_files, symptom
+from bisect_trt.reporting.issue import Command, Issue, Since, issue_files, symptom
 from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -48,6 +49,22 @@ def issue(target: TargetSettings = TARGET, model: str = "model.onnx", refusal: s
         "Found.",
         {"GPU": "H100"},
     )
+
+
+def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
+    since = Since(
+        "It fails since foo 1.1, right in 1.0; gone in 1.2.", "foo 1.2 has it no more: update to that or a newer one"
+    )
+    found = replace(issue(), since=since)
+    page = found.render({}, {}, "")
+    assert page.startswith(
+        "> **Fixed in a newer release.** foo 1.2 has it no more: update to that or a newer one rather than"
+    )
+    assert f"## Releases\n\n{since.said}\n" in page
+    page = replace(found, is_bug=False, fault="Too large.").render({}, {}, "")
+    assert page.startswith("> **Not a bug report.** Too large.")
+    assert "Fixed in" not in page
+    assert "Fixed in" not in replace(found, since=replace(since, mended=None)).render({}, {}, "")
 
 
 def words_for(tool: str, issue: Issue, inputs: Mapping[str, Path] | None = None) -> list[str]:

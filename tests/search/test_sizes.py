@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sizes import Point, fit, intervals, landmarks, sweep_points
+from bisect_trt.search.size_rules import fit, intervals
+from bisect_trt.search.sizes import Point, landmarks, sweep_points
 
 Truth = Callable[[int], bool]
 

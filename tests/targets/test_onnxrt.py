@@ -20,8 +20,8 @@ from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt.runtime import provider_names, target_model
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
-from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings, reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.signatures import mask_message
 
 FP16 = TargetSettings(fp16=True)

@@ -22,9 +22,8 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import lower_roundtrip
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.onnxrt.settings import reference_settings
 from bisect_trt.targets.openvino.settings import OpenVinoSettings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.switches import Looked
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")

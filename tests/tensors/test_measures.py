@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import Measure
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.measures import RULES
+from bisect_trt.tensors.measures import RULES, lpips_distance
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 RNG = np.random.default_rng(11)
@@ -144,7 +145,35 @@ def test_lpips_is_named_where_it_is_not_installed() -> None:
         tolerances(check_error_stat=["lpips"])
 
 
+@pytest.mark.skipif(find_spec("lpips") is not None, reason="lpips is installed")
+def test_lpips_beside_a_torchvision_of_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which raises no ImportError."""
+    (tmp_path / "lpips.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnavailableError, match="LPIPS cannot be imported here"):
+        tolerances(check_error_stat=["lpips"])
+
+
+def test_lpips_is_of_images() -> None:
+    with pytest.raises(
+        UnavailableError, match=r"LPIPS compares images, of 3 or 4 dimensions, and an output has shape \[5\]"
+    ):
+        lpips_distance(np.zeros(5), np.zeros(5))
+
+
 @pytest.mark.skipif(find_spec("lpips") is None, reason="lpips is not installed")
-def test_lpips_of_the_same_image_is_nothing() -> None:
-    image = RNG.random((1, 3, 64, 64)).astype(np.float32)
-    assert compared("lpips", image, image).measured[0].value == 0.0
+def test_lpips_of_images() -> None:
+    """Nothing for the same one, whatever the layout; a value a little past 1 makes no other scale of it."""
+    image = RNG.random((2, 3, 64, 64)).astype(np.float32)
+    try:
+        assert compared("lpips", image, image).measured[0].value == 0.0
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    image[0, 0, 0, 0] = 1.0
+    near, far = image + np.float32(1e-4), RNG.random(image.shape).astype(np.float32)
+    small, large = (compared("lpips", image, other).measured[0].value for other in (near, far))
+    assert 0 < small < large / 100
+    last = [each.transpose(0, 2, 3, 1) for each in (image, far)]
+    assert compared("lpips", *last).measured[0].value == pytest.approx(large, rel=1e-5)
+    eight = [each * 255 for each in (image, far)]
+    assert compared("lpips", *eight).measured[0].value == pytest.approx(large, rel=1e-4)

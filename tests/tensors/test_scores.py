@@ -270,7 +270,8 @@ def test_what_is_no_number_is_refused(tmp_path: Path, made: str) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
     samples = [({"x": np.zeros(1)}, np.zeros(1) if (number == 2) ^ first else None) for number in range(4)]
-    with pytest.raises(UsageError, match="sample 2 of the set has"):
+    has = "no labels, and those before it have some" if first else "labels, and those before it have none"
+    with pytest.raises(UsageError, match=f"sample 2 of the set has {has}; give all of them labels, or none"):
         Evaluation.write(tmp_path, samples, seed=0)
 
 

@@ -72,6 +72,9 @@ class Session:
         self._last: bytes | None = None
         kind, _, chance = fault.partition(":")
         self._unlucky = kind == "chance" and random.random() < float(chance)
+        if kind == "turn" and not _first_of(Path(chance)):
+            Path(chance).unlink()
+            self._unlucky = True
         bads = {node.name for node in model.graph.node if node.name.startswith("bad")}
         taken = unsteady_builds.wrong_nodes(choices)
         self._unlucky |= (kind == "tactic" and bool(taken)) or (kind == "all" and taken == bads)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,25 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     assert (tmp_path / found["refit"]["file"]).exists()
     assert found["validation"]["samples"] == 200
     assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
+
+
+def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
+    """Its reference computes with the same scales; the command that it advises finds the one that does not fit."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    (bad,), samples = planted(source, path, 1, seed=2)
+    onnx.save(source.model, tmp_path / "float.onnx")
+    np.savez(tmp_path / "sample.npz", **samples[0])  # type: ignore[arg-type]  # names of arrays
+    words = ["model.onnx", "--onnxrt", "--graph-optimization-level", "off", "--load-inputs", "sample.npz"]
+    ran = command_line("diagnose", *words, cwd=tmp_path)
+    assert ran.status == 1
+    assert "What to try next: whether its scales fit" in ran.out
+    advised = re.search(r"\((bisect-trt precision .*?), where FLOAT.onnx is", ran.out)
+    assert advised is not None
+    assert "--int8" in advised[1]
+    ran = command_line(*shlex.split(advised[1].replace("FLOAT", "float"))[1:], "--json", "r.json", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    (kept,) = json.loads((tmp_path / "r.json").read_text())["keep_fp32"]
+    assert kept["bad_scales"] == [bad]
 
 
 def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
@@ -308,6 +329,12 @@ def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
     return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
 
 
+NBITS = graph(
+    [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
+)
+NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 OTHER = helper.make_model(
     helper.make_graph(
         [helper.make_node("Tanh", ["x"], ["other"])],
@@ -325,6 +352,7 @@ OTHER = helper.make_model(
     [
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
         (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),
@@ -360,6 +388,22 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str,
     result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)  # type: ignore[arg-type]  # of several types
     assert result.status in ("not_reproduced", "inconclusive")
     assert message in str(result.why)
+
+
+def test_a_number_that_is_stored_quantized(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer does that with a factor, and with the epsilon of a norm."""
+    nodes = [
+        *PAIR,
+        helper.make_node("DequantizeLinear", ["k", "s", "z"], ["factor"]),
+        helper.make_node("Mul", ["d", "factor"], ["m"], name="scaled"),
+        helper.make_node("Tanh", ["m"], ["y"]),
+    ]
+    model = graph(nodes, {**SCALE, "k": np.asarray(50, np.int8)})
+    onnx.save(model, tmp_path / "model.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", atol=1e-7, sensitivity=False
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["scaled"]
 
 
 def test_what_stays_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -398,6 +442,50 @@ def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
     )
     found = result.extra["metric"]
     assert found["of"] == 40
+    assert result.extra["measured_on"].endswith("on 40 input samples")
     assert found["candidate"] >= 34
     kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
     assert kept == bad
+
+
+def stored_weights(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The DequantizeLinear of each stored matrix or kernel, by the name of its scale."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    readers = [node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in stored]
+    return {node.input[1]: node for node in readers if len(stored[node.input[0]].dims) > 1}
+
+
+def test_stored_weights_that_look_odd(tmp_path: Path) -> None:
+    """Without the float model no probe can tell, so these are suspicions: and none of a model in which nothing is wrong."""
+    source = resnet(4, 2)
+    found = []
+    for spoiled in (False, True):
+        path = tmp_path / f"{spoiled}.onnx"
+        quantize(source, path, samples=4, per_channel=False, signed=True)
+        model = onnx.load(path)
+        by_name = {tensor.name: tensor for tensor in model.graph.initializer}
+        changed, narrow, clipped = list(stored_weights(model))[1:4]
+        for scale, factor, rounded in (
+            ((changed, 1 / 30, False), (narrow, 10, True), (clipped, 1 / 3, True)) if spoiled else ()
+        ):
+            steps = by_name[stored_weights(model)[scale].input[0]]
+            value = numpy_helper.to_array(by_name[scale])
+            by_name[scale].CopyFrom(numpy_helper.from_array(value * np.float32(factor), scale))
+            if rounded:  # as a quantizer with that scale would have
+                other = np.clip(np.rint(numpy_helper.to_array(steps) / factor), -127, 127).astype(np.int8)
+                steps.CopyFrom(numpy_helper.from_array(other, steps.name))
+        onnx.save(model, path)
+        result = bisect_trt.precision(
+            path,
+            low="int8",
+            target="onnxrt",
+            inputs=[source.draw(np.random.default_rng(1))],
+            output=tmp_path / "mixed.onnx",
+            sensitivity=False,
+            fresh_samples=0,
+            overwrite=True,
+        )
+        found.append({(each["scale"], each["rule"]) for each in result.extra["suspected_weights"]})
+        assert result.status == "not_reproduced"
+        assert ("Stored weights that look odd, which only --reference can show" in str(result.why)) is spoiled
+    assert found == [set(), {(changed, "out of line"), (narrow, "range use"), (clipped, "saturated")}]

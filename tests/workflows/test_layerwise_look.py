@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from layered import Ask, Shown, Target, looking, outputs_of
+from layered import Ask, Shown, Target, looking, outputs_of, showing
 from onnx import helper, numpy_helper
 from support import overflowing, save, unstable_norm
 
@@ -217,21 +217,6 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
 
 
 # what the target does not fuse away
-
-
-def showing(*names: str) -> Target:
-    """A target that can show what it does not fuse away: these, under their own names."""
-
-    def target(request: Compare, ask: Ask) -> Shown:
-        if not request.unfused:
-            return ask(request)
-        model = onnx.load(str(request.model))
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        request.model.write_bytes(model.SerializeToString())
-        shown = tuple(name for name in request.names if name in outputs_of(request))
-        return ask(replace(request, unfused=False, names=shown))
-
-    return target
 
 
 def test_what_is_not_fused_away_is_looked_at_first_and_is_enough_if_it_shows_the_origin(tmp_path: Path) -> None:

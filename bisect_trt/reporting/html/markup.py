@@ -195,3 +195,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: str, nu
         role="region",
         aria_label=caption,
     )
+
+
+def figure(label: str, caption: str, parts: Sequence[Markup | None], width: int, height: int) -> Markup:
+    """A drawing as wide as the page.
+
+    Args:
+        label: What it shows, for those who do not see it.
+        caption: What stands below it.
+        parts: Its paths and other elements of SVG.
+        width: In the units of their coordinates.
+        height: Likewise.
+    """
+    drawing = tag(
+        "svg", *parts, viewBox=f"0 0 {width} {height}", preserveAspectRatio="none", role="img", aria_label=label
+    )
+    return tag("figure", tag("div", drawing, class_="plot"), tag("figcaption", caption, class_="quiet"))

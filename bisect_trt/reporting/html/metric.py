@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bisect_trt.reporting.html.markup import Child, Json, Markup, definitions, number, plural, table, tag
+from bisect_trt.reporting.html.markup import Child, Json, Markup, definitions, figure, number, plural, table, tag
 
 _WIDTH, _HEIGHT, _EDGE = 1000, 300, 12
 
@@ -71,29 +71,16 @@ def _picture(curve: Sequence[Json], metric: Json) -> Markup:
     line = "".join(f"{'L' if place else 'M'}{x:.1f} {at:.1f}" for place, (x, at) in enumerate(places))
     across = [None if each is None or not math.isfinite(each) else f"M0 {y(each):.1f}H{_WIDTH}" for each in known]
     label = f"{metric['name']} after each of {plural(last, 'sample')}"
-    return tag(
-        "figure",
-        tag(
-            "div",
-            tag(
-                "svg",
-                tag("path", d=across[1], class_="threshold") if across[1] else None,
-                tag("path", d=across[0], class_="line own") if across[0] else None,
-                tag("path", d=line, class_="line"),
-                viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-                preserveAspectRatio="none",
-                role="img",
-                aria_label=label,
-            ),
-            class_="plot",
-        ),
-        tag(
-            "figcaption",
-            f"{metric['name']} as it is by the samples seen so far, from {low:.6g} to {high:.6g}; the lines across are the "
-            "reference's and what was asked for.",
-            class_="quiet",
-        ),
+    paths = [
+        tag("path", d=across[1], class_="threshold") if across[1] else None,
+        tag("path", d=across[0], class_="line own") if across[0] else None,
+        tag("path", d=line, class_="line"),
+    ]
+    caption = (
+        f"{metric['name']} as it is by the samples seen so far, from {low:.6g} to {high:.6g}; the lines across are the "
+        "reference's and what was asked for."
     )
+    return figure(label, caption, paths, _WIDTH, _HEIGHT)
 
 
 def _worst(samples: Sequence[Json]) -> Markup:

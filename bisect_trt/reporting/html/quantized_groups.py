@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bisect_trt.reporting.html.curve import Scale
-from bisect_trt.reporting.html.markup import Json, Markup, breakable, number, plural, shorten, table, tag
+from bisect_trt.reporting.html.markup import Json, Markup, breakable, figure, number, plural, shorten, table, tag
 
 _WIDTH, _HEIGHT = 1000, 300
 _MOST_ROWS, _NAME_LENGTH, _SENTENCE = 200, 80, 300
@@ -74,26 +74,11 @@ def _picture(groups: Sequence[Json]) -> Markup:
         if value is not None
     )
     label = f"What each of {plural(len(groups), 'group')} costs, relative to what is allowed"
-    return tag(
-        "figure",
-        tag(
-            "div",
-            tag(
-                "svg",
-                tag("rect", x=0, y=0, width=_WIDTH, height=threshold, class_="over"),
-                tag("path", d=f"M0 {threshold:.1f}H{_WIDTH}", class_="threshold"),
-                tag("path", d=bars, class_="line"),
-                tag("path", d=f"M{other[1:]}" if other else "", class_="line own"),
-                viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-                preserveAspectRatio="none",
-                role="img",
-                aria_label=label,
-            ),
-            class_="plot",
-        ),
-        tag(
-            "figcaption",
-            "Bars: each group alone quantized. Line: each alone in floats, all others quantized. In the shaded part it fails.",
-            class_="quiet",
-        ),
-    )
+    paths = [
+        tag("rect", x=0, y=0, width=_WIDTH, height=threshold, class_="over"),
+        tag("path", d=f"M0 {threshold:.1f}H{_WIDTH}", class_="threshold"),
+        tag("path", d=bars, class_="line"),
+        tag("path", d=f"M{other[1:]}" if other else "", class_="line own"),
+    ]
+    caption = "Bars: each group alone quantized. Line: each alone in floats, all others quantized. In the shaded part it fails."
+    return figure(label, caption, paths, _WIDTH, _HEIGHT)

@@ -1,11 +1,10 @@
-"""What only ONNX Runtime has, and how it is set up as the reference."""
+"""What only ONNX Runtime has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bisect_trt.targets.base import OwnSettings
-from bisect_trt.targets.settings import TargetSettings
 
 ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
 
@@ -37,13 +36,3 @@ class OnnxRuntimeSettings(OwnSettings):
     def optimize(self) -> bool:
         """Whether it may optimise the graph at all."""
         return self.graph_optimization_level != OFF
-
-
-def reference_settings(target: TargetSettings | None = None) -> TargetSettings:
-    """ONNX Runtime on the CPU with graph optimisations off: every node runs as it is written.
-
-    Args:
-        target: What is compared with it; it may need something without which the model runs nowhere.
-    """
-    plain = TargetSettings("onnxrt", own=OnnxRuntimeSettings(graph_optimization_level=OFF))
-    return plain if target is None else target.target.reference(target, plain)

@@ -16,8 +16,7 @@ from bisect_trt.targets.base import Arrays, Session
 from bisect_trt.targets.interpreter import Interpreter
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
-from bisect_trt.targets.onnxrt.settings import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.through.settings import ThroughSettings
 from bisect_trt.targets.through.tool import ToolFailed, run_tool, same_ends
 

@@ -56,10 +56,10 @@ class Evaluation:
         count, labelled = 0, False
         for inputs, labels in samples:
             if count and labelled is (labels is None):
-                raise UsageError(
-                    f"sample {count} of the set has {'no ' * labelled}labels, and those before it have {'none' * (not labelled)}"
-                    "; give all of them labels, or none."
+                has = (
+                    "no labels, and those before it have some" if labelled else "labels, and those before it have none"
                 )
+                raise UsageError(f"sample {count} of the set has {has}; give all of them labels, or none.")
             save_npz(folder / f"given-{count}.npz", inputs)
             if labels is not None:
                 labelled = True

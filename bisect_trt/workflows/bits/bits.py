@@ -20,9 +20,10 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
 from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
+from bisect_trt.workflows.bits.odd_weights import suspicions
 from bisect_trt.workflows.bits.refit import try_refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity, measure_sensitivity
-from bisect_trt.workflows.bits.telling import tell_bits, tell_misfits, untouched
+from bisect_trt.workflows.bits.telling import tell_bits, tell_misfits, tell_suspicions, untouched
 from bisect_trt.workflows.bits.yardstick import TIMES, WAYS, mean_errors, run_files, tolerance_is_own
 from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.delivery import best_keep, checkable
@@ -67,7 +68,9 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     for sentence in untouched(task.subject, case):
         console.warn(sentence)
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
-    if case.yardstick is not None and tolerance_is_own(given):
+    task.result.extra["suspected_weights"] = suspicions([group.name for group in lowering.groups], case.misfits)
+    tell_suspicions(task.result.extra["suspected_weights"], console)
+    if case.yardstick is not None and tolerance_is_own(given) and isinstance(task.prober.runner.check, BuiltinCheck):
         console.say(f"  allowed: {case.yardstick.describe()}")
     console.step(f"Probe all {len(lowering.units)} groups in floats, then all quantized, then search for the fewest")
     if search.repeat is not None:
@@ -115,6 +118,7 @@ def _refusal(task: Task, case: Case, asked: Subset) -> DoesNotReproduce:
     key, count = task.lowering.candidate(asked).key, len(task.lowering.units)
     record = next(record for record in task.prober.ledger.records if record.key == key)
     how = "in floats" if asked else "quantized"
+    odd = task.result.extra["suspected_weights"]
     if record.verdict is Verdict.UNRESOLVED:
         return DoesNotReproduce(
             f"the check cannot judge the model with all {count} groups {how}: {record.reason}. So nothing can be learned "
@@ -130,6 +134,11 @@ def _refusal(task: Task, case: Case, asked: Subset) -> DoesNotReproduce:
     return DoesNotReproduce(
         f"the check passes with all {count} groups quantized: {record.reason}. So no group has to go back to floats; try "
         "real input data (--load-inputs), the model from before quantization (--reference), or a tighter tolerance."
+        + (
+            " Stored weights that look odd, which only --reference can show to be wrong, are named above."
+            if odd
+            else ""
+        )
     )
 
 

@@ -21,7 +21,7 @@ from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
 from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
-from bisect_trt.workflows.precision.telling import kept_nodes, measured_on
+from bisect_trt.workflows.precision.telling import kept_nodes, measured_on, samples_seen
 from bisect_trt.workflows.precision.validation import Validation
 
 SHOWN, SHOWN_GROUPS = 5, 20
@@ -226,7 +226,7 @@ def _label(node: onnx.NodeProto) -> str:
 
 
 def _measured_on(task: Task) -> str:
-    settings, samples = task.settings, len(task.subject.samples)
+    settings, samples = task.settings, samples_seen(task)
     if settings.target is None:
         return "the check"
     seen = "1 input sample" if samples == 1 else f"{samples} input samples"

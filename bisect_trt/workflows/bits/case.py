@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.qdq import TYPES, Group, Quantized, find_quantized
+from bisect_trt.graph.qdq import TYPES, Group, Quantized
+from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.bits.guessed import guess_inputs
 from bisect_trt.workflows.bits.measured import find_misfits
 from bisect_trt.workflows.bits.misfit import BAD, Misfit, usual_ratio
+from bisect_trt.workflows.bits.odd_weights import with_suspicions
 from bisect_trt.workflows.bits.plain import Plain, make_plain
 from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
 from bisect_trt.workflows.checks import require_target
@@ -86,6 +88,7 @@ def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = Fa
             for place, sample in enumerate(subject.samples[:_LOOKED_AT])
         ]
     misfits = [find_misfits(subject, plain.taken or {}, group.pairs, references) for group in groups]
+    misfits = with_suspicions(subject, plain, misfits)
     yardstick = None
     if settings.target is not None:
         yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)
@@ -178,12 +181,19 @@ def integer_operators(subject: Subject) -> list[str]:
 
 
 def _is_integer_operator(op: str) -> bool:
-    return op.startswith("QLinear") or op in (
+    """ONNX's and ONNX Runtime's own, which take their weights quantized."""
+    return op.startswith(("QLinear", "QOrdered", "DynamicQuantize")) or op in (
         "ConvInteger",
         "MatMulInteger",
-        "DynamicQuantizeLinear",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "GatherBlockQuantized",
+        "QMoE",
         "QGemm",
         "QAttention",
+        "QEmbedLayerNormalization",
     )
 
 

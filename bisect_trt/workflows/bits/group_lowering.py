@@ -7,12 +7,11 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.graph.externals import copy_file, external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.graph.save import save_model
-from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Subset
@@ -80,10 +79,8 @@ class GroupLowering:
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """What was written, with the input shapes of the search."""
         proto = load_model(path)
-        for location in external_files(proto):  # past 1 GiB the weights lie beside the model, and have to for the probe
-            copy_file(path.parent / location, self._subject.workspace.candidates / location)
-        infos = input_infos(self._subject.network)
-        fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        self._subject.workspace.take_in(proto, path.parent)
+        take_input_shapes(proto, self._subject.network)
         return self._candidate(proto, keep, f"{path.name}, read back")
 
     def _candidate(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:

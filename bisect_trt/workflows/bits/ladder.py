@@ -24,8 +24,9 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.case import FEW, Case
 from bisect_trt.workflows.bits.rungs import Assignment, node_rungs, outputs_of, quantized_nodes, weight_bytes
 from bisect_trt.workflows.checks import lowers_by
+from bisect_trt.workflows.precision.by_layer import LayerLowering
 from bisect_trt.workflows.precision.delivery import latency_of
-from bisect_trt.workflows.precision.lowering import known_types
+from bisect_trt.workflows.precision.lowering import CastLowering, known_types
 from bisect_trt.workflows.precision.precision import lowering_but
 from bisect_trt.workflows.precision.rounds import Fresh, Round
 from bisect_trt.workflows.precision.safe import find_safe
@@ -221,9 +222,10 @@ def _climbed(task: Task, case: Case, groups: Subset, half: Low, name: str) -> tu
             above.console.say(f"  {step}")
     safe = find_safe(above, minimum, suspects, fresh=_Passing(above))
     climb = Climb(above, Answer(minimum, suspects, safe), groups)
-    candidate = above.lowering.candidate(climb.answer.units)
-    stored = candidate.proto if not above.settings.by_layer else above.lowering.cast.candidate(climb.answer.units).proto  # type: ignore[attr-defined]  # by layer
-    return climb, _assignment(above, name, stored, candidate.key)
+    cast = above.lowering.cast if isinstance(above.lowering, LayerLowering) else above.lowering
+    assert isinstance(cast, CastLowering)
+    units = climb.answer.units
+    return climb, _assignment(above, name, cast.lowered(units), above.lowering.candidate(units).key)
 
 
 def _worth_without(task: Task, case: Case, half: Low, found: Assignment) -> bool:
@@ -248,7 +250,10 @@ def _above(task: Task, case: Case, groups: Subset, half: Low) -> Task:
         target = lowered if by_layer else target
     output = settings.output
     name = f"{output.stem}-{'-'.join(settings.bits) if len(groups) < len(case.lowering.units) else 'floats'}.onnx"
-    path = output.with_name(name) if by_layer else task.subject.workspace.scratch(name)  # an engine is built of it
+    workspace = task.subject.workspace
+    path = (
+        workspace.folder / name if by_layer else workspace.scratch(name)
+    )  # an engine is built of it, and is of use with it
     case.lowering.write(groups, path)
     subject = task.subject.other(path, _values(task.subject, case))
     own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)

@@ -17,7 +17,7 @@ from bisect_trt.graph.externals import external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import Group, is_dequantize, is_quantize
-from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.workflows.bits.implied import with_implied
@@ -116,7 +116,7 @@ def _original(subject: Subject, path: Path) -> Network:
                 f"--reference: {path} has the {what} {sorted(theirs)} and the quantized model {sorted(mine)}; give the "
                 "model that it was quantized from."
             )
-    fix_input_shapes(proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in input_infos(own)})
+    take_input_shapes(proto, own)
     return Network(proto)
 
 

@@ -12,7 +12,8 @@ from onnx import TensorProto
 
 from bisect_trt.graph.lower import LOW_TYPES, first_output
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.qdq import HUB, find_quantized, is_dequantize, is_quantize
+from bisect_trt.graph.qdq import is_dequantize, is_quantize
+from bisect_trt.graph.qdq_groups import HUB, find_quantized
 from bisect_trt.options.choices import Cost
 from bisect_trt.workflows.precision.lowering import known_types
 from bisect_trt.workflows.precision.task import Task

@@ -15,7 +15,7 @@ import onnx
 
 from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.probing.protocol import Compare, Failed, Sample
-from bisect_trt.targets.onnxrt.settings import reference_settings
+from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.subject import Subject

@@ -29,8 +29,9 @@ def constant_of(subject: Subject, name: str | None) -> NDArray[Any] | None:
         tensor = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
     try:
         if tensor is not None:
-            return np.asarray(numpy_helper.to_array(tensor))
-    except (ValueError, TypeError, OSError):  # it lies outside of the model, or is of a type that NumPy lacks
+            folder = subject.workspace.weights.folder_of(network.proto)
+            return np.asarray(numpy_helper.to_array(tensor, str(folder)))
+    except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
     made = _computed(subject, [name])
     return None if isinstance(made, Failed) else np.asarray(made[name])

@@ -28,6 +28,16 @@ def tell_misfits(
         console.say(f"  ... and {len(ranking) - SHOWN} more, which fit better")
 
 
+def tell_suspicions(odd: Sequence[Mapping[str, str]], console: Console) -> None:
+    """Say which stored weights look odd; whether they are wrong, only the model from before quantization can tell."""
+    if odd:
+        console.say("  stored weights that look odd (whether they are wrong, only --reference can show):")
+    for each in odd[:SHOWN]:
+        console.say(f"    '{each['scale']}' of {each['group']}: {each['sentence']}")
+    if len(odd) > SHOWN:
+        console.say(f"    ... and {len(odd) - SHOWN} more (--json lists them)")
+
+
 def untouched(subject: Subject, case: Case) -> Iterator[str]:
     """What is quantized and is neither searched nor taken out of what is right, a sentence each."""
     left, operators = case.quantized.left, integer_operators(subject)

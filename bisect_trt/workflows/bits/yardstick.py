@@ -24,7 +24,7 @@ from bisect_trt.graph.unquantize import rescale, unquantize
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.protocol import Failed, Series
-from bisect_trt.targets.onnxrt.settings import reference_settings
+from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.grid import Grid, along
 from bisect_trt.tensors.inputs import Sample

@@ -83,7 +83,8 @@ def repeat(investigation: Investigation, settings: RepeatSettings) -> Result:
     try:
         prober.search(over_units(Verdict.FAIL, lambda ask: _runs(settings, ask)), story.candidate)
     except (BudgetSpent, KeyboardInterrupt):
-        _summarise(story, sorter)
+        if seen := len(_summarise(story, sorter)):
+            console.answer(f"So far it fails in {result.extra['bad']} of {seen}: {result.extra['rate']:.1%}.")
         raise
     builds = _summarise(story, sorter)
     table = compare_builds(builds)

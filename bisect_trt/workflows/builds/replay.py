@@ -135,6 +135,8 @@ def gather(paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path]) -> 
         if not inside and side is not None:
             sides[side].append(path)
         elif not inside:
+            if not path.exists():
+                raise UnavailableError(f"{path}: no such file or folder; give good builds and bad ones.")
             untold.append(path)
     if len(untold) == 2 and not any(sides.values()):
         sides[GOOD], sides[BAD] = [untold[0]], [untold[1]]

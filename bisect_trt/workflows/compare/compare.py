@@ -32,6 +32,7 @@ from bisect_trt.workflows.pictures import Pictures
 OPERATOR = "op:"
 """Before a type of operators, as for ``--keep``."""
 MARK_ALL = ("mark", "all")
+MARK_UNFUSED = ("mark", "unfused")
 
 T = TypeVar("T")
 
@@ -43,7 +44,8 @@ class CompareSettings:
     Attributes:
         target: The runtime under suspicion.
         tolerance: How far it may be off.
-        onnx_outputs: Tensors to compare instead of the model's outputs; ``("mark", "all")`` for every one.
+        onnx_outputs: Tensors to compare instead of the model's outputs; ``MARK_ALL`` for every one, ``MARK_UNFUSED``
+            for every one that the target has without being asked for it, as :mod:`bisect_trt.targets.trt.debug` sees it.
         fail_fast: Whether to stop at the first output that does not match.
         timeout: Seconds the target may take.
         save_inputs: Where the inputs are written to.
@@ -140,7 +142,10 @@ class _Samples:
         self._console = examination.console
         self.latency_ms: float | None = None
         self.averages: list[TensorComparison] = []
-        self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
+        self._unfused = settings.onnx_outputs == MARK_UNFUSED
+        self._marked = self._model = subject.models.write("compared", mark_outputs(subject.network, names, {}))
+        if self._unfused:
+            self._model = subject.models.write("unmarked", mark_outputs(subject.network, subject.network.outputs, {}))
         if settings.save_onnx is not None:
             self._save_model(settings.save_onnx)
 
@@ -181,7 +186,7 @@ class _Samples:
     def compare_free(self) -> list[TensorComparison]:
         """The same with the dimensions free that the file leaves so; empty if all matches, or the target takes none."""
         subject, settings = self._subject, self._settings
-        if not free_symbols(subject, None) or settings.target.target.capabilities.compiles_shapes:
+        if self._unfused or not free_symbols(subject, None) or settings.target.target.capabilities.compiles_shapes:
             return []
         freed = Network(free_inputs(subject.network.proto, subject.declared, forget=False))
         model = subject.models.write("compared-free", mark_outputs(freed, self._names, {}))
@@ -195,14 +200,22 @@ class _Samples:
 
     def _run_reference(self, number: int) -> None:
         inputs, golden = (self._scratch(name, number) for name in ("inputs", "golden"))
-        self._made(self._subject.models.collect(self._model, inputs, golden), "reference")
+        self._made(self._subject.models.collect(self._marked, inputs, golden), "reference")
 
     def _compare_with(self, prefix: str) -> list[TensorComparison]:
         """Compare the target's outputs on every sample with what lies there as golden."""
         numbers, settings = range(len(self._subject.samples)), self._settings
         reply = self._made(self._subject.models.ask(self._request(self._model), settings.timeout), "target")
+        if reply.unsupported:
+            raise UnavailableError(
+                f"{settings.target.describe()} cannot show what it leaves unfused (TensorRT can, from 10.12 on, "
+                "unless it loads an engine); mark every tensor as an output: --onnx-outputs mark all."
+            )
         self.latency_ms = reply.latency_ms
         comparisons = list(reply.comparisons)
+        if self._unfused:
+            shown = {comparison.name for comparison in comparisons}
+            self._console.say(f"  {len(shown)} of {len(self._names)} tensors are there; the rest is fused away")
         tell(comparisons, prefix, self._console)
         if settings.average:
             self.averages += tell_average(comparisons, prefix, self._console)
@@ -221,6 +234,7 @@ class _Samples:
             settings.tolerance,
             tuple(self._names),
             every=not settings.fail_fast,
+            unfused=self._unfused,
             fail_fast=settings.fail_fast,
             details=True,
             warm_up=settings.warm_up,
@@ -241,8 +255,8 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
 
     Args:
         network: The model.
-        wanted: Names and globs of tensors, or ``op:TYPE`` for what operators of a type make; ``("mark", "all")`` for every
-            one; without any, the graph's outputs.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for what operators of a type make; ``MARK_ALL`` or
+            ``MARK_UNFUSED`` for every one; without any, the graph's outputs.
         excluded: The same of those to leave out.
 
     Raises:
@@ -250,7 +264,7 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     """
     every = list(dict.fromkeys([*network.computed, *network.outputs]))
     chosen = network.outputs
-    if tuple(wanted) == MARK_ALL:
+    if tuple(wanted) in (MARK_ALL, MARK_UNFUSED):
         chosen = every
     elif wanted:
         # A weight that a node makes can be asked for by its name.

@@ -18,8 +18,7 @@ from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.shapes import free_first_dimension
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.reporting.result import Result
-from bisect_trt.targets.onnxrt.settings import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import load_npz
@@ -32,6 +31,8 @@ Pairs = list[tuple[Values, Values]]
 
 ROWS = 4
 """In a batch, where the model takes any number."""
+_SESSIONS = 8
+"""So many, one after the other, show whether sessions differ by themselves."""
 BESIDE = 3
 """How many other sessions run at the same time."""
 
@@ -242,6 +243,11 @@ def _judge(
     told = "" if worst is None else f"'{worst.name}': {worst.describe()}"
     if seen.passed:
         return {"verdict": "PASS", "why": "to the bit" if seen.same_bits else told, **entry}
+    if seen.failed is None and _differ_anyway(examination, target, trial, tolerance, timeout):
+        told += (
+            f"; but {_SESSIONS} sessions with the same input, one after the other, differ too, so that is the reason "
+            "(`bisect-trt repeat` says how often)"
+        )
     control = _try(examination, reference_settings(), trial, tolerance, timeout)
     if control.failed is not None:
         more = f"the reference cannot be asked whether that is the model's own doing: {control.failed}"
@@ -253,6 +259,19 @@ def _judge(
     if not control.passed:
         return {"verdict": "UNRESOLVED", "why": "it is the model's own doing: on the reference too", **entry}
     return {"verdict": "FAIL", "why": seen.failed or told, **entry}
+
+
+def _differ_anyway(
+    examination: Examination, target: TargetSettings, trial: Trial, tolerance: ToleranceOptions, timeout: float | None
+) -> bool:
+    """Whether of a trial in several sessions these differ by themselves: of a builder by chance, each is another model."""
+    if trial.one or len(trial.feeds) < 2 or target.target.capabilities.costly:
+        return False
+    again = replace(
+        trial, feeds=trial.feeds[:1] * _SESSIONS, pairs=lambda made: [(each, made[0]) for each in made[1:]], beside=0
+    )
+    found = _try(examination, target, again, tolerance, timeout)
+    return found.failed is None and not found.passed
 
 
 def try_again(

@@ -6,12 +6,12 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.shared import Plots
-from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings, reference_settings
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.trt.options import LoweringChoice
 from bisect_trt.workflows.compare.average import check_average
-from bisect_trt.workflows.compare.compare import MARK_ALL, CompareSettings
+from bisect_trt.workflows.compare.compare import MARK_ALL, MARK_UNFUSED, CompareSettings
 from bisect_trt.workflows.from_options import pictures, tolerance_options
 
 
@@ -52,11 +52,12 @@ def compare_settings(
     tolerance = tolerance_options(compare, first, nonfinite_equal=False)
     if options.check_average:
         check_average(tolerance, fail_fast=options.fail_fast)
-    marked = options.mark_all or options.onnx_outputs == ["mark all"]
+    marked, unfused = (options.onnx_outputs == [words] for words in ("mark all", "mark unfused"))
+    marked = marked or options.mark_all
     return CompareSettings(
         target=first,
         tolerance=tolerance,
-        onnx_outputs=MARK_ALL if marked else tuple(options.onnx_outputs),
+        onnx_outputs=MARK_ALL if marked else MARK_UNFUSED if unfused else tuple(options.onnx_outputs),
         exclude_outputs=tuple(options.onnx_exclude_outputs),
         also=tuple(also),
         warm_up=options.warm_up,

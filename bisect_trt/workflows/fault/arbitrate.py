@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import Ending
-from bisect_trt.targets.onnxrt.settings import reference_settings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.fault.evidence import gather
 from bisect_trt.workflows.fault.judge import Fault, judge

@@ -13,7 +13,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.shelf import ENGINE
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.precision.lowering import Lowering
+from bisect_trt.workflows.precision.lowering import CastLowering
 from bisect_trt.workflows.subject import Subject
 
 ENGINES = (".engine", ".plan", ".trt")
@@ -32,7 +32,7 @@ class LayerLowering:
         subject: Subject,
         units: Sequence[int],
         target: TargetSettings,
-        cast: Lowering | None,
+        cast: CastLowering | None,
         left: Collection[int] = (),
     ) -> None:
         """Prepare.

@@ -26,7 +26,7 @@ from bisect_trt.graph.lower import (
 )
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
-from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.values import element_type
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Subset
@@ -207,7 +207,11 @@ class CastLowering:
     def candidate(self, keep: Subset) -> Candidate:
         """What is probed: ``keep`` in fp32, the other ``units`` lowered."""
         title = f"{len(keep)} of {len(self.units)} nodes in fp32"
-        return self._candidate(self._lower(self._proto, keep), keep, title)
+        return self._candidate(self.lowered(keep), keep, title)
+
+    def lowered(self, keep: Subset) -> onnx.ModelProto:
+        """The mixed model, with the shapes of the search, as it is where nothing is emulated."""
+        return self._lower(self._proto, keep)
 
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - whatever it is called
         """Always."""
@@ -231,8 +235,7 @@ class CastLowering:
         proto = load_model(path)
         self._subject.workspace.take_in(proto, path.parent)
         candidate = self._candidate(proto, keep, f"{path.name}, read back")
-        infos = input_infos(self._subject.network)
-        fix_input_shapes(candidate.proto, {i.name: [int(dim or 1) for dim in i.shape or ()] for i in infos})
+        take_input_shapes(candidate.proto, self._subject.network)
         return candidate
 
     def _lower(self, proto: onnx.ModelProto, keep: Subset) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.probing.protocol import Sample as SampleFiles
-from bisect_trt.targets.onnxrt.settings import reference_settings
+from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate_sample
 from bisect_trt.tensors.npz import load_npz

@@ -135,6 +135,11 @@ class _Growth:
             if few or not self._grow(samples.only(failing[:_MOST_FAILING])):
                 break
             learned = learned + len(failing) if fresh.given else 0
+        if held is not None and held.passed < held.samples and not fresh.given:
+            task.console.say(
+                f"  {held.samples - held.passed} of {held.samples} still fail: before it is shipped, hold it against "
+                "samples of the deployment (precision --validation-data, or --metric over a set)"
+            )
         return replace(self._safe(), validation=held)
 
     def adds_nothing(self) -> bool:

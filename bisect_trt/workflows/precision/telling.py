@@ -92,14 +92,17 @@ def lowered_suspects(subject: Subject, answer: Answer) -> list[dict[str, Any]]:
     return [{**node, "rule": e.rule, "reason": e.reason} for node, e in zip(described, left, strict=True)]
 
 
+def samples_seen(task: Task) -> int:
+    """How many samples the answer was measured on: with a metric, the whole set."""
+    check = task.prober.runner.check
+    return check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
+
+
 def measured_on(task: Task) -> str:
     """What the accuracy was measured on, in words; what a check command feeds is not known."""
-    settings, samples = task.settings, len(task.subject.samples)
+    settings, samples = task.settings, samples_seen(task)
     if settings.target is None:
         return "the check"
-    check = task.prober.runner.check
-    if isinstance(check, MetricCheck):
-        samples = check.scale.data.count
     seen = "1 input sample only: others may need more nodes in fp32" if samples == 1 else f"{samples} input samples"
     if settings.emulated:
         return (

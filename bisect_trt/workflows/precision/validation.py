@@ -54,7 +54,7 @@ class Validation:
         held = f"held on {self.passed} of {self.samples} fresh samples"
         if self.learned:
             held += f", {self.learned} of which it was mended on"
-        worst = f"{self.worst:.2f} of the tolerance" if math.isfinite(self.worst) else "NaN or Inf"
+        worst = in_tolerances(self.worst) if math.isfinite(self.worst) else "NaN or Inf"
         return f"{held} (95% sure that under {self.fails_under:.1%} fail), worst error {worst}"
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +70,11 @@ class Validation:
             "drawn": self.drawn,
             "sentence": self.describe(),
         }
+
+
+def in_tolerances(error: float) -> str:
+    """An error in units of the tolerance, in words."""
+    return f"{error:.2g} of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
 
 
 def upper_bound(samples: int, failures: int, confidence: float = CONFIDENCE) -> float:

@@ -15,6 +15,7 @@ from bisect_trt.probing.places.environments import Environment, interpreter
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.process import run_to_end
+from bisect_trt.reporting.issue import Since
 from bisect_trt.reporting.reproducer import SCRIPT
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.releases.boundaries import Boundaries
@@ -28,7 +29,7 @@ _SCRIPT_SECONDS = 600.0
 
 def since_when(
     investigation: Investigation, check: CheckSettings, case: Candidate, folder: Path, *, asked: bool
-) -> str | None:
+) -> Since | None:
     """The last step of a diagnosis: since which release does the minimal case fail, and in which is it gone?
 
     Nothing is installed unless it was asked for; else the command is said that does it. What stands in the way of an answer is
@@ -42,7 +43,7 @@ def since_when(
         asked: Whether to find it.
 
     Returns:
-        The answer in sentences, where there is one.
+        The answer, where there is one.
     """
     target, console, ledger = check.target, investigation.console, investigation.prober.ledger
     package = None if target is None else target.target.package(target)
@@ -77,10 +78,14 @@ def since_when(
         f"It {found.describe()}.",
         *(f"{each[0].upper()}{each[1:]}." for each in (found.doubt(), found.more()) if each),
     ]
-    sentences += _tried(subject, settings, pythons, found, folder)
-    for sentence in sentences:
+    ends = _tried(subject, settings, pythons, found, folder)
+    sentences += [f"The exit status of {SCRIPT} is {', and '.join(f'{end} with {at}' for at, end in ends.items())}."]
+    mended = None
+    if found.first_passing is not None and ends[found.first_passing] == "0":
+        mended = f"{package.name} {found.first_passing} has it no more: update to that or a newer one"
+    for sentence in [*sentences, *([f"{mended}, there is nothing left to report."] if mended else [])]:
         console.answer(sentence)
-    return " ".join(sentences)
+    return Since(" ".join(sentences), mended)
 
 
 def _failing_release(subject: Subject, package: str) -> str | None:
@@ -96,11 +101,11 @@ def _failing_release(subject: Subject, package: str) -> str | None:
 
 def _tried(
     subject: Subject, settings: ReleasesSettings, pythons: Mapping[str, str], found: Boundaries, folder: Path
-) -> list[str]:
-    """What ``reproduce.py`` says with a release that fails, and with one that passes, in a sentence."""
-    log, said = subject.workspace.scratch("releases.log"), []
+) -> dict[str, str]:
+    """How ``reproduce.py`` ends with a release that fails, and with one that passes, where there is one."""
+    log, ends = subject.workspace.scratch("releases.log"), {}
     for release in filter(None, (found.failing, found.passing)):
         python = interpreter(Environment.parse(packages_of(settings, release, pythons[release])))
         end = run_to_end([str(python), str(folder / SCRIPT)], log=log, environment={}, timeout=_SCRIPT_SECONDS)
-        said.append(f"{end.describe() if end.timed_out or end.code < 0 else end.code} with {release}")
-    return [f"The exit status of {SCRIPT} is {', and '.join(said)}."] if said else []
+        ends[release] = end.describe() if end.timed_out or end.code < 0 else str(end.code)
+    return ends

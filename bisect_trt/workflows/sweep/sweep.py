@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -13,7 +14,8 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
-from bisect_trt.search.sizes import AskSize, Point, fit, intervals, nth, sweep_points
+from bisect_trt.search.size_rules import fit, intervals
+from bisect_trt.search.sizes import AskSize, Point, nth, sweep_points
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
@@ -276,16 +278,18 @@ def _leave(
     path = subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
-    try:
+    fixed = known = False
+    with suppress(BudgetSpent):
         fixed = steady and investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
-    except BudgetSpent:
-        fixed = False
+        known = steady
     set_up = target if fixed else sized.target
     words = ["bisect-trt", "diagnose" if steady else "repeat", str(subject.settings.path), *set_up.flags()]
     words += ["--load-inputs", str(path), *settings.check.tolerance.words()]
     command = shlex.join(words)
-    result.extra["sweep"] |= {"needs_free_dimensions": not fixed if steady else None, "command": command}
+    result.extra["sweep"] |= {"needs_free_dimensions": not fixed if known else None, "command": command}
     where = f"The smallest that fails is {_named(swept, smallest)}"
     how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
-    console.answer(f"{where}; it fails {how if steady else 'now and then'}. Its inputs: {path}")
+    if not known:
+        how = "while its dimensions are free, and else nobody has tried" if steady else "now and then"
+    console.answer(f"{where}; it fails {how}. Its inputs: {path}")
     console.answer(f"To {'find out why' if steady else 'see how often'}: {command}")

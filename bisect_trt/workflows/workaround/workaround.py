@@ -16,6 +16,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.investigation import Case, Investigation
 from bisect_trt.workflows.precision.fix import MIXED
+from bisect_trt.workflows.precision.validation import in_tolerances
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.workaround.proof import Prover, Way
 from bisect_trt.workflows.workaround.switches import turn
@@ -187,7 +188,7 @@ def _row(way: Mapping[str, Any]) -> str:
     verdict = {True: "passes", False: "does not pass", None: "not tried"}[way["passes"]]
     parts = [f"{way['kind']}: {way['what']}: {verdict}"]
     if isinstance(way["worst_error"], float):
-        parts.append(f"worst error {way['worst_error']:.2g} of the tolerance")
+        parts.append(f"worst error {in_tolerances(way['worst_error'])}")
     if way["latency_ms"] is not None:
         parts.append(f"{way['latency_ms']:.3f} ms")
     if way["file"]:
