@@ -50,7 +50,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
     """Prints warnings, and keeps errors for the reason of a refusal."""
     # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-    much, quiet = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO)
+    much, quiet, hear = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO), listen
 
     class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -60,7 +60,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
             if severity in bad:
                 errors.append(message)
             if severity == much:
-                listen(message)
+                hear(message)
             if severity not in quiet:
                 print(f"TensorRT: {message}")
 
