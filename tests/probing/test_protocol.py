@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,6 +37,7 @@ from bisect_trt.probing.protocol import (
     decode_order,
     encode,
 )
+from bisect_trt.probing.workers.serve import TIMED_RUNS, _median_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
@@ -81,6 +83,7 @@ REQUESTS = st.one_of(
         TOLERANCES,
         st.lists(NAMES).map(tuple),
         warm_up=st.none() | st.integers(0, 9),
+        timed_for=st.none() | FLOATS,
         fed=st.dictionaries(NAMES, NAMES),
         feeds=MAYBE_PATHS,
         keep=st.lists(NAMES).map(tuple),
@@ -149,3 +152,11 @@ def test_either_side_imports_little(module: str, without: list[str]) -> None:
     code = f"import sys, {module}; print(*(set({without}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(("timed_for", "runs"), [(0.0, 1), (None, TIMED_RUNS)])
+def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
+    ran: list[int] = []
+    session = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
+    assert _median_of(session, {}, 2, timed_for) > 0
+    assert len(ran) == 2 + runs
