@@ -255,9 +255,7 @@ class Worker:
             if not request.every and not all(each.passed for each in seen):
                 break
         with spending("running"):
-            latency = None
-            if request.warm_up is not None:
-                latency = _median_ms(session, request.samples[0].inputs, request.warm_up, request.timed_for)
+            latency = None if request.warm_up is None else _median_ms(session, request)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -356,9 +354,18 @@ def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
             thread.join()
 
 
-def _median_ms(session: Session, inputs: Path, warm_up: int, timed_for: float | None) -> float:
-    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
-    return _median_of(session, load_npz(inputs), warm_up, timed_for)
+def _median_ms(session: Session, request: Compare) -> float | None:
+    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back.
+
+    ``None`` where it does not run again, and a check asks: that has seen what it makes, so it is no failure to build or run.
+    """
+    try:
+        return _median_of(session, load_npz(request.samples[0].inputs), request.warm_up or 0, request.timed_for)
+    except RunError as error:
+        if request.timed_for is None or error.poisoned:
+            raise
+        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
+        return None
 
 
 def _median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
