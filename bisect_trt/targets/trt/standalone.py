@@ -351,7 +351,7 @@ def execute(
         give_back(cudart, taken, stream)
 
 
-def give_back(cudart: Any, taken: list[ctypes.c_void_p], stream: ctypes.c_void_p) -> None:
+def give_back(cudart: ctypes.CDLL, taken: list[ctypes.c_void_p], stream: ctypes.c_void_p) -> None:
     """Give memory and a stream back; after a failure that may fail too, and would hide which it was."""
     for address in taken:
         cudart.cudaFree(address)
