@@ -37,13 +37,21 @@ def target_second(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
         last = args[-1] if len(args) == place + 1 and "target" not in kwargs else ()
-        named = isinstance(last, str) and ("inputs" in kwargs or last in {plugin.name for plugin in selectable()})
+        named = isinstance(last, str) and ("inputs" in kwargs or _is_word(last))
         if named or (last is None and optional):
             kwargs["target"] = last
             return function(*args[:place], **kwargs)  # type: ignore[arg-type]  # no type says that they have changed places
         return function(*args, **kwargs)
 
     return call
+
+
+def _is_word(text: str) -> bool:
+    """Whether it is a target's name, mistyped perhaps, and no file's."""
+    if text in {plugin.name for plugin in selectable()}:
+        return True
+    path = Path(text)
+    return path.name == text and not path.suffix and not path.exists()
 
 
 def check_or_inputs(second: Check | Inputs | None, inputs: Inputs | None) -> tuple[Check | None, Inputs | None]:

@@ -23,6 +23,9 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
+_TIMED_FOR = 5.0
+"""Seconds of timed runs for one candidate: of a slow one a few say enough, and its time limit is for one run."""
+
 
 @dataclass(frozen=True)
 class BuiltinCheck:
@@ -73,6 +76,7 @@ class BuiltinCheck:
             every=bool(files.more) and not strict,
             layers=self.timed or self.layers or self.pin is not None,
             warm_up=1 if self.timed else None,
+            timed_for=_TIMED_FOR,
             same=self.same,
         )
 

@@ -279,6 +279,7 @@ class Compare(Request[Compared]):
         unfused: Whether to see all that the target does not fuse away, rather than the outputs alone.
         layers: Whether to say what the target makes of the model.
         warm_up: How often it runs before it is timed; ``None`` if it is not.
+        timed_for: Seconds of timed runs after which there is no other one; ``None`` for all of them, however long.
         details: Whether to measure all there is of an error.
         fail_fast: Whether to stop at the first output that does not match.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
@@ -297,6 +298,7 @@ class Compare(Request[Compared]):
     unfused: bool = False
     layers: bool = False
     warm_up: int | None = None
+    timed_for: float | None = None
     details: bool = False
     fail_fast: bool = False
     fed: Mapping[str, str] = field(default_factory=dict)

@@ -54,7 +54,7 @@ def _needed(seen: TensorComparison, was_atol: float, was_rtol: float, atol: floa
     if seen.details is not None:
         if rtol == was_rtol and math.isfinite(seen.details.atol_needed):
             return atol >= seen.details.atol_needed
-        if atol == was_atol and math.isfinite(seen.details.rtol_needed):
+        if atol == was_atol and not math.isnan(seen.details.rtol_needed):  # infinite where it is past the type
             return rtol >= seen.details.rtol_needed
     return _scaled(seen.of_tolerance, was_atol, was_rtol, atol, rtol)
 

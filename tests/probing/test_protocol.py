@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,9 +38,12 @@ from bisect_trt.probing.protocol import (
     decode_order,
     encode,
 )
+from bisect_trt.probing.workers.serve import TIMED_RUNS, _median_ms, _median_of
+from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
+from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 NAMES = st.one_of(st.text(), st.sampled_from(["kind_of", "version", "nan", "a\nb", '"', "\ud800"]))
@@ -81,6 +86,7 @@ REQUESTS = st.one_of(
         TOLERANCES,
         st.lists(NAMES).map(tuple),
         warm_up=st.none() | st.integers(0, 9),
+        timed_for=st.none() | FLOATS,
         fed=st.dictionaries(NAMES, NAMES),
         feeds=MAYBE_PATHS,
         keep=st.lists(NAMES).map(tuple),
@@ -149,3 +155,29 @@ def test_either_side_imports_little(module: str, without: list[str]) -> None:
     code = f"import sys, {module}; print(*(set({without}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(("timed_for", "runs"), [(0.0, 1), (None, TIMED_RUNS)])
+def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
+    ran: list[int] = []
+    session = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
+    assert _median_of(session, {}, 2, timed_for) > 0
+    assert len(ran) == 2 + runs
+
+
+def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(tmp_path: Path) -> None:
+    save_npz(tmp_path / "x.npz", {})
+    sample = Sample(tmp_path / "x.npz", tmp_path / "x.npz")
+    request = Compare(TargetSettings(), Path("m.onnx"), (sample,), ToleranceOptions(), warm_up=1, timed_for=5.0)
+    ends = RunError("no memory left")
+
+    def run(_: object) -> None:
+        raise ends
+
+    session = SimpleNamespace(inputs=[], run=run)
+    assert _median_ms(session, request) is None
+    with pytest.raises(RunError):
+        _median_ms(session, replace(request, timed_for=None))
+    ends = RunError("an illegal memory access", poisoned=True)
+    with pytest.raises(RunError):
+        _median_ms(session, request)

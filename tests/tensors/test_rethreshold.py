@@ -80,3 +80,9 @@ def test_of_a_statistic_all_is_known(stat: ErrorStat) -> None:
                 if seen.median_rel is not None or stat in (ErrorStat.MAX, ErrorStat.MEAN, ErrorStat.QUANTILE)
                 else (known, None)
             )
+
+
+def test_what_no_relative_tolerance_of_the_type_reaches_is_no_pass() -> None:
+    reference, target = np.array([2.0**-126, 9], np.float32), np.array([4, 4], np.float32)
+    seen = compared(reference, target, 0.0, 0.0, ErrorStat.ELEMWISE, details=True)
+    assert would_pass(seen, None, 1.0) is False

@@ -474,6 +474,12 @@ def test_stored_weights_that_look_odd(tmp_path: Path) -> None:
             if rounded:  # as a quantizer with that scale would have
                 other = np.clip(np.rint(numpy_helper.to_array(steps) / factor), -127, 127).astype(np.int8)
                 steps.CopyFrom(numpy_helper.from_array(other, steps.name))
+            # The bias keeps its values, in the scale that kernels of integers take it to have.
+            bias, of_bias = (by_name[scale.replace(".w_scale", end)] for end in (".b_quantized", ".b_quantized_scale"))
+            same = np.rint(numpy_helper.to_array(bias) / factor).astype(np.int32)
+            bias.CopyFrom(numpy_helper.from_array(same, bias.name))
+            value = numpy_helper.to_array(of_bias) * np.float32(factor)
+            of_bias.CopyFrom(numpy_helper.from_array(value, of_bias.name))
         onnx.save(model, path)
         result = bisect_trt.precision(
             path,

@@ -90,7 +90,8 @@ def holds_more(leader: int, limit: int) -> bool:
     held = {pid: sizes[pid] for pid in family & sizes.keys()}
     if sum(held.values()) <= limit or len(held) == 1:
         return sum(held.values()) > limit
-    return sum(_share(pid, size) for pid, size in held.items()) > limit
+    # The shares are not read at one moment: while a process multiplies, what was one's is counted again among several.
+    return all(sum(_share(pid, size) for pid, size in held.items()) > limit for _ in range(2))
 
 
 def _share(pid: int, resident: int) -> int:

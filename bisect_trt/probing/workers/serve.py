@@ -255,9 +255,7 @@ class Worker:
             if not request.every and not all(each.passed for each in seen):
                 break
         with spending("running"):
-            latency = (
-                None if request.warm_up is None else _median_ms(session, request.samples[0].inputs, request.warm_up)
-            )
+            latency = None if request.warm_up is None else _median_ms(session, request)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -356,12 +354,21 @@ def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
             thread.join()
 
 
-def _median_ms(session: Session, inputs: Path, warm_up: int) -> float:
-    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back."""
-    return _median_of(session, load_npz(inputs), warm_up)
+def _median_ms(session: Session, request: Compare) -> float | None:
+    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back.
+
+    ``None`` where it does not run again, and a check asks: that has seen what it makes, so it is no failure to build or run.
+    """
+    try:
+        return _median_of(session, load_npz(request.samples[0].inputs), request.warm_up or 0, request.timed_for)
+    except RunError as error:
+        if request.timed_for is None or error.poisoned:
+            raise
+        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
+        return None
 
 
-def _median_of(session: Session, feed: Feed, warm_up: int) -> float:
+def _median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in feed.items() if name in names}
     there = getattr(session, "median_ms", None)
@@ -369,8 +376,8 @@ def _median_of(session: Session, feed: Feed, warm_up: int) -> float:
         return float(there(feed, warm_up, TIMED_RUNS))
     for _ in range(warm_up):
         session.run(feed)
-    seconds = []
-    for _ in range(TIMED_RUNS):
+    seconds: list[float] = []
+    while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
         began = time.perf_counter()
         session.run(feed)
         seconds.append(time.perf_counter() - began)

@@ -74,7 +74,7 @@ def make_logger(trt: Any, log: Log) -> Any:
     """TensorRT's logger that tells ours; TensorRT keeps the first of a process for good."""
     # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-    doubtful, much = trt.ILogger.WARNING, trt.ILogger.VERBOSE
+    doubtful, much, hear = trt.ILogger.WARNING, trt.ILogger.VERBOSE, listen
 
     class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -86,7 +86,7 @@ def make_logger(trt: Any, log: Log) -> Any:
             if severity == doubtful:
                 log.warnings.append(message)
             if severity == much:
-                listen(message)
+                hear(message)
             else:
                 print(f"TensorRT {severity.name}: {message}", flush=True)
 
@@ -106,6 +106,7 @@ class TensorRt:
         cuda: The CUDA runtime.
         stream: The stream that all is run on.
         timing_caches: What its builds have measured so far, by the file that they were told to begin with.
+        edited: The timing cache of the last build that had one of its own, see :mod:`bisect_trt.targets.trt.tuned`.
         memory: What it keeps of its builds, see :class:`~bisect_trt.targets.trt.builder.Memory`; ``None`` before the first.
     """
 
@@ -117,6 +118,7 @@ class TensorRt:
     cuda: Cuda
     stream: int
     timing_caches: dict[str | None, Any] = field(default_factory=dict)
+    edited: Any = None
     memory: Any = None
     _logger: Any = None
 

@@ -241,7 +241,7 @@ def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: Tens
 
 def _build(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt) -> Any:
     own = settings.of(TrtSettings)
-    if own.pin_timings is not None or not by_cache(trt.trt, vars(own)):
+    if not _is_edited(own, trt):
         _use_timing_cache(config, settings, trt)
         return trt.builder.build_serialized_network(parsed.network, config)
     content = b"" if own.load_timing_cache is None else read(Path(own.load_timing_cache))
@@ -250,7 +250,12 @@ def _build(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt)
     except CannotTake as error:
         raise BuildError(f"{PIN_REFUSED}: {error}", signature=PIN_MISSED) from error
     finally:
-        trt.timing_caches[own.load_timing_cache] = config.get_timing_cache()
+        trt.edited = config.get_timing_cache()
+
+
+def _is_edited(own: TrtSettings, trt: TensorRt) -> bool:
+    """Whether a build has a timing cache of its own, which no other may use: its entries are what layers are held to."""
+    return own.pin_timings is None and by_cache(trt.trt, vars(own))
 
 
 def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> None:
@@ -270,8 +275,9 @@ def _use_timing_cache(config: Any, settings: TargetSettings, trt: TensorRt) -> N
 
 
 def timings(settings: TargetSettings, trt: TensorRt) -> bytes:
-    """What the builds of this process have measured, as a file's content."""
-    return _content(trt.timing_caches[settings.of(TrtSettings).load_timing_cache])
+    """What the builds of this process have measured, or the last one whose timing cache was edited, as a file's content."""
+    own = settings.of(TrtSettings)
+    return _content(trt.edited if _is_edited(own, trt) else trt.timing_caches[own.load_timing_cache])
 
 
 def _content(timing_cache: Any) -> bytes:

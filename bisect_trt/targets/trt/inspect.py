@@ -81,7 +81,15 @@ def engine_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[Eng
 
 
 def describe_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[dict[str, Any]]:
-    """The same as plain values; its nodes are given by the ``tensors`` that they make."""
+    """The same as plain values; its nodes are given by the ``tensors`` that they make.
+
+    None where what the inspector says cannot be read: that is no reason to say anything else of a model that runs.
+    """
+    try:
+        layers = engine_layers(engine, origins, tensorrt)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"TensorRT: what the engine inspector says cannot be read ({error!r})", flush=True)
+        return []
     return [
         {
             "name": layer.name,
@@ -91,7 +99,7 @@ def describe_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[d
             "tactic": layer.tactic,
             "formats": list(layer.formats),
         }
-        for layer in engine_layers(engine, origins, tensorrt)
+        for layer in layers
     ]
 
 

@@ -50,14 +50,7 @@ class There:
         version = tuple(int(part) for part in str(tensorrt.__version__).split(".")[:2])
         if version < _OLDEST:
             raise UnavailableError(f"TensorRT {tensorrt.__version__} is too old; install 8.6 or later there.")
-        if settings["strongly_typed"] and version < _FIRST_STRONG:
-            raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {tensorrt.__version__} is there.")
-        if settings["lowering"] == "layer" and version >= _STRONG_ONLY:
-            raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {tensorrt.__version__} is there.")
-        try:
-            knobs.check_running(settings, version, str(tensorrt.__version__))
-        except knobs.NoSuch as error:
-            raise UsageError(f"{error}.") from error
+        _check(settings, version, str(tensorrt.__version__))
         self._errors: list[str] = []
         self._logger = standalone.make_logger(tensorrt, self._errors)
         self._cudart = _cudart()
@@ -197,6 +190,26 @@ class Session:
         except Refused as refused:
             poisoned = is_poisoning([*self._errors, refused.message])
             raise RunError(refused.message, signature=signature(refused.message, ()), poisoned=poisoned) from refused
+
+
+def _check(settings: Mapping[str, Any], version: tuple[int, ...], said: str) -> None:
+    """Make sure that TensorRT there can do what is asked.
+
+    Raises:
+        UsageError: An option that it does not have.
+    """
+    if settings["strongly_typed"] and version < _FIRST_STRONG:
+        raise UsageError(f"--strongly-typed needs TensorRT 9 or later, and {said} is there.")
+    if settings["lowering"] == "layer" and version >= _STRONG_ONLY:
+        raise UsageError(f"--lowering layer needs TensorRT 8.6 to 10, and {said} is there.")
+    if settings["pin_timings"] is not None:
+        raise UsageError(
+            "--pin: the build there chose no tactic that could be pinned, and its timings stay there; leave --pin out."
+        )
+    try:
+        knobs.check_running(settings, version, said)
+    except knobs.NoSuch as error:
+        raise UsageError(f"{error}.") from error
 
 
 def _cudart() -> Any:

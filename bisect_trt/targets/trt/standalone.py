@@ -50,7 +50,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
     """Prints warnings, and keeps errors for the reason of a refusal."""
     # Looked up now: at the interpreter's end TensorRT still speaks, when its module has been emptied.
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-    much, quiet = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO)
+    much, quiet, hear = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO), listen
 
     class Logger(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -60,7 +60,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
             if severity in bad:
                 errors.append(message)
             if severity == much:
-                listen(message)
+                hear(message)
             if severity not in quiet:
                 print(f"TensorRT: {message}")
 
@@ -308,37 +308,54 @@ def execute(
 
     stream = ctypes.c_void_p()
     cuda("cudaStreamCreate", ctypes.byref(stream))
-    context = make_context(trt, engine, {"optimization_profile": None, **settings}, stream.value)
-    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    given = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    arrays: dict[str, Any] = {}
-    buffers: dict[str, Any] = {}
-    for name in given + [name for name in names if name not in given]:
-        dtype = trt.nptype(engine.get_tensor_dtype(name))
-        if name in given:
-            arrays[name] = np.array(inputs[name], dtype, order="C")
-            context.set_input_shape(name, arrays[name].shape)
-        else:
-            arrays[name] = np.empty(tuple(context.get_tensor_shape(name)), dtype)
-        if engine.get_tensor_location(name) == trt.TensorLocation.HOST:
-            context.set_tensor_address(name, arrays[name].ctypes.data)
-            continue
-        buffers[name] = ctypes.c_void_p()
-        cuda("cudaMalloc", ctypes.byref(buffers[name]), ctypes.c_size_t(max(arrays[name].nbytes, 1)))
-        context.set_tensor_address(name, buffers[name].value)
-        copy(cuda, buffers[name], ctypes.c_void_p(arrays[name].ctypes.data), arrays[name].nbytes, 1)
-    if settings["allocation_strategy"] == "runtime":
-        size = max(context.update_device_memory_size_for_shapes(), 1)
-        working = ctypes.c_void_p()
-        cuda("cudaMalloc", ctypes.byref(working), ctypes.c_size_t(size))
-        context.set_device_memory(working.value, size)
-    del errors[:]
-    if not context.execute_async_v3(stream.value):
-        raise Refused("run", why(errors, "the engine does not run and does not say why"))
-    cuda("cudaStreamSynchronize", stream)
-    for name, address in buffers.items():
-        copy(cuda, ctypes.c_void_p(arrays[name].ctypes.data), address, arrays[name].nbytes, 2)
-    return {name: arrays[name] for name in names if name not in given}
+    taken: list[ctypes.c_void_p] = []
+    context: Any = None
+
+    def memory(size: int) -> ctypes.c_void_p:
+        address = ctypes.c_void_p()
+        cuda("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+        taken.append(address)
+        return address
+
+    try:
+        context = make_context(trt, engine, {"optimization_profile": None, **settings}, stream.value)
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        given = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        arrays: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
+        for name in given + [name for name in names if name not in given]:
+            dtype = trt.nptype(engine.get_tensor_dtype(name))
+            if name in given:
+                arrays[name] = np.array(inputs[name], dtype, order="C")
+                context.set_input_shape(name, arrays[name].shape)
+            else:
+                arrays[name] = np.empty(tuple(context.get_tensor_shape(name)), dtype)
+            if engine.get_tensor_location(name) == trt.TensorLocation.HOST:
+                context.set_tensor_address(name, arrays[name].ctypes.data)
+                continue
+            buffers[name] = memory(arrays[name].nbytes)
+            context.set_tensor_address(name, buffers[name].value)
+            copy(cuda, buffers[name], ctypes.c_void_p(arrays[name].ctypes.data), arrays[name].nbytes, 1)
+        if settings["allocation_strategy"] == "runtime":
+            size = max(context.update_device_memory_size_for_shapes(), 1)
+            context.set_device_memory(memory(size).value, size)
+        del errors[:]
+        if not context.execute_async_v3(stream.value):
+            raise Refused("run", why(errors, "the engine does not run and does not say why"))
+        cuda("cudaStreamSynchronize", stream)
+        for name, address in buffers.items():
+            copy(cuda, ctypes.c_void_p(arrays[name].ctypes.data), address, arrays[name].nbytes, 2)
+        return {name: arrays[name] for name in names if name not in given}
+    finally:
+        context = None  # before what it works in; in a place it is run again and again
+        give_back(cudart, taken, stream)
+
+
+def give_back(cudart: ctypes.CDLL, taken: list[ctypes.c_void_p], stream: ctypes.c_void_p) -> None:
+    """Give memory and a stream back; after a failure that may fail too, and would hide which it was."""
+    for address in taken:
+        cudart.cudaFree(address)
+    cudart.cudaStreamDestroy(stream)
 
 
 def copy(cuda: Callable[..., None], target: object, source: object, size: int, kind: int) -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _KEY_LINE = re.compile(r"Autotuning op (.+?)\(key: (0x[0-9a-fA-F]+)\)")
-_COST_LINE = re.compile(r"^\W*\d+, *([\d.eE+-]+), *[\d.eE+-]+, *[\d.eE+-]+, *([^,]+), *(0x[0-9a-fA-F]+)")
+_COST_LINE = re.compile(
+    r"^\W*\d+, *(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?), *[\d.eE+-]+, *[\d.eE+-]+, *([^,]+), *(0x[0-9a-fA-F]+)"
+)
 _TAKEN_LINE = re.compile(r"\(tactic hash, cost\(in ms\)\): *(0x[0-9a-fA-F]+)")
 _ENTRY = re.compile(r"^(.+)=(0x[0-9a-f]+):(0x[0-9a-f]+)$")
 
@@ -50,8 +52,13 @@ class Timings:
     open: bool = False
     _name: str | None = None
 
+    def begin(self) -> None:
+        """Forget what was said of another build, which may have ended within a layer."""
+        self.ops.clear()
+        self._name, self.open = None, True
+
     def hear(self, line: str) -> None:
-        """Take in a message."""
+        """Take in a message; TensorRT is in the middle of a build, so nothing may be raised."""
         begun = _KEY_LINE.search(line)
         if begun is not None:
             self._name = begun.group(1).strip()
@@ -78,10 +85,10 @@ _TIMINGS = Timings()
 """What is said of the build that is made now, or was made last."""
 
 
-def listen(line: str) -> None:
-    """Take in a verbose message of TensorRT's."""
-    if _TIMINGS.open:
-        _TIMINGS.hear(line)
+def listen(line: str, timings: Timings = _TIMINGS) -> None:
+    """Take in a verbose message of TensorRT's, which speaks when names of modules are gone, too."""
+    if timings.open:
+        timings.hear(line)
 
 
 def timed() -> list[list[Any]]:
@@ -100,7 +107,8 @@ def by_cache(trt: Any, settings: Mapping[str, Any]) -> bool:
 def build_edited(trt: Any, builder: Any, network: Any, config: Any, settings: Mapping[str, Any], content: bytes) -> Any:
     """Build a network whose layers take the tactics that they are to take; twice, where there are such.
 
-    The first build times all tactics, so that their keys are known.
+    The first build times all tactics, so that their keys are known. One that is only to say what it chose is built as ever where
+    it cannot be built so.
 
     Args:
         trt: The package.
@@ -119,10 +127,16 @@ def build_edited(trt: Any, builder: Any, network: Any, config: Any, settings: Ma
     config.set_flag(trt.BuilderFlag.EDITABLE_TIMING_CACHE)
     timing_cache = config.create_timing_cache(content)
     config.set_timing_cache(timing_cache, ignore_mismatch=False)
-    _TIMINGS.ops.clear()
-    _TIMINGS.open = True
-    plan = builder.build_serialized_network(network, config)
-    _TIMINGS.open = False
+    _TIMINGS.begin()
+    try:
+        plan = builder.build_serialized_network(network, config)
+    finally:
+        _TIMINGS.open = False
+    if plan is None and not (settings["pin_tactics"] or settings["avoid_tactics"]):
+        _TIMINGS.ops.clear()
+        config.clear_flag(trt.BuilderFlag.EDITABLE_TIMING_CACHE)
+        config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False)
+        return builder.build_serialized_network(network, config)
     changed = edits(_TIMINGS.ops, settings["pin_tactics"], settings["avoid_tactics"])
     if plan is None or not changed:
         return plan
@@ -134,10 +148,12 @@ def build_edited(trt: Any, builder: Any, network: Any, config: Any, settings: Ma
     if plan is None:
         raise CannotTake(f"no engine can be built with {', '.join(changed.values())}")
     for name, op in _TIMINGS.ops.items():
+        if op.key not in changed:
+            continue
         held = timing_cache.query(trt.TimingCacheKey.parse(padded(op.key, 32))).tacticHash
-        if op.key in changed and held != int(changed[op.key], 16):
+        if held != int(changed[op.key], 16):
             raise CannotTake(f"it takes {name}={op.key}:{hex(held)}")
-        op.selected = changed.get(op.key, op.selected)
+        op.selected = changed[op.key]
     return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from support import overflowing
+from trt_api import STRONG
+from trt_standin import make_tensorrt
 
 from bisect_trt.graph.lower import lower_fp16
-from bisect_trt.targets.trt.inspect import Origins, parse_layers
+from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 
 NODES = ["/patch/Conv", "/a/Sigmoid", "/a/Mul", "/norm/Sub", "/norm/Pow", "/norm/Div", "/out (last), really"]
 
@@ -150,3 +153,11 @@ def test_tensors_go_by_the_names_of_the_model_before_it_was_lowered(tmp_path: Pa
     assert len(lowered.graph.node) > len(original.graph.node)
     for place, node in enumerate(lowered.graph.node):
         assert origins.tensors(place) == made.get(node.name, [])
+
+
+@pytest.mark.parametrize("said", ["", "{", '{"Layers": [{"Kind": 1}]}', "[]", '{"Layers": null}'])
+def test_what_the_inspector_says_badly_is_no_failure(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    inspector = SimpleNamespace(get_engine_information=lambda _: said)
+    engine = SimpleNamespace(create_engine_inspector=lambda: inspector)
+    assert describe_layers(engine, Origins(ModelProto()), make_tensorrt(STRONG)) == []
+    assert "what the engine inspector says cannot be read" in capsys.readouterr().out

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trt_api import OLD, STRONG, WEAK
-from trt_standin import make_module
+from trt_standin import make_module, make_tensorrt, trt_target
 
+from bisect_trt.errors import UsageError
 from bisect_trt.targets.chosen import TACTIC, Choice, choices_of_layers
 from bisect_trt.targets.trt import sent
+from bisect_trt.targets.trt.builder import _build, timings
+from bisect_trt.targets.trt.parse import Parsed
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.tuned import CannotTake, Timed, build_edited, by_cache, edits, listen, timed
 
@@ -49,6 +54,9 @@ class Cache:
     def query(self, key: int) -> Any:  # noqa: ANN401 - as above
         return Value(self.entries[key], 1.0)
 
+    def serialize(self) -> bytes:
+        return repr(self.entries).encode()
+
 
 @dataclass
 class Value:
@@ -64,6 +72,8 @@ class Eleven:
     refuses: tuple[int, ...] = ()
     cache: Cache = field(default_factory=Cache)
     built: int = 0
+    plain_only: bool = False
+    edits: bool = False
     BuilderFlag: Any = make_module(STRONG).BuilderFlag
 
     TimingCacheValue = Value
@@ -79,12 +89,23 @@ class Eleven:
         assert cache is self.cache
         assert not ignore_mismatch
 
+    def get_timing_cache(self) -> Cache:
+        return self.cache
+
     def set_flag(self, flag: Any) -> None:  # noqa: ANN401 - as above
         assert flag.name == "EDITABLE_TIMING_CACHE"
+        self.edits = True
+
+    def clear_flag(self, flag: Any) -> None:  # noqa: ANN401 - as above
+        assert flag.name == "EDITABLE_TIMING_CACHE"
+        self.edits = False
 
     def build_serialized_network(self, network: str, config: Eleven) -> str | None:
         assert (network, config) == ("network", self)
         self.built += 1
+        if self.plain_only and self.edits:
+            listen("Autotuning op conv(key: 0xa1)")
+            return None
         for name, (key, costs) in self.layers.items():
             if int(key, 16) not in self.cache.entries:
                 fastest = min(costs, key=lambda each: costs[each])
@@ -113,6 +134,43 @@ def test_what_a_build_timed_and_chose_is_heard() -> None:
     for line in said("late", "0xc3", {"0x1": 1.0}, "0x1"):
         listen(line)
     assert len(timed()) == 2, "of another build"
+
+
+def test_a_build_that_is_only_to_say_what_it_chose_fails_for_nothing_that_it_is_asked() -> None:
+    """Where it cannot be built with a cache that may be edited it is built without; no line of a log raises, whatever it says."""
+    trt = eleven(plain_only=True)
+    assert build(trt, record="here") == {}
+    assert (trt.built, trt.edits) == (2, False)
+    assert build_edited(trt, trt, "network", trt, vars(TrtSettings(pin_tactics=PINS[:1])), b"") is None
+    again = eleven()
+    first = Eleven.build_serialized_network
+
+    class Late(Eleven):
+        def build_serialized_network(self, network: str, config: Eleven) -> str | None:
+            for line in (
+                " 0, 0.5, 1.0, 0.8, kernel, 0x1,",
+                " 0, -, 1.0, 0.8, kernel, 0x1,",
+                "(tactic hash, cost(in ms)):0x1, 1",
+            ):
+                listen(line)
+            return first(self, network, config)
+
+    assert build(Late(again.layers), record="here")["conv"] == PINS[1]
+
+
+def test_an_edited_timing_cache_is_no_other_builds() -> None:
+    trt, tensorrt = eleven(), make_tensorrt(STRONG)
+    tensorrt.trt, tensorrt.builder = trt, trt
+    settings = trt_target(pin_tactics=PINS[:1])
+    assert _build(trt, Parsed("network", onnx.ModelProto()), settings, tensorrt) == "plan"
+    assert timings(settings, tensorrt) == trt.cache.serialize()
+    assert not tensorrt.timing_caches, "a build that is held to nothing would take what others were held to"
+
+
+def test_a_place_is_not_held_to_timings_that_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", make_module(STRONG))
+    with pytest.raises(UsageError, match="--pin: the build there chose no tactic that could be pinned"):
+        sent.There(vars(TrtSettings(pin_timings="timing.cache")))
 
 
 @pytest.mark.parametrize("pin", PINS)
