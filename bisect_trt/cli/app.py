@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib import import_module
+from io import IOBase
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -48,7 +49,7 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
         elif "json" in values:
             own: Any = given[COMMANDS[name][0]]
             _finish(work, name, given, General(json=own.json))
-        with _said_of_the_system():
+        with said_of_the_system():
             work(given)
     except BisectError as error:
         fail(error)
@@ -103,7 +104,7 @@ def _worked(
     """Do the work; however it ends, there is a status and a result."""
     status: ExitStatus | int
     try:
-        with _said_of_the_system():
+        with said_of_the_system():
             result = work()
         status = result.exit_status
     except BisectError as error:
@@ -112,7 +113,11 @@ def _worked(
             status, "error"
         )
         result.why = str(error)
-        (console.answer if status is ExitStatus.NOT_REPRODUCED else console.error)(str(error))
+        if status is ExitStatus.NOT_REPRODUCED:
+            for line in result.why.split("\n"):  # what to try next is a list
+                console.answer(line)
+        else:
+            console.error(result.why)
         if general.verbosity > 1:
             traceback.print_exc()
     except KeyboardInterrupt:
@@ -130,7 +135,7 @@ def _worked(
 
 
 @contextmanager
-def _said_of_the_system() -> Iterator[None]:
+def said_of_the_system() -> Iterator[None]:
     """What the system refuses, in a sentence.
 
     Raises:
@@ -140,7 +145,7 @@ def _said_of_the_system() -> Iterator[None]:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"{error.filename or 'a file'} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+            f"{_file_of(error)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
         ) from error
     except MemoryError as error:
         raise UnavailableError(
@@ -148,6 +153,18 @@ def _said_of_the_system() -> Iterator[None]:
         ) from error
     except RecursionError as error:
         raise UnavailableError("what is to be read is nested too deeply; export it in a simpler form.") from error
+
+
+def _file_of(error: OSError) -> str:
+    """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
+    if error.filename:
+        return str(error.filename)
+    found = "a file" if invocation.folder is None else f"a file of the run {invocation.folder}"
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
+        for value in frame.f_locals.values():
+            name = getattr(value, "name", None) if isinstance(value, IOBase) else None
+            found = name if isinstance(name, str) else found
+    return found
 
 
 def _stop_at_once(console: Console) -> None:
@@ -185,7 +202,14 @@ def _tell_files(result: Result, general: General, console: Console) -> None:
     if report and general.verbosity > -2:
         path = Path(report)  # absolute in a run that goes on
         path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        console.answer(f"Report: {path}" + (f" (to attach: {archive})" if archive else ""))
+        fault = result.extra.get("fault") or {}
+        # What is no bug of the target's is none to report to those who make it.
+        use = (
+            "to attach"
+            if fault.get("whose") in (None, "target", "unknown")
+            else "no bug report; for a ticket of your own"
+        )
+        console.answer(f"Report: {path}" + (f" ({use}: {archive})" if archive else ""))
 
 
 class Interrupts:

@@ -182,7 +182,7 @@ class Issue:
             "## Environment",
             table(dict(self.environment)),
             "## Steps to reproduce",
-            f"Everything is in the attached folder. {script}",
+            f"Everything is in {'the attached' if self.is_bug else 'this'} folder. {script}",
             *self._commands(inputs, trials),
             "## The model",
             describe_nodes(self.model, guilty_first(self.model, self.blamed), self.written),

@@ -51,10 +51,13 @@ class Flakiness:
         """How many passes in a row rule a failing candidate out.
 
         The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts`` (Bonferroni). Where
-        every run failed, the search takes each run at its word; what its proof rests on is confirmed in the end.
+        every run failed, the search takes each run at its word; what its proof rests on is confirmed in the end. Where none
+        did there is no rate to go by: what is probed next is looked at as often as was asked for.
         """
         if self.is_steady:
             return 1
+        if not self.failures:
+            return self.runs
         allowed = (1 - self.confidence) / max(self.verdicts, 1)
         return next(
             number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES

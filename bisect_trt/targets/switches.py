@@ -38,6 +38,7 @@ class Switch:
         weight: How likely it is to be the one, beside the others; 1 where nothing is known.
         covers: The kinds of switches that are all turned with it, so that none of them helps if it does not.
         within: Of which kind it turns several, so that it does not help where the switch that covers them does not.
+        how: What is done to it, in words; what has a value in its name is set to that.
     """
 
     name: str
@@ -46,6 +47,13 @@ class Switch:
     weight: float = 1.0
     covers: str | None = None
     within: str | None = None
+    how: str = "turned off"
+
+    @property
+    def said(self) -> str:
+        """What is done to it: ``turned off``, ``set to 0``."""
+        _, equals, value = self.name.partition("=")
+        return f"set to {value}" if equals else self.how
 
     @property
     def kind(self) -> str:

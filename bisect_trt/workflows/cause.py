@@ -161,7 +161,7 @@ def _deliver(
             console.answer(f"  (these lines {entry['code_ran']})")
         console.answer(f"  as options: {shlex.join(entry['options'])}")
     if found.also:
-        console.answer(f"  {', '.join(panel.names(found.also))}: with that turned it passes too.")
+        console.answer(f"  {', '.join(panel.names(found.also))}: with {panel.said(found.also)} it passes too.")
     if not found.complete:
         console.answer("  There are more: these are the first that were found.")
     return [(sentence, entry["code"] or ()) for entry, sentence in zip(entries, sentences, strict=True)]
@@ -175,7 +175,7 @@ def describe_alternative(entry: dict[str, Any], failing_ms: float | None) -> str
         "" if ms is None else f" ({ms:.3g} ms" + ("" if failing_ms is None else f"; failing {failing_ms:.3g} ms") + ")"
     )
     where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
-    return f"{names}: with {'that' if len(entry['switches']) == 1 else 'these'} turned, {where}{cost}."
+    return f"{names}: with {entry['turned']}, {where}{cost}."
 
 
 def _entry(
@@ -197,6 +197,7 @@ def _entry(
         said[tool] = None if words is None or isinstance(words, NotReproducible) else words
     return {
         "switches": panel.names(units),
+        "turned": panel.said(units),
         "latency_ms": latency,
         "whole": passes,
         "code": None if snippet is None else list(snippet.lines),

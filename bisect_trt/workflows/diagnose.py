@@ -34,7 +34,7 @@ from bisect_trt.workflows.minimal_case import (
     narrow_held,
     weak_suspects,
 )
-from bisect_trt.workflows.next_steps import next_steps
+from bisect_trt.workflows.next_steps import advised
 from bisect_trt.workflows.others import look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
@@ -122,8 +122,7 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
             record = investigation.probe_original(settings.search)
             console.say(f"  yes: {record.reason}")
             return
-        steps = ", ".join(next_steps(subject, settings.check))
-        raise DoesNotReproduce(f"{error} What to try next: {steps}.") from error
+        raise advised(error, subject, settings.check) from error
     console.say(f"  yes: {record.reason}")
 
 
@@ -131,6 +130,7 @@ def who_is_named(investigation: Investigation) -> Suspects | None:
     """Step 2 where the original does not even run, so that there are no tensors to look at: whom does the target name?"""
     if not investigation.prober.ledger.is_broken:
         return None
+    investigation.console.step("2. Mark every tensor as an output: not done, for it does not run as it is")
     investigation.console.say(
         "  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it"
     )

@@ -9,7 +9,7 @@ from bisect_trt.workflows.diagnose import DiagnoseSettings
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.scored import find_drop, tell_drop
 from bisect_trt.workflows.metric_reproducer import leave_metric
-from bisect_trt.workflows.next_steps import next_steps
+from bisect_trt.workflows.next_steps import advised
 from bisect_trt.workflows.precision.fix import MIXED, find_fix
 from bisect_trt.workflows.reduce import deliver, find_minimum, smallest
 from bisect_trt.workflows.reproducer import NEUTRAL, make_folder
@@ -31,9 +31,7 @@ def diagnose_metric(investigation: Investigation, settings: DiagnoseSettings) ->
     try:
         record = investigation.probe_original(settings.search)
     except DoesNotReproduce as error:
-        raise DoesNotReproduce(
-            f"{error} What to try next: {', '.join(next_steps(subject, settings.check))}."
-        ) from error
+        raise advised(error, subject, settings.check) from error
     console.say(f"  yes: {record.reason}")
     make_folder(settings.output)
     reduced = ReduceSettings(settings.output / MODEL, overwrite=True)
@@ -41,6 +39,7 @@ def diagnose_metric(investigation: Investigation, settings: DiagnoseSettings) ->
         console.step("2. How far may the target compute, with the reference for the rest?")
         unit, curve = find_drop(investigation)
         tell_drop(investigation, unit, curve)
+        console.step("3. Extract a layer: not done, for a piece of the model has no metric")
         console.step(f"4. Which of its {len(subject.units)} units cost the metric, with the reference for all others?")
         case = Case(find_minimum(investigation, reduced.mode, unit))
         answer = smallest(investigation, reduced, settings.search, case)

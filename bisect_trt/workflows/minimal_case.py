@@ -75,6 +75,8 @@ def extract_suspect(
     """
     subject, console = investigation.subject, investigation.console
     steps = GROWTH_STEPS if suspects.grow else 0
+    if number and not suspects.nodes:
+        console.step(f"{number}Extract a suspect: not done, for nothing points at a node")
     for index in suspects.nodes[:SUSPECTS_TRIED]:
         who = subject.network.describe(index)
         console.step(f"{number}Extract {who}, feed it the reference's activations: does it fail alone?")

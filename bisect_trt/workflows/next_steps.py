@@ -7,12 +7,19 @@ from dataclasses import replace
 
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
+from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
+_LIST = "\n  - "
 MOST_SWEPT = 32
 """The largest size that is advised."""
+
+
+def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> DoesNotReproduce:
+    """The same with what to try next, one a line."""
+    return DoesNotReproduce(f"{error} What to try next:{_LIST}{_LIST.join(next_steps(subject, check))}")
 
 
 def next_steps(subject: Subject, check: CheckSettings) -> list[str]:

@@ -44,6 +44,11 @@ class Panel:
         """What some of them are called."""
         return [self.switches[unit].name for unit in sorted(units)]
 
+    def said(self, units: Iterable[int]) -> str:
+        """What is done to some of them: ``that turned off``, ``these turned off, set to 0``."""
+        ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
+        return f"{'that' if len(set(units)) == 1 else 'these'} {', '.join(ways)}"
+
     def turned(self, units: Subset) -> TargetSettings:
         """The target with some of them turned."""
         settings = self.target

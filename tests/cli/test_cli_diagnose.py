@@ -193,11 +193,11 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     chain(Path("model.onnx"))
     np.savez("values.npz", x=np.ones((2, 3), np.float32))
     given = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--load-inputs", "values.npz").out
-    advice = given.partition("What to try next: ")[2]
+    advice = given.partition("What to try next:\n  - ")[2]
     assert advice.startswith("other samples")
     assert "--load-inputs" not in advice
     assert "--data-loader-script" not in advice
-    bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next: ")[2]
+    bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next:\n  - ")[2]
     assert bare.startswith("first the precision of the failing deployment (--fp16")
     assert "--load-inputs" in bare
     assert "(bisect-trt run model.onnx --onnx)" in bare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -99,6 +100,9 @@ def test_what_fails_with_fixed_shapes_too_is_cut_with_fixed_shapes(here: Path, m
 
 
 def test_what_passes_both_ways_does_not_reproduce(cli: CommandLine, model: Path) -> None:
-    ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]")
+    ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]", "--json", "r.json")
     assert ran.status == 1
     assert "the failure does not reproduce on the original model" in ran.err + ran.out
+    journal = Path(read_json(Path("r.json"))["artifacts"]["run"]) / "journal.jsonl"
+    outcomes = [entry["outcome"] for entry in map(json.loads, journal.read_text().splitlines()) if "outcome" in entry]
+    assert [outcome["runs"] for outcome in outcomes] == [1, 1]  # each is looked at once, as nobody asked for more

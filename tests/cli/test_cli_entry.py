@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from support import COMMANDS, bisect_trt, chain, command_lines, overflowing, read_json
 
 import bisect_trt as package
+from bisect_trt.cli.app import said_of_the_system
 from bisect_trt.cli.arguments import rewrite
 from bisect_trt.cli.parser import several
+from bisect_trt.errors import UnavailableError
 
 KEYS = {"schema", "command", "status", "model", "probes", "wall_s", "culprits", "minimality", "why", "artifacts"}
 OWN_KEYS = {"layerwise": {"first_mismatch", "tensors"}, "run": {"comparisons"}}
@@ -175,3 +177,10 @@ def test_bash_completes_tensors_of_the_model(here: Path, words: str, wanted: lis
         check=True,
     )
     assert [line.removeprefix("plain,") for line in done.stdout.splitlines() if line] == wanted
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_names_the_file() -> None:
+    said = "/dev/full cannot be used: No space left on device; check its path"
+    with pytest.raises(UnavailableError, match=said), said_of_the_system():
+        Path("/dev/full").write_text("x")

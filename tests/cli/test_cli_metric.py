@@ -145,7 +145,7 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
         assert ran.status == 1
         found = read_json(Path("r.json"))
         assert (found["status"], found["metric"]["name"]) == ("not_reproduced", "score.py:whole")
-    advice = ran.out.partition("What to try next: ")[2]  # diagnose's, the last
+    advice = ran.out.partition("What to try next:\n  - ")[2]  # diagnose's, the last
     assert advice.startswith("whether the labels and what is done to the inputs are the deployment's")
     assert "a smaller --max-drop" in advice
 

@@ -221,7 +221,8 @@ def test_the_last_line_names_it(cli: CommandLine) -> None:
     command = ("diagnose", model, *TARGET, "-o", "out", "--overwrite", "--json", "r.json", "--zip")
     for quiet in ((), ("-q",)):
         last = cli(*command, *quiet).out.splitlines()[-1]
-        assert last == f"Report: {read_json(Path('r.json'))['artifacts']['report']} (to attach: out.zip)"
+        report = read_json(Path("r.json"))["artifacts"]["report"]
+        assert last == f"Report: {report} (no bug report; for a ticket of your own: out.zip)"
     ran = cli(*command, "-q", "-q")
     assert (ran.status, "Report:" in ran.out) == (0, False)
     assert cli("run", model, *TARGET, "--report", "here.html").out.splitlines()[-1] == "Report: here.html"

@@ -94,6 +94,11 @@ def test_the_error_is_what_is_promised(confidence: float, verdicts: int) -> None
         assert wrong / total >= bound / 10
 
 
+@given(st.integers(1, 100), st.floats(0.5, 0.999), st.integers(1, 50))
+def test_where_nothing_failed_there_is_no_rate_to_go_by(runs: int, confidence: float, verdicts: int) -> None:
+    assert Flakiness(runs, 0, confidence, verdicts).passes_needed == runs
+
+
 class FlakyCheck(FakeCheck):
     """Sees the failure of a failing candidate only sometimes."""
 

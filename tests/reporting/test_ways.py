@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from bisect_trt.reporting.console import QuietConsole
 from bisect_trt.reporting.html.findings import findings_section
+from bisect_trt.reporting.result import Result
 from bisect_trt.workflows.workaround.proof import Way
+from bisect_trt.workflows.workaround.workaround import tell
 
 
 def result(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - of many types
@@ -25,6 +28,24 @@ def test_each_way_has_its_row() -> None:
         assert words in page
     for raw in ("<tag>", "A<b>", "<b>nobody"):  # texts of a model are no markup
         assert raw not in page
+
+
+def test_what_does_not_hold_on_fresh_inputs_is_said_so_below_what_does() -> None:
+    weak = Way("precision", "3 nodes in fp32", True, fresh=(60, 52), why="held on 52 of 60 fresh inputs").to_json()
+    sound = Way("rewrite", "as Mul", True, fresh=(60, 60), why="held on 60 of 60 fresh inputs").to_json()
+    said = "passes on the inputs given, does not hold on fresh ones"
+    found, console = Result("diagnose", "found"), QuietConsole()
+    found.extra["workarounds"] = [weak, sound]
+    tell(found, console)
+    found.extra["workarounds"] = [weak]
+    tell(found, console)
+    assert [line.strip() for line in console.story.answers][:4] == [
+        "A way around it: as Mul.",
+        "rewrite: as Mul: passes; held on 60 of 60 fresh inputs",
+        f"precision: 3 nodes in fp32: {said}; held on 52 of 60 fresh inputs",
+        "A way around it: 3 nodes in fp32, which does not hold on all fresh inputs.",
+    ]
+    assert str(findings_section({"workarounds": [weak, sound]})).count(said) == 1
 
 
 def test_without_any_there_is_no_part() -> None:

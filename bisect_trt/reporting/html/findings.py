@@ -43,6 +43,8 @@ def _ways(ways: Sequence[Json], baseline: Json, fault: Json) -> Markup | None:
     rows = []
     for way in ways:
         words, style = _PASSES[way["passes"]]
+        if way["passes"] and way["fresh"]["passed"] < way["fresh"]["samples"]:
+            words = "passes on the inputs given, does not hold on fresh ones"
         what = [
             f"{way['kind']}: {shorten(way['what'], 300)}",
             *([tag("pre", tag("code", way["line"]))] if way["line"] else []),

@@ -169,9 +169,9 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Options that are given, each left out; then those that are not, each turned."""
     given = dict(own.session_options)
     for name in given:
-        yield Switch(f"option:{name}", _drop("session_options", name), weight=LIKELY)
+        yield Switch(f"option:{name}", _drop("session_options", name), weight=LIKELY, how="left out")
     for name, _ in own.provider_options:
-        yield Switch(f"provider-option:{name}", _drop("provider_options", name), weight=LIKELY)
+        yield Switch(f"provider-option:{name}", _drop("provider_options", name), weight=LIKELY, how="left out")
     for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
             if name not in given:
@@ -215,7 +215,7 @@ def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
     def turn(settings: TargetSettings) -> TargetSettings:
         return settings.with_own(providers=(), provider_options=(), ep_libraries=())
 
-    return [Switch("provider:cpu", turn, Tier.WHOLE)]
+    return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
 
 
 _SCRIPT = """import sys

@@ -22,7 +22,7 @@ def openvino_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     """Properties that are given, each left out; those that the device takes, each turned; precisions."""
     own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", ())
     given = dict(own.properties)
-    found = [Switch(f"option:{name}", partial(_without, name), weight=LIKELY) for name in given]
+    found = [Switch(f"option:{name}", partial(_without, name), weight=LIKELY, how="left out") for name in given]
     for name, value in PROPERTIES:
         if name in given or name not in takes:
             continue

@@ -27,7 +27,9 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     found = [*_tactics(trace.get("tactics", ())), *_sources(own, trace.get("sources", ()))]
     found += [*_given(own), *_levels(own, trace), *_previews(own, trace.get("previews", {}))]
     found += _routes(own, trace.get("routes"))
-    found += [Switch(f"option:{flag}", _flag(flag)) for flag in _FLAGS if flag in trace.get("flags", ())]
+    found += [
+        Switch(f"option:{flag}", _flag(flag), how="turned on") for flag in _FLAGS if flag in trace.get("flags", ())
+    ]
     found = list({each.name: each for each in reversed(found)}.values())[::-1]
     if settings.tf32:
         found.append(Switch("precision:tf32", lambda given: replace(given, tf32=False)))
@@ -40,7 +42,7 @@ def _tactics(took: object) -> Iterator[Switch]:
     assert isinstance(took, list | tuple)
     for layer, tactic, offered in took:
         if offered > 1:
-            yield Switch(f"tactic:{layer}", _avoid(tactic), Tier.PASS)
+            yield Switch(f"tactic:{layer}", _avoid(tactic), Tier.PASS, how="given another tactic")
 
 
 def _avoid(tactic: str) -> Turn:
@@ -72,21 +74,21 @@ def _given(own: TrtSettings) -> Iterator[Switch]:
             left = tuple(each for each in settings.of(TrtSettings).builder_flags if each != flag)
             return settings.with_own(builder_flags=left)
 
-        yield Switch(f"option:{name}", drop)
+        yield Switch(f"option:{name}", drop, how="left out")
     for name, _ in own.builder_settings:
 
         def unset(settings: TargetSettings, attribute: str = name) -> TargetSettings:
             left = tuple(pair for pair in settings.of(TrtSettings).builder_settings if pair[0] != attribute)
             return settings.with_own(builder_settings=left)
 
-        yield Switch(f"option:{name}", unset)
+        yield Switch(f"option:{name}", unset, how="left out")
     plain = TrtSettings()
     for name in (
         *("precision_constraints", "strongly_typed", "version_compatible", "hardware_compatibility_level"),
         *("pool_limits", "builder_optimization_level", "onnx_flags", "load_timing_cache"),
     ):
         if getattr(own, name) != getattr(plain, name):
-            yield Switch(f"option:{name}", _set(name, getattr(plain, name)))
+            yield Switch(f"option:{name}", _set(name, getattr(plain, name)), how="left out")
 
 
 def _levels(own: TrtSettings, trace: object) -> Iterator[Switch]:
@@ -164,7 +166,7 @@ def _previews(own: TrtSettings, known: object) -> Iterator[Switch]:
             left = tuple(each for each in now if each != feature)
             return settings.with_own(preview_features=left if feature in now else (*now, feature))
 
-        yield Switch(f"preview-feature:{name}", turn)
+        yield Switch(f"preview-feature:{name}", turn, how="turned off" if name in on else "turned on")
 
 
 def trt_snippet(settings: TargetSettings) -> Snippet:

@@ -29,6 +29,10 @@ def arbitrate(
     broken = outcome is not None and outcome.ending is not Ending.MISMATCHED and outcome.ending is not Ending.PASSED
     refused = outcome.reason if outcome is not None and broken else None
     evidence = gather(investigation.subject, answer, target, refused=refused)
-    fault = judge(evidence, tolerance, target.target.title, f"the reference ({reference_settings().target.title})")
+    who, right = target.target.title, reference_settings()
+    reference = f"the reference ({right.target.title})"
+    if who == right.target.title:  # one runtime, set up in two ways
+        who, reference = target.describe(), f"the reference ({right.target.title} on the CPU, graph optimisations off)"
+    fault = judge(evidence, tolerance, who, reference)
     investigation.result.extra["fault"] = fault.to_json()
     return fault

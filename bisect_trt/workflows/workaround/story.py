@@ -55,7 +55,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
         work_around(investigation, settings, case, fault)
     find_fix(investigation, settings.check, search, answer, folder)
     add_precision(result)
-    tell(result, investigation)
+    tell(result, investigation.console)
     passes = any(way["passes"] for way in result.extra["workarounds"])
     why = None if passes or fault.whose == "reference" else "no way around it was found"
     investigation.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))

@@ -26,7 +26,12 @@ def turn(prover: Prover) -> list[Way]:
 def _proven(prover: Prover, entry: Mapping[str, Any]) -> Way:
     names = " and ".join(entry["switches"])
     line = "\n".join(entry["code"]) if entry["code"] and entry["code_ran"] is True else None
-    way = {"kind": "switch", "what": f"{names} turned", "line": line, "latency_ms": entry["latency_ms"]}
+    way = {
+        "kind": "switch",
+        "what": f"{names}, with {entry['turned']}",
+        "line": line,
+        "latency_ms": entry["latency_ms"],
+    }
     if not entry["whole"]:
         return Way(**way, passes=False, why="the minimal case passes with it, and the whole model does not")
     subject = prover.investigation.subject

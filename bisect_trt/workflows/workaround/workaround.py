@@ -11,6 +11,7 @@ from typing import Any
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.save import check_output
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.fault.judge import Fault
@@ -161,17 +162,18 @@ def add_precision(result: Result) -> None:
     ways.append(way.to_json())
 
 
-def tell(result: Result, investigation: Investigation) -> None:
+def tell(result: Result, console: Console) -> None:
     """The table of what was tried."""
-    console, ways = investigation.console, result.extra.get("workarounds") or []
-    passing = [way for way in ways if way["passes"]]
+    ways = result.extra.get("workarounds") or []
+    passing = sorted((way for way in ways if way["passes"]), key=_missed)
     if not passing:
         console.answer("No way around it was found:" if ways else "No way around it was looked for.")
     else:
         first = passing[0]
         where = f" ({first['file']})" if first["file"] else ""
-        console.answer(f"A way around it: {first['what']}{where}.")
-    for way in ways:
+        but = ", which does not hold on all fresh inputs" if _missed(first) else ""
+        console.answer(f"A way around it: {first['what']}{where}{but}.")
+    for way in sorted(ways, key=lambda way: _missed(way) if way["passes"] else 0.0):
         console.answer(f"  {_row(way)}")
     baseline = result.extra.get("workaround_baseline") or {}
     times = [
@@ -184,8 +186,16 @@ def tell(result: Result, investigation: Investigation) -> None:
         console.answer(f"  beside them: {', '.join(times)} on {baseline['target']}{how}")
 
 
+def _missed(way: Mapping[str, Any]) -> float:
+    """The share of fresh inputs that a way fails on; 0 where none were tried."""
+    fresh = way["fresh"]
+    return 1 - fresh["passed"] / fresh["samples"] if fresh["samples"] else 0.0
+
+
 def _row(way: Mapping[str, Any]) -> str:
     verdict = {True: "passes", False: "does not pass", None: "not tried"}[way["passes"]]
+    if way["passes"] and _missed(way):
+        verdict = "passes on the inputs given, does not hold on fresh ones"
     parts = [f"{way['kind']}: {way['what']}: {verdict}"]
     if isinstance(way["worst_error"], float):
         parts.append(f"worst error {in_tolerances(way['worst_error'])}")
@@ -225,6 +235,6 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
         console.say(f"  no way around was found: {error}")
         ways = []
     add_precision(result)
-    tell(result, investigation)
+    tell(result, investigation.console)
     if not any(way.passes for way in ways):
         console.answer(f"  this looks further: {command(investigation, check)}")
