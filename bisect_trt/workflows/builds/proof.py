@@ -160,7 +160,7 @@ def _explained(bench: Bench, bad: Build, goods: list[Mapping[Place, Choice]], tr
     """
     reason = _explain(bench, bad, goods)
     for _ in range(MOST_REASONS):
-        good = _passing(bench, reason, tries) if reason.proven else None
+        good = _passing(bench, reason, bad, tries) if reason.proven else None
         if good is None:
             return reason
         if good in goods:
@@ -171,11 +171,16 @@ def _explained(bench: Bench, bad: Build, goods: list[Mapping[Place, Choice]], tr
     return replace(reason, proven=False, why=why)
 
 
-def _passing(bench: Bench, reason: Reason, tries: int) -> Mapping[Place, Choice] | None:
-    """What a build chose that is held to a reason and good all the same; ``None`` if there is none."""
+def _passing(bench: Bench, reason: Reason, bad: Build, tries: int) -> Mapping[Place, Choice] | None:
+    """What a build chose that is held to a reason and good all the same; ``None`` if there is none.
+
+    The first is kept from all else that the bad one chose, where that can be, as what is often chosen may be in all the others.
+    """
+    others = tuple(choice for choice in _pinnable(bad).values() if choice not in reason.choices)
     for number in range(1, tries + 1):
         title = f"held to what was found alone, build {number}"
-        verdict, chose = bench.build(Held(title, tuple(sorted(reason.choices)), repetition=number))
+        bans = others if number == 1 else ()
+        verdict, chose = bench.build(Held(title, tuple(sorted(reason.choices)), bans, repetition=number))
         if verdict is Verdict.PASS:
             return _pinnable(Build(title, good=True, choices=chose))
     return None
