@@ -48,7 +48,7 @@ class Ran:
 
 def examples(count: int) -> int:
     """So many examples of a property where depth is asked for, else as much fewer as the default is then."""
-    return max(5, count * settings.default.max_examples // settings.get_profile("deep").max_examples)
+    return max(5, count * settings().max_examples // settings.get_profile("deep").max_examples)
 
 
 def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types
