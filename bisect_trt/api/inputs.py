@@ -40,8 +40,8 @@ def sweep(
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
             ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt sweep``, with underscores; ``check`` may be a function too, see :func:`reduce`. It is
-            given the model with its dimensions free, and the inputs of a size.
+        **options: The options of ``bisect-trt sweep``, with underscores; ``check`` may be a function too, see :func:`reduce`.
+            It is given the model with its dimensions free, and the inputs of a size.
 
     Returns:
         The result; ``extra["sweep"]`` has what was tried. Its status is ``not_reproduced`` if no size fails.
