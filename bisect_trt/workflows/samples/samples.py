@@ -207,10 +207,9 @@ def _deliver(
         f"{settings.output}: of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes} "
         f"({result.minimality})."
     )
-    for name, index in kept[:_SHOWN]:
-        console.answer(f"  '{name}' at {list(index)}: {found.values[name].item(index)}")
-    if len(kept) > _SHOWN:
-        console.answer(f"  ... and {len(kept) - _SHOWN} more")
+    console.answer_first(
+        kept, _SHOWN, lambda each: f"  '{each[0]}' at {list(each[1])}: {found.values[each[0]].item(each[1])}"
+    )
     if found.why:
         console.answer(f"  {found.why}")
     console.answer(f"To see it fail: {command}")
