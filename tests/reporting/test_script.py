@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from onnx import TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.reporting.issue import Issue
 from bisect_trt.reporting.markdown import code, prose
@@ -90,7 +91,7 @@ def plain_shape(runtime: str) -> str:
     return shape_of(rendered(runtime, "plain"))
 
 
-@settings(max_examples=40)  # of thousands of lines each
+@settings(max_examples=examples(40))  # of thousands of lines each
 @given(names, st.sampled_from(["onnxrt", "trt", "onnx"]))
 def test_names_are_never_code(name: str, runtime: str) -> None:
     source = rendered(runtime, name)
