@@ -401,3 +401,10 @@ def test_values_stand_behind_the_model_or_by_name(here: Path) -> None:
         assert bisect_trt.reduce(model, given, target="onnxrt", fp16=True, shrink=False).status == status
     with pytest.raises(UsageError, match="inputs are given twice"):
         bisect_trt.reduce(model, large, inputs=small, target="onnxrt")
+
+
+def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
+    model = onnx.load(overflowing(here / "model.onnx"))
+    found = bisect_trt.sweep(model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1)
+    assert found.extra["sweep"]["dimensions"][0]["fail"] == [2, 5]
+    assert found.extra["sweep"]["command"].startswith("bisect_trt.reduce(")

@@ -53,9 +53,9 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-CHECKED = ("reduce", "precision", "cause", "releases", "repeat", "samples")
+CHECKED = ("reduce", "precision", "cause", "releases", "repeat", "samples", "sweep")
 """Commands to which a check can be given."""
-SEARCHES = (*CHECKED, "diagnose", "sweep")
+SEARCHES = (*CHECKED, "diagnose")
 SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
 """Commands in which a metric can say good or bad."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from bisect_trt import __version__
+import bisect_trt
 from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.commands import COMMANDS, HOMES
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
@@ -71,7 +71,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
             check_output(path, overwrite=True)
         if general.log_file is not None:
             console.log_to(LogFile(general.log_file))
-            console.note(f"bisect-trt {__version__}: {shlex.join(invocation.argv)}")
+            console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(invocation.argv)}")
     except BisectError as error:
         fail(error)
     with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):

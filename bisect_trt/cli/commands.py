@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "repeat": (searches.Repeat, Check, Target, Places, Compare, Data, Search, General),
     "layerwise": (searches.Layerwise, Target, Places, Compare, Metric, Data, General),
     "samples": (searches.Samples, Check, Target, Places, Compare, Data, Search, General),
-    "sweep": (searches.Sweep, Target, Places, Compare, Data, Search, General),
+    "sweep": (searches.Sweep, Check, Target, Places, Compare, Data, Search, General),
     "releases": (searches.Releases, Check, Target, Compare, Data, Search, General),
     "extract": (commands.Extract, Data, General),
     "sanitize": (commands.Sanitize, Data, General),

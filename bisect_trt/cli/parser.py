@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from bisect_trt import __version__
+import bisect_trt
 from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, last_flag, show, tensors
 from bisect_trt.errors import ExitStatus
@@ -156,7 +156,7 @@ class _Program(click.Group):
         super().__init__(PROGRAM, no_args_is_help=True, help=_SUMMARY, context_settings={"help_option_names": _HELP})
         self._run = run
         self.params = [
-            _eager("--version", "Print the version.", lambda: click.echo(f"{PROGRAM} {__version__}")),
+            _eager("--version", "Print the version.", lambda: click.echo(f"{PROGRAM} {bisect_trt.__version__}")),
             _eager("--install-completion", "Install completion for the current shell.", install),
             _eager("--show-completion", "Show completion for the current shell, to copy it.", show),
         ]

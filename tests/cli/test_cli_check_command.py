@@ -12,7 +12,7 @@ import pytest
 from conftest import CommandLine
 from support import arrays, chain, gone, has, node_names, read_json, script
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 VARIABLES = ("MODEL", "INPUTS", "GOLDEN", "DIR")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import chain, gone, has, node_names, read_json, script
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 SECONDS = 60
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import CommandLine
 from support import chain, has, node_names, read_json, script
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 FAIL, PASS, UNRESOLVED = "fail", "pass", "unresolved"
 ABORT, KILL, HANG = "ulimit -c 0; kill -ABRT $$", "kill -KILL $$", "exec sleep 60"

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
@@ -297,7 +298,7 @@ DTYPES = ["float32", "float16", "int8", "int64", "bool", "complex64", "bfloat16"
 
 
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
@@ -314,7 +315,7 @@ def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> No
 
 
 @given(st.binary(max_size=200_000))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_pieces_of_any_bytes_are_all_of_them(content: bytes) -> None:
     pieces = list(cut_pieces(content))
     assert b"".join(content[start:end] for start, end, _ in pieces) == content

@@ -10,7 +10,7 @@ import pytest
 from conftest import CommandLine
 from support import chain, gone, has, node_names, read_json, script
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 REQUIRED = ("<11>", "<30>")
 

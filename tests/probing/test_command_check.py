@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import examples
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.command import CommandCheck
@@ -18,7 +19,9 @@ from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
 
-IN_FOLDER = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_FOLDER = settings(
+    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 NAMES = ("model", "inputs", "golden", "dir")
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 

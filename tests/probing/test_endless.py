@@ -39,7 +39,7 @@ def endless(path: Path, *, constant: bool = False) -> Path:
     return path
 
 
-@pytest.mark.slow  # no version of a library changes it
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("words", "constant"),
     [

@@ -29,7 +29,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 TARGET = TargetSettings("trt")
 
