@@ -52,7 +52,7 @@ _TIDY_SECONDS = 2.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
-"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
+"""How long what is no probe may take at least, and a worker to start: a time for a probe may be too short for either."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -139,6 +139,9 @@ class WorkerProcess:
             _write(self._request_write, encode(order))
             first = self._read_line(limits)
             begun = first == BEGUN
+            if begun:  # a slow start is none of what it was asked
+                began = time.monotonic()
+                limits.begun()
             line = self._read_line(limits) if begun else first
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
@@ -389,7 +392,8 @@ class WorkerPool:
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
             with asking() as spent:
-                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+                answer = worker.ask(order, limits)
                 spent(answer.spent)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:

@@ -91,7 +91,9 @@ def _tell_groups(extra: Mapping[str, Any], console: Console) -> None:
     """The groups in floats, with the reason of each."""
 
     def line(node: Mapping[str, Any]) -> str:
-        return f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}"
+        others = [f"'{name}'" for name in node["operators"] if name != node["name"]]
+        shared = f" (with {', '.join(others[:3])}{', ...' if len(others) > 3 else ''})" if others else ""
+        return f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}'{shared}: {node['reason']}"
 
     console.answer_first(extra["keep_fp32"], SHOWN_GROUPS, line, IN_JSON)
 
