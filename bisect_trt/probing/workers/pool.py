@@ -53,7 +53,7 @@ _TIDY_SECONDS = 2.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
-"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
+"""How long what is no probe may take at least, and a worker to start: a time for a probe may be too short for either."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -140,6 +140,9 @@ class WorkerProcess:
             _write(self._request_write, encode(order))
             first = self._read_line(limits)
             begun = first == BEGUN
+            if begun:  # a slow start is none of what it was asked
+                began = time.monotonic()
+                limits.begun()
             line = self._read_line(limits) if begun else first
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
@@ -229,7 +232,7 @@ class WorkerProcess:
 
 
 _spare: list[WorkerProcess] = []
-_keeping = False
+_most_kept = 0
 
 
 def start_spare() -> None:
@@ -238,12 +241,12 @@ def start_spare() -> None:
     atexit.register(end_spare)
 
 
-def keep_spare() -> None:
-    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
-    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _keeping:
-        _keeping = True
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
         atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
 
 
 def end_spare() -> None:
@@ -393,7 +396,8 @@ class WorkerPool:
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
             with asking() as spent:
-                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+                answer = worker.ask(order, limits)
                 spent(answer.spent)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:
@@ -460,7 +464,7 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if _spare and len(self._gpus) < 2 and not away:
+            if _spare and len(self._gpus) < 2 and not away and not (fresh and _spare[-1].served):
                 return _spare.pop()
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
@@ -526,10 +530,11 @@ class WorkerPool:
             thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
-            _spare.append(idle.pop())
-        for worker in idle:
-            worker.close()
+        for worker in reversed(idle):
+            if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+                _spare.append(worker)
+            else:
+                worker.close()
 
 
 def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
