@@ -212,6 +212,7 @@ class Job:
             tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
             tolerance.check_names(subject.network.outputs)
             timed = settings.target is not None and settings.target.target.capabilities.timed
+            timed = timed or (bool(settings.rungs) and settings.measures_latency)
             check = replace(check, tolerance=tolerance, timed=timed)
             with job._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
