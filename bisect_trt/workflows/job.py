@@ -181,8 +181,9 @@ class Job:
             result = find_precision(task, search)
             if settings.rungs:
                 from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+                from bisect_trt.workflows.precision.calibrated import calibrated_ladder  # noqa: PLC0415 - see above
 
-                result.extra["ladder"] = rungs_of_nodes(task)
+                result.extra["ladder"] = calibrated_ladder(task) if settings.calibrated else rungs_of_nodes(task)
             return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
