@@ -448,3 +448,16 @@ def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
     found = bisect_trt.sweep(model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1)
     assert found.extra["sweep"]["dimensions"][0]["fail"] == [2, 5]
     assert found.extra["sweep"]["command"].startswith("bisect_trt.reduce(")
+
+
+def test_sizes_that_fail_together_are_said_as_a_relation(here: Path) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["h", "w"]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    found = bisect_trt.sweep(
+        model, shapes="x:[{1,2,3,4},{1,2,3,4}]", check=lambda _, inputs: inputs["x"].shape[0] > inputs["x"].shape[1]
+    ).extra["sweep"]
+    assert found["relation"]["said"] == "h > w"
+    assert found["relation"]["conditions"] == [{"of": "difference", "dimensions": ["h", "w"], "kind": "from", "low": 1}]
+    assert found["said"].startswith("where h > w; ")
+    assert "where h &gt; w" in next(here.glob(".bisect-trt/*/report.html")).read_text()
