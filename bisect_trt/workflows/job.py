@@ -263,6 +263,14 @@ class Job:
 
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
+        from bisect_trt.workflows.pictures import draw_error_curve  # noqa: PLC0415 - see above
+
+        result = self._layerwise(settings)
+        if settings.error_plot is not None:
+            draw_error_curve(settings.error_plot, settings.target.describe(), result)
+        return result
+
+    def _layerwise(self, settings: LayerwiseSettings) -> Result:
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
         if self.metric is not None:
