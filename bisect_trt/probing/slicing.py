@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +25,13 @@ from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import Slice, held_bytes, plan_narrow_slices
 from bisect_trt.graph.surgeon import nothing_stored
 from bisect_trt.probing.protocol import Collect, Compare, Compared, Done, Failed, R_co, Request, Series
+from bisect_trt.probing.workers.resources import free_bytes
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.info import TensorInfo, common
 from bisect_trt.tensors.npz import NpzFile, save_npz
-from bisect_trt.tensors.store import free_memory
 
 _SHARE = 2
-"""Of the free memory, a model may take this part in one piece: the rest is for another probe, and for what is on the way."""
+"""Of the free memory a model may take this part in one piece: the rest is for another probe, and for what is on the way."""
 _PARTS = 4
 """A slice takes this part of what a model may take, so that several probes run side by side."""
 
@@ -46,9 +47,12 @@ def model_limit(megabytes: int | None = None) -> int:
     """Bytes of memory past which a model is run in slices.
 
     Args:
-        megabytes: What the user asked for, in MiB; ``None`` for half of the free memory.
+        megabytes: What the user asked for, in MiB; ``None`` for half of the free memory, where that is known.
     """
-    return free_memory() // _SHARE if megabytes is None else megabytes << 20
+    if megabytes is not None:
+        return megabytes << 20
+    free = free_bytes()
+    return sys.maxsize if free is None else free // _SHARE
 
 
 class Slicing:
@@ -71,24 +75,15 @@ class Slicing:
 
     def serve(self, request: Request[Any], ask: Ask) -> Any:  # noqa: ANN401 - the request's own kind of reply
         """The answer to a request, put together of those to its slices; ``None`` for one that is asked in one piece."""
-        if isinstance(request, Compare):
-            whole = request.unfused or request.keep_in is not None or request.feeds is not None
-        elif isinstance(request, Series):
-            whole = request.sessions == "each" or request.beside > 0
-        else:
-            whole = not isinstance(request, Collect) or request.to.suffix != ".npz" or request.feeds is not None
-        if whole or not request.target.target.capabilities.sliced or (taken := self._take(request.model)) is None:
+        asked = _divisible(request)
+        if asked is None or not asked.target.target.capabilities.sliced or (taken := self._take(asked.model)) is None:
             return None
         name = f"sliced-{next(self._numbers)}"
         model, folder = self._scratch(f"{name}.onnx"), self._scratch(name)
         try:
             folder.mkdir()
             run = _Run(*taken, folder, model, ask)
-            if isinstance(request, Compare):
-                return run.compare(request)
-            if isinstance(request, Collect):
-                request = Series(request.target, request.model, (request.inputs,), (request.to,))
-            return run.collect(request)
+            return run.compare(asked) if isinstance(asked, Compare) else run.collect(asked)
         finally:
             model.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -112,6 +107,16 @@ class Slicing:
         if first:
             self._told()
         return network, slices
+
+
+def _divisible(request: Request[Any]) -> Compare | Series | None:
+    """A request as it is answered slice by slice, if it is one of those that can be."""
+    if isinstance(request, Compare):
+        return None if request.unfused or request.keep_in is not None or request.feeds is not None else request
+    if isinstance(request, Collect):
+        alone = request.to.suffix == ".npz" and request.feeds is None
+        return Series(request.target, request.model, (request.inputs,), (request.to,)) if alone else None
+    return request if isinstance(request, Series) and request.sessions != "each" and not request.beside else None
 
 
 @dataclass(frozen=True)
