@@ -89,6 +89,11 @@ def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
             assert isinstance(pool.ask(ABOUT), Started)
             assert pool._idle == [kept]
             assert kept.served == 2
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as a notebook may, in between
+        with WorkerPool(tmp_path) as pool:
+            assert isinstance(pool.ask(ABOUT), Started)
+            assert pool._idle != [kept]
+            assert not kept.alive
     finally:
         pools.end_spare()
     assert not kept.alive
