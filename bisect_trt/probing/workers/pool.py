@@ -238,7 +238,7 @@ def surroundings() -> dict[str, str]:
 
 
 _spare: list[WorkerProcess] = []
-_keeping = False
+_most_kept = 0
 
 
 def start_spare() -> None:
@@ -247,12 +247,12 @@ def start_spare() -> None:
     atexit.register(end_spare)
 
 
-def keep_spare() -> None:
-    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
-    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _keeping:
-        _keeping = True
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
         atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
 
 
 def end_spare() -> None:
@@ -261,11 +261,13 @@ def end_spare() -> None:
         _spare.pop().close()
 
 
-def _take_spare() -> WorkerProcess | None:
-    """The one there is; not where a variable has changed since it was started, as a notebook may set which GPU to use."""
-    if _spare and _spare[0].environment != surroundings():
-        end_spare()
-    return _spare.pop() if _spare else None
+def _take_spare(*, fresh: bool) -> WorkerProcess | None:
+    """One there is; those end for which a variable has changed since they were started, as a notebook sets which GPU to use."""
+    now = surroundings()
+    for worker in [each for each in _spare if each.environment != now]:
+        _spare.remove(worker)
+        worker.close()
+    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
 
 
 class WorkerPool:
@@ -474,7 +476,7 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if len(self._gpus) < 2 and not away and (worker := _take_spare()) is not None:
+            if len(self._gpus) < 2 and not away and (worker := _take_spare(fresh=fresh)) is not None:
                 return worker
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
@@ -540,10 +542,11 @@ class WorkerPool:
             thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
-            _spare.append(idle.pop())
-        for worker in idle:
-            worker.close()
+        for worker in reversed(idle):
+            if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+                _spare.append(worker)
+            else:
+                worker.close()
 
 
 def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:

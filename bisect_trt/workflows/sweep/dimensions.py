@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.reading import Sizes
-from bisect_trt.search.sizes import Point
+from bisect_trt.search.size_conditions import Point
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 from bisect_trt.workflows.subject import Subject
 

@@ -10,7 +10,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.sizes import Point
+from bisect_trt.search.size_conditions import Point
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, resized

@@ -15,8 +15,10 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
+from bisect_trt.search.size_conditions import Point
+from bisect_trt.search.size_relations import guess
 from bisect_trt.search.size_rules import fit, intervals
-from bisect_trt.search.sizes import AskSize, Point, nth, sweep_points
+from bisect_trt.search.sizes import AskSize, nth, sweep_points
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
@@ -197,9 +199,36 @@ def _fill(
         "shapes": None if smallest is None else {n: list(s) for n, s in sized.shapes(smallest).items()},
         "map": entries,
     }
+    told["relation"] = _relation(swept, seen) if len(swept) > 1 else None
     told["said"] = sentence(told)
     investigation.result.extra["sweep"] = told
     return smallest
+
+
+def _relation(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> dict[str, Any] | None:
+    """The rule that all points obey, of all dimensions together."""
+    found = guess([each.sizes for each in swept], seen)
+    if found is None:
+        return None
+    names = [each.name for each in swept]
+    return {
+        "said": found.relation.said(names),
+        "join": "and" if found.relation.every else "or",
+        "conditions": [
+            {
+                "of": each.feature.kind,
+                "dimensions": [names[place] for place in each.feature.places],
+                "kind": each.kind,
+                **({"period": each.period, "remainder": each.low} if each.period else {}),
+                **({"low": each.low} if each.kind in ("from", "between", "outside") else {}),
+                **({"high": each.high} if each.kind in ("up_to", "between", "outside") else {}),
+            }
+            for each in found.relation.conditions
+        ],
+        "obeyed_by": sum(verdict is not Verdict.UNRESOLVED for verdict in seen.values()),
+        "foretold": found.fresh,
+        "others": [each.said(names) for each in found.others],
+    }
 
 
 def _crossing(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> Point | None:
