@@ -15,6 +15,7 @@ from support import Ran
 
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
+from bisect_trt.probing.workers import pool
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.targets.trt.api import tensorrt
 
@@ -25,6 +26,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Hundreds of commands are started, each of which would compile all that it imports where bytecode is not to be kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A worker is kept from test to test, but for what it was started among: of that pytest's own variable is no part.
+pool.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 # Where GitHub runs them, each command would print annotations of what it is meant to find.
 os.environ.pop("GITHUB_ACTIONS", None)

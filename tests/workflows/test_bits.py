@@ -23,8 +23,11 @@ import bisect_trt
 from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
 
-# The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
-pytestmark = pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning")
+pytestmark = [
+    # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
+    pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning"),
+    pytest.mark.usefixtures("here"),  # runs are kept where one works
+]
 Arrays = dict[str, NDArray[Any]]
 
 
