@@ -79,6 +79,7 @@ class WorkerProcess:
         place: Where it has models run, if not in itself.
         gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
+        environment: The variables that it was started among, by which runtimes go.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class WorkerProcess:
         self.gpu = gpu
         self.place = place
         self.worn_out = False
+        self.environment = surroundings()
         self._busy = False
         self._first_memory = (0, 0)
         self._buffer = b""
@@ -230,8 +232,13 @@ class WorkerProcess:
         guard.release(self._process.pid)
 
 
+def surroundings() -> dict[str, str]:
+    """The environment variables by which a runtime may go."""
+    return dict(os.environ)
+
+
 _spare: list[WorkerProcess] = []
-_keeping = False
+_most_kept = 0
 
 
 def start_spare() -> None:
@@ -240,18 +247,27 @@ def start_spare() -> None:
     atexit.register(end_spare)
 
 
-def keep_spare() -> None:
-    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
-    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _keeping:
-        _keeping = True
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
         atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
 
 
 def end_spare() -> None:
     """End it, if nobody has taken it."""
     while _spare:
         _spare.pop().close()
+
+
+def _take_spare(*, fresh: bool) -> WorkerProcess | None:
+    """One there is; those end for which a variable has changed since they were started, as a notebook sets which GPU to use."""
+    now = surroundings()
+    for worker in [each for each in _spare if each.environment != now]:
+        _spare.remove(worker)
+        worker.close()
+    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
 
 
 class WorkerPool:
@@ -460,8 +476,8 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if _spare and len(self._gpus) < 2 and not away:
-                return _spare.pop()
+            if len(self._gpus) < 2 and not away and (worker := _take_spare(fresh=fresh)) is not None:
+                return worker
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
             return self._start(place)
@@ -526,10 +542,11 @@ class WorkerPool:
             thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
-            _spare.append(idle.pop())
-        for worker in idle:
-            worker.close()
+        for worker in reversed(idle):
+            if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+                _spare.append(worker)
+            else:
+                worker.close()
 
 
 def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
