@@ -16,7 +16,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
 from bisect_trt.search.size_conditions import Point
-from bisect_trt.search.size_relations import guess
+from bisect_trt.search.size_relations import Guess, guess
 from bisect_trt.search.size_rules import fit, intervals
 from bisect_trt.search.sizes import AskSize, nth, sweep_points
 from bisect_trt.targets.settings import TargetSettings
@@ -190,8 +190,10 @@ def _fill(
             }
         )
     base = _crossing(swept, seen)
+    together = guess([each.sizes for each in swept], seen) if len(swept) > 1 else None
+    places = range(0 if base is None else len(swept))
     told = {
-        "dimensions": [] if base is None else [_dimension(swept, place, base, seen) for place in range(len(swept))],
+        "dimensions": [_dimension(swept, place, base, seen, together) for place in places if base is not None],
         "tried": len(seen),
         "of": number,
         "exhaustive": len(seen) == number,
@@ -199,17 +201,14 @@ def _fill(
         "shapes": None if smallest is None else {n: list(s) for n, s in sized.shapes(smallest).items()},
         "map": entries,
     }
-    told["relation"] = _relation(swept, seen) if len(swept) > 1 else None
+    told["relation"] = None if together is None else _relation(swept, together, seen)
     told["said"] = sentence(told)
     investigation.result.extra["sweep"] = told
     return smallest
 
 
-def _relation(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> dict[str, Any] | None:
+def _relation(swept: Sequence[Dimension], found: Guess, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
     """The rule that all points obey, of all dimensions together."""
-    found = guess([each.sizes for each in swept], seen)
-    if found is None:
-        return None
     names = [each.name for each in swept]
     return {
         "said": found.relation.said(names),
@@ -242,11 +241,16 @@ def _crossing(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> Poin
     return None
 
 
-def _dimension(swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
-    """What was seen along one dimension, the others as at a point."""
+def _dimension(
+    swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict], together: Guess | None
+) -> dict[str, Any]:
+    """What was seen along one dimension, the others as at a point; no rule that the one of all dimensions contradicts."""
     each = swept[place]
     line = {point[place]: verdict for point, verdict in seen.items() if _at(point, place) == _at(base, place)}
     rule = fit(line)
+    if rule is not None and together is not None:
+        whole = [together.relation.fails((*base[:place], size, *base[place + 1 :])) for size in each.sizes]
+        rule = rule if whole == [rule.fails(size) for size in each.sizes] else None
     by_verdict = {v: sorted(size for size, seen_ in line.items() if seen_ is v) for v in Verdict}
     return {
         "name": each.name,

@@ -24,6 +24,8 @@ def sentence(told: Json) -> str:
         return f"{tried}{limit}."
     parts = [] if told["relation"] is None else [_together(told)]
     for each in told["dimensions"]:
+        if each["rule"] is None and told["relation"] is not None:
+            continue  # what is said of all dimensions together says more than a list
         at = ", ".join(f"{name}={size}" for name, size in each["at"].items())
         where = f" (with {at})" if at else ""
         rule = each["rule"]["said"] if each["rule"] is not None else f"at {_list(each['fail'])}, by no simple rule"
