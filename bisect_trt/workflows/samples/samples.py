@@ -226,8 +226,14 @@ def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) 
     """What shows the failure with the written input: it was probed so, as the command opens the model."""
     model, check = str(investigation.subject.settings.path), settings.check
     if check.target is None:
-        return check.how_to("reduce", investigation.subject.settings.path, settings.output)
-    words = [*check.target.flags(), "--load-inputs", str(settings.output), *check.tolerance.words()]
+        return check.how_to("reduce", investigation.subject.settings.path, settings.output, investigation.place_words)
+    words = [
+        *check.target.flags(),
+        *investigation.place_words,
+        "--load-inputs",
+        str(settings.output),
+        *check.tolerance.words(),
+    ]
     if fed.free:  # run fixes shapes
         return shlex.join(["bisect-trt", "diagnose", model, *words])
     return shlex.join(["bisect-trt", "run", model, *words])

@@ -16,7 +16,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
 from bisect_trt.search.size_conditions import Point
-from bisect_trt.search.size_relations import Guess, guess
+from bisect_trt.search.size_relations import FRESH, Guess, guess
 from bisect_trt.search.size_rules import fit, intervals
 from bisect_trt.search.sizes import AskSize, nth, sweep_points
 from bisect_trt.targets.settings import TargetSettings
@@ -226,6 +226,7 @@ def _relation(swept: Sequence[Dimension], found: Guess, seen: Mapping[Point, Ver
         ],
         "obeyed_by": sum(verdict is not Verdict.UNRESOLVED for verdict in seen.values()),
         "foretold": found.fresh,
+        "sure": not found.others and found.fresh >= FRESH,
         "others": [each.said(names) for each in found.others],
     }
 
@@ -317,7 +318,7 @@ def _leave(
         fixed = steady and investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
         known = steady
     target = settings.check.target if fixed else sized.target
-    command = _command(sized.file(), settings.check, path, "diagnose" if steady else "repeat", target)
+    command = _command(investigation, sized.file(), settings.check, path, "diagnose" if steady else "repeat", target)
     result.extra["sweep"] |= {"needs_free_dimensions": not fixed if known else None, "command": command}
     where = f"The smallest that fails is {_named(swept, smallest)}"
     how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
@@ -327,9 +328,25 @@ def _leave(
     console.answer(f"To {'find out why' if steady else 'see how often'}: {command}")
 
 
-def _command(model: Path, check: CheckSettings, inputs: Path, name: str, target: TargetSettings | None) -> str:
+def _command(
+    investigation: Investigation,
+    model: Path,
+    check: CheckSettings,
+    inputs: Path,
+    name: str,
+    target: TargetSettings | None,
+) -> str:
     """How to go on from a size: ``diagnose`` or ``repeat``, in place of the former ``reduce`` where a check says good or bad."""
     if target is None:
-        return check.how_to("reduce" if name == "diagnose" else name, model, inputs)
-    words = ["bisect-trt", name, str(model), *target.flags(), "--load-inputs", str(inputs), *check.tolerance.words()]
+        return check.how_to("reduce" if name == "diagnose" else name, model, inputs, investigation.place_words)
+    words = [
+        "bisect-trt",
+        name,
+        str(model),
+        *target.flags(),
+        *investigation.place_words,
+        "--load-inputs",
+        str(inputs),
+        *check.tolerance.words(),
+    ]
     return shlex.join(words)

@@ -41,7 +41,7 @@ def _together(told: Json) -> str:
         return f"where {rule['said']}"
     sure = f"as all {rule['obeyed_by']} that were tried say, {rule['foretold']} of them after it was guessed"
     also = "".join(f", or where {each}, which nothing that was tried tells apart" for each in rule["others"])
-    return f"where {rule['said']}, {sure}{also}"
+    return f"{'' if rule['sure'] else 'perhaps '}where {rule['said']}, {sure}{also}"
 
 
 def _list(sizes: Sequence[int]) -> str:
