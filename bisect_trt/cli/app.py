@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 import bisect_trt
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.cli.commands import COMMANDS, HOMES
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.given import Given
@@ -28,10 +27,24 @@ from bisect_trt.probing.times import account, whole
 from bisect_trt.reporting.ci import workflow_commands, write_junit
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.commands import COMMANDS
 from bisect_trt.workflows.record import leave_record
 
 Work = Callable[[Given, Console, Result], Result]
 """Given the options, a console, and an empty result, which it fills in as it goes."""
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
+            "workaround",
+        ),
+        "searches",
+    ),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
+    "run": "run",
+    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
+}
+"""In which module of this package the function of a command's name lies, which does it."""
 
 
 def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
@@ -42,7 +55,7 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
         values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
     """
     given = Given(values)
-    work = getattr(import_module(f"bisect_trt.cli.{HOMES[name]}"), name)
+    work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
     try:
         if General in COMMANDS[name]:
             _finish(work, name, given, given[General])
@@ -124,7 +137,7 @@ def _worked(
         status = ExitStatus.INTERRUPTED
         result.status, result.why = "interrupted", "stopped by the user"
         run = result.artifacts.get("run")
-        console.error(f"stopped; go on with: bisect-trt resume {run}" if run else "stopped.")
+        console.error(f"stopped; go on with: bisect-trt resume {shlex.quote(run)}" if run else "stopped.")
     except Exception as error:  # a bug of ours, which is no reason for a traceback either
         status = ExitStatus.UNPROVEN
         result.why = f"{type(error).__name__}: {error}"
@@ -171,7 +184,7 @@ def _stop_at_once(console: Console) -> None:
     """The last words after a second Ctrl-C; in a signal handler, so past all that may hold a lock."""
     console.abandon()
     run = invocation.folder
-    how = "" if run is None else f"; go on with: bisect-trt resume {run}"
+    how = "" if run is None else f"; go on with: bisect-trt resume {shlex.quote(str(run))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 

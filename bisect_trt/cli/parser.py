@@ -18,11 +18,11 @@ import click
 from click.shell_completion import CompletionItem
 
 import bisect_trt
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, last_flag, show, tensors
 from bisect_trt.errors import ExitStatus
 from bisect_trt.options.given import out_of_range
 from bisect_trt.options.spec import Entry, entries, title
+from bisect_trt.workflows.commands import COMMANDS
 
 _HELP = ["-h", "--help"]
 _SUMMARY = "Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT."

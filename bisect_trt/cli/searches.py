@@ -30,15 +30,14 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.from_options import (
     case_of,
+    layerwise_settings,
     low_precision,
+    precision_files,
     releases_settings,
     repeat_settings,
     search_settings,
     target_check,
-    tolerance_options,
-    validation_files,
 )
-from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.settings import ReduceSettings
 
 
@@ -51,7 +50,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     compare.require_numbers()
     checks = target_check(compare, runtime, own.timeout)
-    folder = own.output or Path(f"{own.model.stem}-reproducer")
+    folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
     settings = DiagnoseSettings(
         checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
@@ -104,8 +103,9 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
-    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
+    job, checks = open_search(
+        own.model, given, runtime, console, result, own.annotate, precision_files(own), scored=True
+    )
     return job.precision(settings, checks, search_settings(given[Search]))
 
 
@@ -152,24 +152,14 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     """Find the sizes at which the target goes wrong."""
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - see above
 
-    own, compare = given[Sweep], given[Compare]
-    runtime = given[Target].required()
-    checks = target_check(compare, runtime, own.timeout)
-    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
+    own = given[Sweep]
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
+    return job.sweep(SweepSettings(checks, tuple(own.shapes), own.tries), search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:
     """Compare every tensor on the target with the reference's."""
-    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - see above
-
     own = given[Layerwise]
-    if own.save_error_plot is not None:
-        check_picture(own.save_error_plot, "--save-error-plot")
-    runtime = given[Target].required()
-    settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
+    settings = layerwise_settings(own, given[Compare], given[Target].required())
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=Search().confidence)
-    job.layerwise(settings)
-    if own.save_error_plot is not None:
-        draw_error_curve(own.save_error_plot, runtime.describe(), result)
-    return result
+    return job.layerwise(settings)

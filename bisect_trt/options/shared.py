@@ -68,7 +68,7 @@ class Check:
         option(
             metavar="CMD...",
             help="Command that says good (0) or bad; takes all that follows, so it comes last. {model}, {inputs}, {golden} "
-            "and {dir} become the candidate's paths.",
+            "and {dir} become the candidate's paths, {shapes} its inputs' shapes (x:5x3,y:5).",
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[
@@ -138,6 +138,15 @@ class Data:
             min=0,
             help="Past so much of weights and tensors, compute every tensor slice by slice, on the disk in between; "
             "default an eighth of the free memory, at most 1024.",
+        ),
+    ] = None
+    model_swap_mb: Annotated[
+        int | None,
+        option(
+            metavar="MIB",
+            min=0,
+            help="Past so much memory, as far as its weights tell, run a model on the target slice by slice; "
+            "default half of the free memory.",
         ),
     ] = None
     memory_limit: Annotated[

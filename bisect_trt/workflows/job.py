@@ -121,10 +121,7 @@ class Job:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
         from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
 
-        check = self._scaled(check)
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            check = replace(check, target=None)
+        check = self._deciding(self._scaled(check))
         opened = self.subject(check.timeout, check.target)
         with opened as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
@@ -184,8 +181,9 @@ class Job:
             result = find_precision(task, search)
             if settings.rungs:
                 from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+                from bisect_trt.workflows.precision.calibrated import calibrated_ladder  # noqa: PLC0415 - see above
 
-                result.extra["ladder"] = rungs_of_nodes(task)
+                result.extra["ladder"] = calibrated_ladder(task) if settings.calibrated else rungs_of_nodes(task)
             return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -215,6 +213,7 @@ class Job:
             tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
             tolerance.check_names(subject.network.outputs)
             timed = settings.target is not None and settings.target.target.capabilities.timed
+            timed = timed or (bool(settings.rungs) and settings.measures_latency)
             check = replace(check, tolerance=tolerance, timed=timed)
             with job._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
@@ -238,11 +237,8 @@ class Job:
         from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
 
         _refuse_repeat(search, "samples")
-        check = settings.check
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            check = replace(check, target=None)
-            settings = replace(settings, check=check)
+        check = self._deciding(settings.check)
+        settings = replace(settings, check=check)
         job = replace(self, model=replace(self.model, any_shapes=True))
         with (
             job.subject(check.timeout, check.target) as subject,
@@ -257,14 +253,24 @@ class Job:
 
         _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
+        check = self._deciding(settings.check)
+        settings = replace(settings, check=check)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
-        opened = job.subject(settings.check.timeout, settings.check.target)
-        with opened as subject, job._investigated(subject, settings.check, search, fed=False) as investigation:
+        opened = job.subject(check.timeout, check.target)
+        with opened as subject, job._investigated(subject, check, search, fed=False) as investigation:
             return sweep(investigation, settings)
 
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
+        from bisect_trt.workflows.pictures import draw_error_curve  # noqa: PLC0415 - see above
+
+        result = self._layerwise(settings)
+        if settings.error_plot is not None:
+            draw_error_curve(settings.error_plot, settings.target.describe(), result)
+        return result
+
+    def _layerwise(self, settings: LayerwiseSettings) -> Result:
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
         if self.metric is not None:
@@ -307,6 +313,13 @@ class Job:
 
         with self._examined(settings.timeout, settings.target) as examination:
             return convert_to_engine(examination, settings)
+
+    def _deciding(self, check: CheckSettings) -> CheckSettings:
+        """The check without a target that is named beside a command, which decides alone; that is said."""
+        if not check.argv or check.target is None:
+            return check
+        tell_unused(check.target, self.console)
+        return replace(check, target=None)
 
     def _scaled(self, check: CheckSettings) -> CheckSettings:
         """The check, by the metric if one says good or bad.

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from support import examples
 
 from bisect_trt.cli.arguments import rewrite
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -26,6 +25,7 @@ from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
+from bisect_trt.workflows.commands import COMMANDS
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""

@@ -196,7 +196,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 6
     assert wait_until_gone(started)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200
     assert prober.wasted == 2
     # What was begun and never answered is known, and nothing else.
     assert len(journal(tmp_path, "started")) == 3

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import Ran, arrays, gone, overflowing, read_json
+from support import Ran, arrays, gone, overflowing, read_json, rest_slow
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
@@ -124,6 +124,13 @@ def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
     assert pool.process() != first
 
 
+def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool()
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write("    import time; time.sleep(4)\n")
+    assert pool.ask("fine", timeout=3) == Done()
+
+
 def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool: MakePool) -> None:
     pool = make_pool()
     first = pool.process()
@@ -189,7 +196,7 @@ def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_p
 
 def test_the_check_says_how_a_candidate_ended(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool()
-    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=20)
+    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=200)
     np.savez(tmp_path / "golden.npz")
     for command, signature in [("crash", "signal SIGSEGV"), ("refuse", "build: no implementation for node #")]:
         model = tmp_path / f"{command}.model"
@@ -243,7 +250,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) ->
 
 
 @pytest.mark.parametrize(
-    "command", [["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]], ids=lambda words: words[0]
+    "command", rest_slow([["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]), ids=lambda words: words[0]
 )
 def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path, command: list[str]) -> None:
     for words, fresh in [(["--fresh-process"], True), *([([], False)] if command[0] == "reduce" else [])]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from functools import cache
@@ -166,7 +167,8 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
     )
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent)
+    told = {**os.environ, "PYTHONPATH": str(folder / "installed")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told)
     assert "Traceback" not in done.stdout + done.stderr
     return done.returncode, done.stdout
 
@@ -228,7 +230,8 @@ def test_a_file_that_is_broken_is_no_failure(tmp_path: Path, name: str) -> None:
 def shadowed(folder: Path, source: str) -> None:
     """A target that does what ``source`` says, in place of ONNX Runtime."""
     doubled(folder)
-    (folder / "onnxruntime.py").write_text(source)
+    (folder / "installed").mkdir()
+    (folder / "installed" / "onnxruntime.py").write_text(source)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from bisect_trt.probing.workers.resources import default_workers, gate, oom_kill
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.place import Place
+    from bisect_trt.probing.slicing import Slicing
 
 _LAST_WORDS_SECONDS = 60.0
 _GIVE_UP_SECONDS = 5.0
@@ -52,7 +53,7 @@ _TIDY_SECONDS = 2.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
-"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
+"""How long what is no probe may take at least, and a worker to start: a time for a probe may be too short for either."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -79,6 +80,7 @@ class WorkerProcess:
         place: Where it has models run, if not in itself.
         gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
+        environment: The variables that it was started among, by which runtimes go.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class WorkerProcess:
         self.gpu = gpu
         self.place = place
         self.worn_out = False
+        self.environment = surroundings()
         self._busy = False
         self._first_memory = (0, 0)
         self._buffer = b""
@@ -139,6 +142,9 @@ class WorkerProcess:
             _write(self._request_write, encode(order))
             first = self._read_line(limits)
             begun = first == BEGUN
+            if begun:  # a slow start is none of what it was asked
+                began = time.monotonic()
+                limits.begun()
             line = self._read_line(limits) if begun else first
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
@@ -227,8 +233,13 @@ class WorkerProcess:
         guard.release(self._process.pid)
 
 
+def surroundings() -> dict[str, str]:
+    """The environment variables by which a runtime may go."""
+    return dict(os.environ)
+
+
 _spare: list[WorkerProcess] = []
-_keeping = False
+_most_kept = 0
 
 
 def start_spare() -> None:
@@ -237,18 +248,27 @@ def start_spare() -> None:
     atexit.register(end_spare)
 
 
-def keep_spare() -> None:
-    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
-    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _keeping:
-        _keeping = True
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
         atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
 
 
 def end_spare() -> None:
     """End it, if nobody has taken it."""
     while _spare:
         _spare.pop().close()
+
+
+def _take_spare(*, fresh: bool) -> WorkerProcess | None:
+    """One there is; those end for which a variable has changed since they were started, as a notebook sets which GPU to use."""
+    now = surroundings()
+    for worker in [each for each in _spare if each.environment != now]:
+        _spare.remove(worker)
+        worker.close()
+    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
 
 
 class WorkerPool:
@@ -258,7 +278,10 @@ class WorkerPool:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
         bounded: Whether the user said how long a run may take.
+        slicing: Who runs in slices what is too large for memory, if that may be.
     """
+
+    slicing: Slicing | None = None
 
     def __init__(
         self,
@@ -389,7 +412,8 @@ class WorkerPool:
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
             with asking() as spent:
-                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+                answer = worker.ask(order, limits)
                 spent(answer.spent)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:
@@ -456,8 +480,8 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if _spare and len(self._gpus) < 2 and not away:
-                return _spare.pop()
+            if len(self._gpus) < 2 and not away and (worker := _take_spare(fresh=fresh)) is not None:
+                return worker
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
             return self._start(place)
@@ -522,10 +546,11 @@ class WorkerPool:
             thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
-            _spare.append(idle.pop())
-        for worker in idle:
-            worker.close()
+        for worker in reversed(idle):
+            if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+                _spare.append(worker)
+            else:
+                worker.close()
 
 
 def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:

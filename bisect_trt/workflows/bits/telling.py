@@ -91,7 +91,9 @@ def _tell_groups(extra: Mapping[str, Any], console: Console) -> None:
     """The groups in floats, with the reason of each."""
 
     def line(node: Mapping[str, Any]) -> str:
-        return f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}"
+        others = [f"'{name}'" for name in node["operators"] if name != node["name"]]
+        shared = f" (with {', '.join(others[:3])}{', ...' if len(others) > 3 else ''})" if others else ""
+        return f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}'{shared}: {node['reason']}"
 
     console.answer_first(extra["keep_fp32"], SHOWN_GROUPS, line, IN_JSON)
 
@@ -111,6 +113,8 @@ def _tell_ladder(task: Task, told: Told, ladder: Mapping[str, Any]) -> None:
         latency = "" if each["latency_ms"] is None else f", {each['latency_ms']:.3f} ms"
         chosen = " (this one)" if each["name"] == cost["chosen"] else ""
         console.answer(f"  {each['name']}: weights of {each['bytes']:,} bytes{latency}{chosen}")
+    if told.ladder is not None and told.ladder.raised is not None:
+        console.answer(f"  {told.ladder.raised.describe([*cost['raised']], '/'.join(task.settings.bits))}")
     if ladder["why"]:
         console.answer(f"  {ladder['why']}")
     tell_uses(extra.get("uses", []), console)
