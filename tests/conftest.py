@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from light import Light, tag_light
+from light import LIGHT, Light, tag_light
 from support import Ran
 
-from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.workers import pool
@@ -93,7 +92,7 @@ def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
     return run
 
 
-@pytest.fixture(scope="session", params=LIGHT_MODELS)
+@pytest.fixture(scope="session", params=LIGHT)
 def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Light:
     """Each of the real architectures that the onnx wheel ships."""
     return tag_light(request.param, tmp_path_factory.mktemp("light"))

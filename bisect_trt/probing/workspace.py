@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,7 +96,8 @@ class CandidateFiles:
             paths["engine"] = self.engine
         if self.python is not None:
             paths["python"] = self.python
-        return {name: str(path.absolute()) for name, path in paths.items()} | {"shapes": "".join(self.shapes[:1])}
+        shapes = {"shapes": self.shapes[0]} if self.shapes else {}
+        return {name: str(path.absolute()) for name, path in paths.items()} | shapes
 
     def environment(self) -> dict[str, str]:
         """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""
@@ -141,8 +143,8 @@ class Workspace:
     def new_folder(cls, command: str, model: Path) -> Path:
         """A fresh path for a run, under ``.bisect-trt`` in the current directory."""
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        # A model's name may be as long as a name can be, and need not be text, which runtimes cannot open.
-        name = model.stem[:_NAME_LENGTH].encode(errors="replace").decode()
+        # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
+        name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
         folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
         return next(
             path for n in range(10_000) if not (path := folder.with_name(folder.name + (f"-{n}" if n else ""))).exists()

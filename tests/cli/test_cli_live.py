@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from screens import Terminal
-from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, read_json, script
+from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, read_json, rest_slow, script
 
 LINES = 12
 STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
@@ -62,7 +62,7 @@ def masked(text: str) -> str:
     return re.sub(r"(date-time-reduce-model)-\d+", r"\1", dated)
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", rest_slow([80, 40, 200]))
 def test_what_is_seen_while_it_works_and_what_stays(
     terminal: Callable[..., Terminal], here: Path, columns: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -177,7 +178,7 @@ def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
         return DoesNotReproduce(
             f'the check fails with all {count} nodes in fp32 too: {record.reason}. It said: "{record.said}". So precision '
             "is not the reason, or the check itself is broken: "
-            f"`bisect-trt log {prober.runner.folder} {record.number}` shows what it printed."
+            f"`bisect-trt log {shlex.quote(str(prober.runner.folder))} {record.number}` shows what it printed."
         )
     if asked:
         return DoesNotReproduce(
