@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support import gone
 
 from bisect_trt.probing.workers import process as module
-from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.probing.workers.process import Cancel, Limits, ProcessEnd, run_to_end
 
 SH = "/bin/sh"
 FAMILY = """
@@ -43,6 +43,17 @@ def wait_until(done: Callable[[], bool]) -> bool:
 def family_is_gone(folder: Path) -> bool:
     pids = [int((folder / name).read_text()) for name in ("child", "grandchild")]
     return wait_until(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.parametrize("least", [0, 3000])
+def test_time_may_begin_anew(least: float) -> None:
+    limits = Limits(time.monotonic() - 5000, 1000, None, None)
+    assert limits.passed(0) == "timed out"
+    limits.begin(least)
+    assert limits.passed(0) is None
+    left = limits.seconds_left()
+    assert left is not None
+    assert (left > 1000) == bool(least)
 
 
 @given(st.integers(0, 255))

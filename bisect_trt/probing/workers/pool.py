@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probing.protocol import (
     BEGUN,
+    READY,
     About,
     Answer,
     Build,
@@ -53,6 +54,8 @@ DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
 """How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
+_START_SECONDS = 60.0
+"""How long a worker may take at least to start and to import a runtime: what a probe may take is for the model alone."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -137,9 +140,13 @@ class WorkerProcess:
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
             _write(self._request_write, encode(order))
-            first = self._read_line(limits)
-            begun = first == BEGUN
-            line = self._read_line(limits) if begun else first
+            limits.begin(_START_SECONDS)
+            line = self._read_line(limits)
+            begun = line == BEGUN
+            if begun and (line := self._read_line(limits)) == READY:
+                limits.begin()
+                began = time.monotonic()
+                line = self._read_line(limits)
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
         if not line:

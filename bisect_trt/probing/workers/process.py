@@ -214,9 +214,15 @@ class Limits:
     def __init__(self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None) -> None:
         self.cancel = cancel
         self.past: str | None = None
+        self._timeout = timeout
         self._deadline = None if timeout is None else began + timeout
         self._memory = memory
         self._next_look = began
+
+    def begin(self, least: float = 0) -> None:
+        """Let the time run from now on; at least so many seconds."""
+        if self._timeout is not None:
+            self._deadline = time.monotonic() + max(self._timeout, least)
 
     def seconds_left(self, *, polling: bool = False) -> float | None:
         """How long to wait at most before looking again at what cannot be waited for."""
