@@ -9,10 +9,12 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
+# Which version this is, such as 0.1.0, because git and its tags stay outside.
+ARG VERSION=""
 COPY pyproject.toml README.md LICENSE /src/
 COPY bisect_trt /src/bisect_trt
 RUN python3 -m venv /opt/bisect-trt \
-    && /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
+    && SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/bisect-trt/bin/pip install --no-cache-dir "/src[tensorrt]"
 
 # Not root, so that what it writes into a mounted folder is no longer root's.
 RUN useradd --create-home --uid 10001 bisect

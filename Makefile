@@ -11,7 +11,7 @@ PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/reporting tests/docs
 
-.PHONY: demo check test truth fuzz chaos lint format docs site release bench test-lowest clean
+.PHONY: demo check test truth fuzz chaos lint format docs site release bench test-slow test-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -36,10 +36,13 @@ demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reprodu
 	@$(BIN)/python demo/reproducer/reproduce.py; status=$$?; echo "exit status $$status"; test $$status -eq 1
 
 check: lint  ## Under a minute, for the inner loop: lint, types, and the tests that run no model.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not browser' $(QUICK)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version and not browser' $(QUICK)
 
-test: $(STAMP)  ## Every test that needs no GPU.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q
+test: $(STAMP)  ## Every test that needs no GPU, but for what `make test-slow` runs.
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow'
+
+test-slow: $(STAMP)  ## Corpora and whole stories: the pages followed, real networks, kills; and four times the examples of each property.
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
 
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py
@@ -60,7 +63,7 @@ test-lowest:  ## The same tests on the lowest versions that pyproject.toml allow
 	$(LOWEST)/bin/python -m pip install --quiet --editable . --group test --constraint tests/lowest.txt; \
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps tensorrt==8.6.0 \
 		|| echo "test-lowest: TensorRT 8.6.0 cannot be installed here, so the tests that import it are skipped"; \
-	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow'
+	$(LOWEST)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version'
 
 lint: $(STAMP)  ## ruff, mypy, import-linter.
 	$(BIN)/ruff format --check .

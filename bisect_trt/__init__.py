@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
     from bisect_trt.search.oracle import Verdict
 
-__version__ = "0.1.0"
+    __version__: str
 __all__ = [
     "BisectError",
     "Result",
@@ -58,12 +58,24 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in {*__all__, "__version__"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+    value: object = (
+        _version() if name == "__version__" else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+    )
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+def _version() -> str:
+    """Of what is installed: of a checkout, what git said then, so that a run goes on however much is committed since."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above
+
+    try:
+        return version("bisect-trt")
+    except PackageNotFoundError:  # a source tree on the path, which nobody has installed
+        return "0+unknown"

@@ -6,7 +6,7 @@ line prints the message of a :class:`BisectError`, which names the thing, the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -47,6 +47,9 @@ class UnavailableError(BisectError):
 
 def quoted(names: Iterable[str], limit: int = 20) -> str:
     """Names for a message, the first few of them where there are many."""
-    every = [f"'{name}'" for name in names]
-    more = f" and {len(every) - limit} more" if len(every) > limit else ""
-    return (", ".join(every[:limit]) or "none") + more
+    return first_few([f"'{name}'" for name in names], limit) or "none"
+
+
+def first_few(words: Sequence[str], limit: int) -> str:
+    """The first words, and how many more there are, on one line."""
+    return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

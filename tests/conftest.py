@@ -31,8 +31,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("GITHUB_ACTIONS", None)
 
 # How long an example takes says nothing on a machine that does other things too. The same examples each time: whoever
-# changes nothing sees no test fail. `make fuzz` looks for others.
-settings.register_profile("default", deadline=None, derandomize=True, database=None)
+# changes nothing sees no test fail. `make test-slow` makes more of them, and `make fuzz` looks for others.
+settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=25)
+settings.register_profile("deep", settings.get_profile("default"), max_examples=100)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.options.compare import Compare
@@ -43,6 +44,11 @@ class Ran:
         assert len(lines) == 1, self.err
         assert lines[0].startswith("error: "), self.err
         return lines[0]
+
+
+def examples(count: int) -> int:
+    """So many examples of a property where depth is asked for, else as much fewer as the default is then."""
+    return max(5, count * settings().max_examples // settings.get_profile("deep").max_examples)
 
 
 def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types

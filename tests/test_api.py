@@ -24,6 +24,9 @@ from support import arrays, chain, node_names, overflowing
 import bisect_trt
 from bisect_trt import UsageError
 from bisect_trt.api import call
+from bisect_trt.options.shared import General
+from bisect_trt.options.spec import entries
+from bisect_trt.workflows.commands import COMMANDS
 
 PARAMETERS = {
     "reduce": "model check * target output inputs atol rtol fp16 verbose overwrite run **options",
@@ -58,6 +61,26 @@ def test_the_public_names_and_signatures_are_those_promised() -> None:
     assert set(bisect_trt.__all__) <= set(dir(bisect_trt))
     with pytest.raises(AttributeError):
         bisect_trt.nothing  # noqa: B018
+
+
+def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
+    """What is refused is the value, never the name."""
+    overflowing(here / "model.onnx")
+    refused = []
+    for name in sorted({*PARAMETERS} - {"assert_matches"}):
+        groups = COMMANDS["run" if name == "compare" else name]
+        own: dict[str, object] = {"shapes": "x:[1..2]"} if name == "sweep" else {}
+        every = (each for group in groups[1:] if group is not General for each in entries(group))
+        for entry in (each for each in every if each.name not in PARAMETERS[name].split()):
+            with pytest.raises(UsageError) as raised:
+                getattr(bisect_trt, name)("model.onnx", **{**own, entry.name: object()})
+            refused += [(name, entry.name)] * ("has no option" in str(raised.value))
+    assert not refused
+
+
+def test_a_check_of_another_kind_is_a_mistake(here: Path) -> None:
+    with pytest.raises(UsageError, match="check: give a function, a command or the list of its words, not 5"):
+        bisect_trt.sweep(chain(here / "model.onnx"), shapes="x:[1..2]", check=5)
 
 
 @pytest.mark.parametrize("used", ["", *(f"bisect_trt.{name}" for name in PARAMETERS)])
@@ -401,3 +424,23 @@ def test_values_stand_behind_the_model_or_by_name(here: Path) -> None:
         assert bisect_trt.reduce(model, given, target="onnxrt", fp16=True, shrink=False).status == status
     with pytest.raises(UsageError, match="inputs are given twice"):
         bisect_trt.reduce(model, large, inputs=small, target="onnxrt")
+
+
+def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
+    model = onnx.load(overflowing(here / "model.onnx"))
+    found = bisect_trt.sweep(model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1)
+    assert found.extra["sweep"]["dimensions"][0]["fail"] == [2, 5]
+    assert found.extra["sweep"]["command"].startswith("bisect_trt.reduce(")
+
+
+def test_sizes_that_fail_together_are_said_as_a_relation(here: Path) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["h", "w"]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    found = bisect_trt.sweep(
+        model, shapes="x:[{1,2,3,4},{1,2,3,4}]", check=lambda _, inputs: inputs["x"].shape[0] > inputs["x"].shape[1]
+    ).extra["sweep"]
+    assert found["relation"]["said"] == "h > w"
+    assert found["relation"]["conditions"] == [{"of": "difference", "dimensions": ["h", "w"], "kind": "from", "low": 1}]
+    assert found["said"].startswith("where h > w; ")
+    assert "where h &gt; w" in next(here.glob(".bisect-trt/*/report.html")).read_text()

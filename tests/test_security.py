@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
+from bisect_trt.probing.places import environments, indexes
 from bisect_trt.reporting.console import Console
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202egnp.\u2066\r\nFirst mismatch: nothing.\n\t\x9b31m\u2028"
@@ -76,17 +77,62 @@ def test_whatever_is_said_is_one_line(text: str) -> None:
     console.say(text)
 
 
-@pytest.mark.parametrize("words", [("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "reproducer"), ("doctor",)])
-def test_nothing_in_the_folder_one_works_in_is_imported(words: tuple[str, ...], here: Path) -> None:
-    overflowing(here / "model.onnx")
-    for module in SHADOWED:
-        (here / f"{module}.py").write_text(
-            f"open({str(here / 'canary')!r}, 'w').close()\nraise SystemExit('imported')\n"
+def shadow(folder: Path, modules: tuple[str, ...] = SHADOWED) -> Path:
+    """Leave modules of these names in a folder; the file that they would make."""
+    folder.mkdir(exist_ok=True)
+    for module in modules:
+        (folder / f"{module}.py").write_text(
+            f"open({str(folder / 'canary')!r}, 'w').close()\nraise SystemExit('imported')\n"
         )
+    return folder / "canary"
+
+
+DIAGNOSE = ("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "reproducer", "--overwrite")
+
+
+@pytest.mark.parametrize("words", [DIAGNOSE, ("doctor",)])
+def test_nothing_in_the_folder_one_works_in_is_imported(words: tuple[str, ...], here: Path) -> None:
+    """Nor in that of the reproducer, whose script is tried."""
+    overflowing(here / "model.onnx")
+    shadow(here)
+    beside = shadow(here / "reproducer")
     command = [str(Path(sys.executable).with_name("bisect-trt")), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert not (here / "canary").exists()
+    assert not beside.exists()
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nor_by_what_asks_a_package_index(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an index that the folder names is not asked."""
+    canary = shadow(here, ("pip", "venv", "ensurepip"))
+    (here / "uv.toml").write_text('[pip]\nfind-links = ["https://127.0.0.1:9/"]\n')
+    (here / "wheels").mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(here / "wheels"))
+    monkeypatch.setattr(environments, "_found", environments._found.__wrapped__)
+    assert indexes.releases("bisect-trt-has-no-such-dependency") == []
+    assert environments.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    tool = indexes.uv()
+    if tool is not None:
+        words = [tool, "pip", "install", "--dry-run", "--python", sys.executable, "bisect-trt-has-no-such-dependency"]
+        status, said = indexes.run_tool(words, {"UV_NO_INDEX": "1"})
+        assert status != 0
+        assert "127.0.0.1" not in said
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("link", ["reproduce.py", "test_data_set_0/input_0.pb", "files"])
+def test_nothing_is_written_through_a_link(link: str, cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    (here / "precious").write_text("mine")
+    path = here / "reproducer" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(here / "precious")
+    ran = cli(*DIAGNOSE)
+    assert ran.status == 2
+    assert f"{Path('reproducer', link)} is a link, and what it leads to would be written over" in ran.err
+    assert (here / "precious").read_text() == "mine"
 
 
 def test_values_are_never_unpickled(cli: CommandLine, here: Path) -> None:

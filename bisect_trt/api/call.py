@@ -36,6 +36,7 @@ from bisect_trt.targets.options import Target, selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
+from bisect_trt.workflows.commands import COMMANDS
 from bisect_trt.workflows.from_options import (
     check_files,
     check_settings,
@@ -53,11 +54,6 @@ from bisect_trt.workflows.record import leave_record
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-CHECKED = ("reduce", "precision", "cause", "releases", "repeat", "samples")
-"""Commands to which a check can be given."""
-SEARCHES = (*CHECKED, "diagnose", "sweep")
-SCORED = ("reduce", "precision", "diagnose", "layerwise", "run")
-"""Commands in which a metric can say good or bad."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
@@ -103,16 +99,19 @@ class Call:
             UsageError: An option does not exist, or a file cannot be written.
         """
         words = given.words(_FREE)
+        groups = COMMANDS[command]
         self.target = given.group(Target)
         self.compare = given.group(Compare)
-        self.search = given.group(Search) if command in SEARCHES else Search()
-        self._check = given.group(CheckOptions) if command in CHECKED else CheckOptions()
+        self.search = given.group(Search) if Search in groups else Search()
+        self._check = given.group(CheckOptions) if CheckOptions in groups else CheckOptions()
         self._data = given.group(Data)
-        self._metric = given.group(Metric) if command in SCORED else Metric()
-        self._places = Places() if command == "releases" else given.group(Places)
+        self._metric = given.group(Metric) if Metric in groups else Metric()
+        self._places = given.group(Places) if Places in groups else Places()
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
+            if not isinstance(check, Sequence):
+                raise UsageError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
         proto = as_proto(model)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def sweep(
     model: Model,
     inputs: Inputs | None = None,
-    target: TargetName = "onnxrt",
+    target: TargetName | None = None,
     *,
     shapes: str | list[str],
     atol: Tolerance | None = None,
@@ -32,7 +32,7 @@ def sweep(
     Args:
         model: The model, or its path.
         inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
-        target: The runtime under suspicion.
+        target: The runtime under suspicion; ``onnxrt`` where neither it nor ``check`` is given.
         shapes: Inputs with the sizes of their dimensions, as after ``--shapes``: ``x:[1..64,3,224,224]``.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
@@ -40,7 +40,8 @@ def sweep(
         verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
             ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt sweep``, with underscores.
+        **options: The options of ``bisect-trt sweep``, with underscores; ``check`` may be a function too, see :func:`reduce`.
+            It is given the model with its dimensions free, and the inputs of a size.
 
     Returns:
         The result; ``extra["sweep"]`` has what was tried. Its status is ``not_reproduced`` if no size fails.
@@ -49,17 +50,18 @@ def sweep(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there, or no size says anything.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - as above
 
+    check: Check | None = options.pop("check", None)
+    refuse_target(check)
+    target = "onnxrt" if target is None and check is None else target
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16, shapes=shapes)
     own = given.group(Sweep, model=PLACE)
-    call = Call("sweep", model, given, inputs=inputs, folder=run, verbose=verbose)
-    runtime = call.target.required()
-    checks = target_check(call.compare, runtime, own.timeout)
-    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    return call.finish(lambda job: job.sweep(settings, search_settings(call.search)))
+    call = Call("sweep", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
+    settings = SweepSettings(call.checks(call.target.settings()), tuple(own.shapes), own.tries)
+    return call.finish(lambda job: job.sweep(settings, search_settings(call.search)), settings.check.fixed_path)
 
 
 def samples(

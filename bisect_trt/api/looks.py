@@ -248,6 +248,7 @@ def assert_matches(
         UsageError: Something was asked for that cannot be done as asked.
         UnavailableError: Something needed is not there.
     """
+    from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes rich
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy
 
     shared: dict[str, Any] = {"inputs": inputs, "atol": atol, "rtol": rtol, "fp16": fp16, **options}
@@ -257,8 +258,7 @@ def assert_matches(
         return
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(result.comparisons)} outputs do not match."]
-    lines += [f"  '{comparison.name}': {comparison.describe()}" for comparison in failed[:_SHOWN]]
-    lines += [f"  ... and {len(failed) - _SHOWN} more"] if len(failed) > _SHOWN else []
+    lines += listed(failed, _SHOWN, lambda comparison: f"  '{comparison.name}': {comparison.describe()}")
     try:
         found = diagnose(model, target=target, output=reproducer, overwrite=True, **shared)
         folder = found.artifacts.get("reproducer")

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from bisect_trt import __version__
+import bisect_trt
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.cli.commands import COMMANDS, HOMES
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.given import Given
@@ -28,10 +27,24 @@ from bisect_trt.probing.times import account, whole
 from bisect_trt.reporting.ci import workflow_commands, write_junit
 from bisect_trt.reporting.console import Console, LogFile
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.commands import COMMANDS
 from bisect_trt.workflows.record import leave_record
 
 Work = Callable[[Given, Console, Result], Result]
 """Given the options, a console, and an empty result, which it fills in as it goes."""
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
+            "workaround",
+        ),
+        "searches",
+    ),
+    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
+    "run": "run",
+    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
+}
+"""In which module of this package the function of a command's name lies, which does it."""
 
 
 def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
@@ -42,7 +55,7 @@ def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
         values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
     """
     given = Given(values)
-    work = getattr(import_module(f"bisect_trt.cli.{HOMES[name]}"), name)
+    work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
     try:
         if General in COMMANDS[name]:
             _finish(work, name, given, given[General])
@@ -71,7 +84,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
             check_output(path, overwrite=True)
         if general.log_file is not None:
             console.log_to(LogFile(general.log_file))
-            console.note(f"bisect-trt {__version__}: {shlex.join(invocation.argv)}")
+            console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(invocation.argv)}")
     except BisectError as error:
         fail(error)
     with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from bisect_trt.cli.arguments import invocation, refuse_foreign, rewrite
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import parse, several
 from bisect_trt.errors import BisectError
+from bisect_trt.workflows.commands import COMMANDS
 
 
 def main(began: float | None = None) -> NoReturn:

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from bisect_trt import __version__
-from bisect_trt.cli.commands import COMMANDS
+import bisect_trt
 from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, last_flag, show, tensors
 from bisect_trt.errors import ExitStatus
 from bisect_trt.options.given import out_of_range
 from bisect_trt.options.spec import Entry, entries, title
+from bisect_trt.workflows.commands import COMMANDS
 
 _HELP = ["-h", "--help"]
 _SUMMARY = "Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT."
@@ -156,7 +156,7 @@ class _Program(click.Group):
         super().__init__(PROGRAM, no_args_is_help=True, help=_SUMMARY, context_settings={"help_option_names": _HELP})
         self._run = run
         self.params = [
-            _eager("--version", "Print the version.", lambda: click.echo(f"{PROGRAM} {__version__}")),
+            _eager("--version", "Print the version.", lambda: click.echo(f"{PROGRAM} {bisect_trt.__version__}")),
             _eager("--install-completion", "Install completion for the current shell.", install),
             _eager("--show-completion", "Show completion for the current shell, to copy it.", show),
         ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.options.spec import Entry, entries, title
+from bisect_trt.workflows.commands import COMMANDS
 
 _HEAD = """# Reference
 

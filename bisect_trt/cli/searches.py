@@ -152,11 +152,9 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
     """Find the sizes at which the target goes wrong."""
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - see above
 
-    own, compare = given[Sweep], given[Compare]
-    runtime = given[Target].required()
-    checks = target_check(compare, runtime, own.timeout)
-    settings = SweepSettings(checks, tuple(own.shapes), own.tries)
-    return open_target_job(own.model, given, console, result).sweep(settings, search_settings(given[Search]))
+    own = given[Sweep]
+    job, checks = open_search(own.model, given, given[Target].settings(), console, result, None)
+    return job.sweep(SweepSettings(checks, tuple(own.shapes), own.tries), search_settings(given[Search]))
 
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:

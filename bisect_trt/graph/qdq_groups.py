@@ -66,7 +66,10 @@ class _Grouping:
         for places in readers.values():
             for place in places[1:]:
                 sets.join(places[0], place)
+        stored: dict[tuple[str, str], int] = {}
         for place, pair in enumerate(pairs):
+            if not pair.quantize:  # a weight that is dequantized for each of its readers
+                sets.join(stored.setdefault((pair.tensor, pair.scale), place), place)
             for other in self._alike(pair, pairs, quantizing, computing[place]):
                 sets.join(place, other)
             if not computing[place]:

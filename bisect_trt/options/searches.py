@@ -279,7 +279,6 @@ class Sweep:
         int,
         option(metavar="N", min=2, max=100_000, help="How many sizes are tried at most; all, if there are no more."),
     ] = 64
-    timeout: Annotated[float | None, time_out("one size")] = None
 
 
 @dataclass

@@ -68,7 +68,7 @@ class Check:
         option(
             metavar="CMD...",
             help="Command that says good (0) or bad; takes all that follows, so it comes last. {model}, {inputs}, {golden} "
-            "and {dir} become the candidate's paths.",
+            "and {dir} become the candidate's paths, {shapes} its inputs' shapes (x:5x3,y:5).",
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[

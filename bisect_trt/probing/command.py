@@ -28,7 +28,7 @@ _TAIL_BYTES = 4096
 _SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
-_PLACES = ("model", "inputs", "golden", "dir", "engine", "python")
+_PLACES = ("model", "inputs", "golden", "dir", "engine", "python", "shapes")
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(_PLACES)})\}}")
 _BRACED = re.compile(r"(?<!\$)\{([A-Za-z]+)\}")
 """A name in braces, but not a shell's ``${name}``."""

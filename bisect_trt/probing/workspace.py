@@ -57,6 +57,7 @@ class CandidateFiles:
         python: The interpreter that has them, where there is one.
         target: How the target is set up for it; see ``Candidate``.
         weights: The folder with its weights, where that is not the model's own.
+        shapes: Those of its inputs, a text for each input sample.
         renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
     """
 
@@ -75,6 +76,7 @@ class CandidateFiles:
     python: Path | None = None
     target: TargetSettings | None = None
     weights: Path | None = None
+    shapes: tuple[str, ...] = ()
     renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
 
     def samples(self) -> Iterator[CandidateFiles]:
@@ -83,16 +85,17 @@ class CandidateFiles:
             yield self
             return
         for number, (inputs, golden) in enumerate(((self.inputs, self.golden), *self.more), 1):
-            yield replace(self, inputs=inputs, golden=golden, more=(), sample=number)
+            shapes = self.shapes[number - 1 : number]
+            yield replace(self, inputs=inputs, golden=golden, more=(), sample=number, shapes=shapes)
 
     def placeholders(self) -> dict[str, str]:
-        """What stands for ``{model}``, ``{inputs}``, ``{golden}``, ``{dir}``, ``{engine}`` and ``{python}``: absolute paths."""
+        """What stands for ``{model}`` and the other places: absolute paths, and the inputs' ``{shapes}``."""
         paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
         if self.engine is not None:
             paths["engine"] = self.engine
         if self.python is not None:
             paths["python"] = self.python
-        return {name: str(path.absolute()) for name, path in paths.items()}
+        return {name: str(path.absolute()) for name, path in paths.items()} | {"shapes": "".join(self.shapes[:1])}
 
     def environment(self) -> dict[str, str]:
         """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""
@@ -178,7 +181,8 @@ class Workspace:
         files = replace(
             files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
         )
-        files = replace(files, packages=candidate.packages)
+        samples = (inputs, *(fed for fed, _ in more))
+        files = replace(files, packages=candidate.packages, shapes=tuple(map(_said_shapes, samples)))
         files = replace(files, weights=self.weights.away(candidate.proto) if shared else None)
         files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
         values = {files.inputs: inputs, files.golden: golden}
@@ -296,6 +300,12 @@ def _seal(path: Path) -> _Seal | None:
 
 def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:
     return files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
+
+
+def _said_shapes(inputs: Values) -> str:
+    """The shapes of inputs as ``trtexec --shapes`` has them: ``x:5x3,mask:5x8``; names with its signs in quotes."""
+    quoted = {name: f"'{name}'" if set(name) & set(":,=") else name for name in inputs}
+    return ",".join(f"{quoted[name]}:{'x'.join(map(str, value.shape))}" for name, value in inputs.items() if value.ndim)
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -26,6 +27,8 @@ from bisect_trt.reporting.live import STYLES, LiveView, is_live
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 
+Item = TypeVar("Item")
+IN_JSON = " (--json lists them)"
 _MOST_LINES = 400
 """A search that says more than this says the same again and again."""
 
@@ -217,6 +220,16 @@ class Console:
         self.note(text)
         self._out.print(escape(text))
 
+    def say_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
+        """Say the first of many; see :func:`listed`."""
+        for text in listed(items, most, line, rest):
+            self.say(text)
+
+    def answer_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
+        """The same as part of the result."""
+        for text in listed(items, most, line, rest):
+            self.answer(text)
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
         text = plain(text)
@@ -257,6 +270,23 @@ class Console:
         """To stderr, which knows nothing of a view on stdout."""
         with contextlib.nullcontext() if self.view is None else self.view.paused():
             self._err.print(markup)
+
+
+def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> Iterator[str]:
+    """A line for each of the first items, then one that says how many more there are, set in like those.
+
+    Args:
+        items: What is listed.
+        most: How many of them.
+        line: Makes the line of one.
+        rest: What to say of the others behind "and N more".
+    """
+    text = ""
+    for item in items[:most]:
+        text = line(item)
+        yield text
+    if len(items) > most:
+        yield f"{' ' * (len(text) - len(text.lstrip(' ')))}... and {len(items) - most} more{rest}"
 
 
 def is_interactive() -> bool:

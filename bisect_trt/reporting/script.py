@@ -20,13 +20,21 @@ from bisect_trt.tensors.comparison import TensorComparison
 
 _JUDGE = "bisect_trt.targets.standalone"
 _FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
-_HEAD = '''"""Shows a failure again.
+ALONE = """import os
+import sys
+
+if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+    del sys.path[0]  # nothing that lies beside this file is imported
+"""
+"""What a script begins with that is run in a folder which somebody else may have filled; Python has loaded both modules."""
+_HEAD = f'''"""Shows a failure again.
 
 Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else.
 """
 
 from __future__ import annotations
 
+{ALONE}
 '''
 
 

@@ -6,15 +6,15 @@ that was, and is said with their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from math import prod
 
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.size_conditions import Point
+from bisect_trt.search.size_relations import explore, foretells
 from bisect_trt.search.size_rules import Rule, fit, intervals
 
-Point = tuple[int, ...]
-"""A size for each dimension that is swept."""
 AskSize = Callable[[Point], Verdict]
 
 WINDOW = 18
@@ -159,7 +159,7 @@ def sweep_points(
     """Try the sizes of one dimension, or of several, that say most.
 
     Several are tried on a coarse grid of their landmarks first; then each by itself, through a point that fails with sizes as
-    small as they may be, or the middle one if none fails; then boundaries of the grid are bisected, and what is left is spread.
+    small as they may be, or the middle one if none fails; then what tells the rules apart that fit, and what is left is spread.
 
     Args:
         axes: The sizes of each dimension.
@@ -187,40 +187,44 @@ def sweep_points(
         elif len(axes) == 1:
             sweep_line(axes[0], lambda size: at((size,)), marks[0], most)
         else:
-            _sweep_grid(axes, at, marks, most)
+            _sweep_grid(axes, at, marks, most, seen)
     except _Spent:
         pass
     return seen
 
 
-def _sweep_grid(axes: Sequence[Sequence[int]], at: AskSize, marks: Sequence[Iterable[int]], most: int) -> None:
-    asked = 0
-
-    def ask(point: Point) -> Verdict:
-        nonlocal asked
-        asked += 1
-        return at(point)
-
+def _sweep_grid(
+    axes: Sequence[Sequence[int]],
+    at: AskSize,
+    marks: Sequence[Iterable[int]],
+    most: int,
+    seen: Mapping[Point, Verdict],
+) -> None:
     coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 3)
-    grid = {point: ask(point) for point in product(*coarse)}
-    failing = [point for point, verdict in grid.items() if verdict is Verdict.FAIL]
-    middle = tuple(axis[len(axis) // 2] for axis in coarse)
-    base = min(failing, key=lambda point: (prod(point), point), default=middle)
+    alike = sorted(set(axes[0]).intersection(*axes[1:]))
+    for point in product(*coarse):
+        at(point)
+    for size in alike[len(alike) // 3 :: max(len(alike) // 3, 1)][:2]:
+        at((size,) * len(axes))
+    failing = [point for point, verdict in seen.items() if verdict is Verdict.FAIL]
+    base = min(failing, key=lambda point: (prod(point), point), default=tuple(axis[len(axis) // 2] for axis in coarse))
     if failing:
-        base = _lowest(axes, base, ask)
+        base = _lowest(axes, base, at)
+    each = max(most - len(seen), 0) // (4 * len(axes))
     for place, axis in enumerate(axes):
 
         def along(size: int, place: int = place) -> Verdict:
-            return ask((*base[:place], size, *base[place + 1 :]))
+            return at((*base[:place], size, *base[place + 1 :]))
 
-        sweep_line(axis, along, marks[place], max(most - asked, 0) // (2 * (len(axes) - place)))
-    for place, axis in enumerate(axes):
-        for point in grid:
-            _bisect_step(point, place, axis, coarse[place], ask)
+        sweep_line(axis, along, marks[place], each)
+    explore(axes, at, seen)
     # What is left is spread over all points, by steps that meet no multiple of an axis' length for long.
     number = prod(map(len, axes))
     for turn in range(number):
-        at(nth(axes, turn * 7919 % number))
+        point = nth(axes, turn * 7919 % number)
+        foretold = foretells(seen, point)
+        if point not in seen and foretold not in (None, at(point)):
+            explore(axes, at, seen)
 
 
 def _lowest(axes: Sequence[Sequence[int]], point: Point, ask: AskSize) -> Point:
@@ -243,24 +247,6 @@ def nth(axes: Sequence[Sequence[int]], number: int) -> Point:
         number, place = divmod(number, len(axis))
         sizes.append(axis[place])
     return tuple(reversed(sizes))
-
-
-def _bisect_step(point: Point, place: int, axis: Sequence[int], coarse: Sequence[int], at: AskSize) -> None:
-    """Bisect from a point of the grid to the next one along a dimension, if they differ."""
-    number = coarse.index(point[place])
-    if number + 1 == len(coarse):
-        return
-    low, high = axis.index(coarse[number]), axis.index(coarse[number + 1])
-
-    def ask(index: int) -> Verdict:
-        return at((*point[:place], axis[index], *point[place + 1 :]))
-
-    first, last = ask(low), ask(high)
-    while first is not last and high - low > 1:
-        middle = (low + high) // 2
-        seen = ask(middle)
-        low, high = (middle, high) if seen is first else (low, middle)
-        last = last if seen is first else seen
 
 
 def _coarse(axes: Sequence[Sequence[int]], most: int) -> list[list[int]]:

@@ -84,6 +84,8 @@ def compare_numbers(
         if step.size is not None and step.size.size == 1:
             known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
     statistics["mismatching"] = int(np.count_nonzero(mismatch))
+    if stat is ErrorStat.ELEMWISE and statistics["mismatching"]:
+        statistics["past_tolerance"] = _past_tolerance(absolute[mismatch], ours[mismatch], tolerance)
     kind, flat_index = _worst(theirs, ours, absolute, mismatch, finite)
     statistics["worst"] = WorstElement(
         index=tuple(int(i) for i in np.unravel_index(flat_index, shape)),
@@ -140,6 +142,13 @@ def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance
         share[np.isnan(share)] = np.inf
         largest = float(share.max())
     return largest
+
+
+def _past_tolerance(absolute: Array, reference: Array, tolerance: ResolvedTolerance) -> float:
+    """The largest of some errors over the sum of both tolerances; infinite if none is finite, or nothing is forgiven."""
+    past = np.divide(absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64)
+    known = past[np.isfinite(absolute)]
+    return float(known.max()) if known.size else math.inf
 
 
 def _quantile(errors: Array, known: Mapping[str, Any]) -> float:

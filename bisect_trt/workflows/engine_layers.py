@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bisect_trt.errors import first_few
 from bisect_trt.graph.network import Network
 from bisect_trt.targets.base import EngineLayer
 
@@ -112,9 +113,7 @@ def describe_fp32(ran: Mapping[str, Any]) -> list[str]:
     """The same in words."""
     lines = []
     if ran["dragged"]:
-        names = ", ".join(ran["dragged"][:3])
-        more = f" and {len(ran['dragged']) - 3} more" if len(ran["dragged"]) > 3 else ""
-        lines.append(f"fused with kept nodes, and so in fp32 too: {names}{more}")
+        lines.append(f"fused with kept nodes, and so in fp32 too: {first_few(ran['dragged'], 3)}")
     if ran["inside"]:
         lines.append(
             f"{ran['inside']} nodes run inside compiled regions, of which the engine does not tell the precision"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from bisect_trt.graph.save import save_model
 from bisect_trt.options.choices import Mode
+from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import BudgetSpent
@@ -71,6 +72,12 @@ class Investigation(Examination):
     """
 
     prober: Prober
+
+    @property
+    def unreferenced(self) -> bool:
+        """Whether a check of the user's judges a model that the reference cannot run: it goes on without golden values."""
+        reference = None if isinstance(self.prober.runner.check, BuiltinCheck) else self.subject.reference
+        return reference is not None and (reference.refused is not None or bool(reference.missing))
 
     def probe_original(self, search: SearchSettings, candidate: Candidate | None = None) -> Record:
         """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.

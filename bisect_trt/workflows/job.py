@@ -121,10 +121,7 @@ class Job:
         """Find the smallest model that fails; see :func:`bisect_trt.workflows.reduce.reduce_model`."""
         from bisect_trt.workflows.reduce import reduce_model  # noqa: PLC0415 - see above
 
-        check = self._scaled(check)
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            check = replace(check, target=None)
+        check = self._deciding(self._scaled(check))
         opened = self.subject(check.timeout, check.target)
         with opened as subject, self._investigated(subject, check, search) as investigation:
             return reduce_model(investigation, settings, search)
@@ -238,11 +235,8 @@ class Job:
         from bisect_trt.workflows.samples.samples import look_at_samples  # noqa: PLC0415 - see above
 
         _refuse_repeat(search, "samples")
-        check = settings.check
-        if check.argv and check.target is not None:
-            tell_unused(check.target, self.console)
-            check = replace(check, target=None)
-            settings = replace(settings, check=check)
+        check = self._deciding(settings.check)
+        settings = replace(settings, check=check)
         job = replace(self, model=replace(self.model, any_shapes=True))
         with (
             job.subject(check.timeout, check.target) as subject,
@@ -257,10 +251,12 @@ class Job:
 
         _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
+        check = self._deciding(settings.check)
+        settings = replace(settings, check=check)
         shapes = first_shapes(settings, self.model)
         job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
-        opened = job.subject(settings.check.timeout, settings.check.target)
-        with opened as subject, job._investigated(subject, settings.check, search, fed=False) as investigation:
+        opened = job.subject(check.timeout, check.target)
+        with opened as subject, job._investigated(subject, check, search, fed=False) as investigation:
             return sweep(investigation, settings)
 
     def layerwise(self, settings: LayerwiseSettings) -> Result:
@@ -307,6 +303,13 @@ class Job:
 
         with self._examined(settings.timeout, settings.target) as examination:
             return convert_to_engine(examination, settings)
+
+    def _deciding(self, check: CheckSettings) -> CheckSettings:
+        """The check without a target that is named beside a command, which decides alone; that is said."""
+        if not check.argv or check.target is None:
+            return check
+        tell_unused(check.target, self.console)
+        return replace(check, target=None)
 
     def _scaled(self, check: CheckSettings) -> CheckSettings:
         """The check, by the metric if one says good or bad.

@@ -28,6 +28,7 @@ from bisect_trt.reporting.environment import environment
 from bisect_trt.reporting.issue import ISSUE
 from bisect_trt.reporting.markdown import block, code, plain, prose, table
 from bisect_trt.reporting.reproducer import FILES, SCRIPT
+from bisect_trt.reporting.script import ALONE
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.scores.asked import script_file
@@ -65,8 +66,8 @@ _RUN = '''"""Scores the model: python {script} [MODEL.onnx [options of `bisect-t
 1: the metric is past its bound, as it was; 0: it is not; anything else: that cannot be told. Needs bisect-trt ({version}).
 """
 
+{alone}
 import subprocess
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -110,7 +111,9 @@ def leave_metric(
         )
         shown = [*_beside(carried.flags(), files), *plainly.words(), *words]
         script, model = folder / SCRIPT, os.path.relpath(subject.settings.path, folder)
-        script.write_text(_RUN.format(script=SCRIPT, version=__version__, model=model, options=shown), "utf-8")
+        script.write_text(
+            _RUN.format(alone=ALONE, script=SCRIPT, version=__version__, model=model, options=shown), "utf-8"
+        )
         tried, whole = _tried(investigation, script)
         if whole is not None:
             investigation.result.extra["metric"]["whole"] = whole

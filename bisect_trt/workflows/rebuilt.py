@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import onnx
 
-from bisect_trt.errors import BisectError, ExitStatus
+from bisect_trt.errors import BisectError, ExitStatus, quoted
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
@@ -112,8 +112,4 @@ def what_differs(original: onnx.ModelProto, rebuilt: onnx.ModelProto) -> list[st
 
 
 def _gone(kind: str, names: Sequence[str], what: str) -> list[str]:
-    if not names:
-        return []
-    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"the {kind} {shown}{more} {what}"]
+    return [f"the {kind} {quoted(names, _SHOWN)} {what}"] if names else []

@@ -234,10 +234,9 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         result.extra["held"] = True
         console.answer(f"  {HELD}")
     say_dynamic(investigation, answer)
-    for culprit in result.culprits[:_SHOWN]:
-        console.answer(f"  {culprit['op']} '{culprit['name'] or culprit['outputs'][0]}'{in_module(culprit)}")
-    if count > _SHOWN:
-        console.answer(f"  ... and {count - _SHOWN} more")
+    console.answer_first(
+        result.culprits, _SHOWN, lambda each: f"  {each['op']} '{each['name'] or each['outputs'][0]}'{in_module(each)}"
+    )
     if result.why:
         console.answer(f"  {result.why}")
     check = investigation.prober.runner.check

@@ -21,7 +21,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.reporting.issue import Cause, Since
-from bisect_trt.reporting.reproducer import FILES, MODEL, SCRIPT, Reproducer, pack
+from bisect_trt.reporting.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.checks import lowers_by
@@ -39,7 +39,8 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
     """Make sure that a reproducer can be left there, without leaving anything yet: there may be nothing to reproduce.
 
     Raises:
-        UsageError: It exists and is not empty, or is a file, or lies where no folder can be made; or its archive exists.
+        UsageError: It exists and is not empty, or is a file, or lies where no folder can be made; or its archive exists; or a
+            link lies in it, through which something else would be written over.
     """
     if archive is not None and archive.exists() and not overwrite:
         raise UsageError(f"{archive} exists; name another folder with --output, or write over it with --overwrite.")
@@ -47,6 +48,13 @@ def check_folder(folder: Path, archive: Path | None = None, *, overwrite: bool) 
         raise UsageError(f"{folder} is a file; name a folder with --output.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UsageError(f"{folder} exists; name another folder with --output, or write over it with --overwrite.")
+    inside = [
+        path for place in (folder, folder / DATA_SET, folder / FILES) if place.is_dir() for path in place.iterdir()
+    ]
+    for link in (path for path in (*inside, *([] if archive is None else [archive])) if path.is_symlink()):
+        raise UsageError(
+            f"{link} is a link, and what it leads to would be written over; remove it, or name another folder."
+        )
     ground = next(path for path in folder.absolute().parents if path.exists())
     if not ground.is_dir() or not os.access(ground, os.W_OK):
         raise UsageError(f"{folder} cannot be made: {ground} is no folder of yours; name another with --output.")

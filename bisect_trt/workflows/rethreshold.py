@@ -85,11 +85,13 @@ def _tell(what: str, comparisons: Sequence[TensorComparison], tolerances: Tolera
     turned = [(each, now) for each, now in said if now is not None and now != each.passed]
     unknown = [each for each, now in said if now is None]
     console.answer(f"  {len(turned)} of {len(comparisons)} {what}(s) would change{_unknown(len(unknown))}")
-    for each, now in turned[:_SHOWN]:
+
+    def line(one: tuple[TensorComparison, bool]) -> str:
+        each, now = one
         on = "" if each.sample is None else f" on sample {each.sample}"
-        console.answer(f"    '{each.name}'{on} {'would match' if now else 'would not match'}: {each.describe()}")
-    if len(turned) > _SHOWN:
-        console.answer(f"    ... and {len(turned) - _SHOWN} more")
+        return f"    '{each.name}'{on} {'would match' if now else 'would not match'}: {each.describe()}"
+
+    console.answer_first(turned, _SHOWN, line)
     for each in unknown[:_SHOWN]:
         console.answer(f"    '{each.name}': not known, for its elements were not kept; {each.describe()}")
 
@@ -134,10 +136,11 @@ def _tell_probes(probes: Sequence[_Probe], tolerances: Tolerances, console: Cons
         elif (now and probe.verdict == "FAIL") or (not now and probe.verdict == "PASS"):
             turned.append((probe, "PASS" if now else "FAIL"))
     console.answer(f"  {len(turned)} of {len(probes)} probe(s) would change{_unknown(len(unknown))}")
-    for probe, other in turned[:_SHOWN]:
-        console.answer(f"    probe {probe.number}, {probe.title}: {probe.verdict} would be {other}")
-    if len(turned) > _SHOWN:
-        console.answer(f"    ... and {len(turned) - _SHOWN} more")
+    console.answer_first(
+        turned,
+        _SHOWN,
+        lambda each: f"    probe {each[0].number}, {each[0].title}: {each[0].verdict} would be {each[1]}",
+    )
     if unknown:
         numbers = ", ".join(str(each.number) for each in unknown[:_SHOWN])
         console.answer(

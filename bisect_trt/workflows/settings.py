@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -128,6 +129,27 @@ class CheckSettings:
     show_output: bool = False
     hide_fail_output: bool = False
     metric: MetricSettings | None = None
+
+    def conditions(self) -> Iterator[str]:
+        """What a check command is held to, as options."""
+        for option, values in (
+            ("--fail-regex", self.fail_regexes),
+            ("--fail-code", self.fail_codes),
+            ("--ignore-fail-code", self.ignore_fail_codes),
+            ("--timeout", () if self.timeout is None else (f"{self.timeout:g}",)),
+            ("--candidate", () if self.candidate is None else (self.candidate,)),
+        ):
+            for value in values:
+                yield from (option, str(value))
+
+    def how_to(self, command: str, model: Path, inputs: Path) -> str:
+        """``reduce`` or ``repeat`` by the same check of the user's on these values: a command line, or a call for a function."""
+        if self.function is not None:
+            name = getattr(self.function, "__name__", "check")
+            return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
+        words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
+        words += ["--load-inputs", str(inputs), *self.conditions()]
+        return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
 
     @property
     def fixed_path(self) -> Path | None:

@@ -1,7 +1,7 @@
 """Kills, full disks, deleted folders, clocks that jump, journals that were edited: no traceback, no orphan, no other answer.
 
-Everything is drawn from a seed: ``BISECT_TRT_CHAOS_SEED=N`` repeats it, as far as moments can be repeated. ``make test`` has a
-few of each, ``make chaos`` 300 kills.
+Everything is drawn from a seed: ``BISECT_TRT_CHAOS_SEED=N`` repeats it, as far as moments can be repeated. ``make test-slow`` has
+a few of each, ``make chaos`` 300 kills.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pyte
 
-SECONDS = 60
+SECONDS = 240
 # A session of its own whose terminal this is, so that Ctrl-C arrives; preexec_fn is not for programs with threads.
 FOREGROUND = """
 import fcntl, os, sys, termios
@@ -65,9 +66,12 @@ class Terminal:
                 except OSError:  # what Linux makes of a terminal whose last user has gone
                     return
                 self.raw += data
-                self._stream.feed(data)
-                self.screens.append(self.visible())
-                yield self.screens[-1]
+                for piece in re.split(
+                    rb"(?=\r\x1b\[2K)", data
+                ):  # what is shown until it is drawn anew, however much came
+                    self._stream.feed(piece)
+                    self.screens.append(self.visible())
+                    yield self.screens[-1]
 
     def wait(self) -> int:
         """Watch to the end; the exit status."""

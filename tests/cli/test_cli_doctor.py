@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -107,7 +108,9 @@ def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeyp
     (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
     missing = examine("trt", "tensorrt", tmp_path).missing
     assert missing is not None
-    assert missing.startswith("no answer after 2.")
+    waited = re.match(r"no answer after (\d+\.\d+)", missing)
+    assert waited is not None
+    assert 2 <= float(waited[1]) < 1000
 
 
 def test_the_drivers_own_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +131,9 @@ def test_killed_hard_it_leaves_no_folder(tmp_path: Path) -> None:
     here = tmp_path / "tmp"
     here.mkdir()
     command = [sys.executable, "-m", "bisect_trt", "doctor"]
-    running = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(here)}, stdout=subprocess.DEVNULL)
+    (tmp_path / "onnxruntime.py").write_text("import time\ntime.sleep(1000)\n")  # it is killed while it looks at that
+    surroundings = {**os.environ, "TMPDIR": str(here), "PYTHONPATH": str(tmp_path)}
+    running = subprocess.Popen(command, env=surroundings, stdout=subprocess.DEVNULL)
     while not any(here.glob("*/*")):  # that of the command, in that of the process
         assert running.poll() is None
         time.sleep(0.01)

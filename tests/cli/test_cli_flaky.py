@@ -72,8 +72,8 @@ def test_pairs_are_tried_where_few_are_left(cli: CommandLine, model: Path) -> No
 
 def test_measuring_the_original_keeps_to_the_budget(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), f"echo >> runs; {has('<3>')} && exit 1; exit 0")
-    words = ["--repeat", "99999999999999999999", "--max-time", "1", "--check", f"./{check}", "{model}"]
+    words = ["--repeat", "99999999999999999999", "--max-time", "2", "--check", f"./{check}", "{model}"]
     ran = cli("reduce", model, *OPTIONS, *words)
     assert ran.status not in (0, 1)
-    assert "the budget is spent (--max-time 1)." in ran.error
+    assert "the budget is spent (--max-time 2)." in ran.error
     assert Path("runs").read_text()

@@ -74,7 +74,7 @@ def test_what_is_seen_while_it_works_and_what_stays(
     seen = "\n".join(views)
     for shown in (
         r"\d+ probes done, about \d+ to go",
-        r"0\.\d\d s each",
+        r"\d+\.\d+ s each",
         r"(under 1|about \d+) s left",
         r"best so far: \d+ of 40 units",
         r"next one among \d+",
@@ -125,9 +125,8 @@ def test_a_flaky_failure_is_said_to_be_one(terminal: Callable[..., Terminal], he
         here / "check",
         f"{has('<3>')} || exit 0; n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; exit $((n % 2))",
     )
-    term = terminal(
-        "reduce", "model.onnx", "-o", "out.onnx", "--no-shrink", "--repeat", "8", "--check", check, "{model}"
-    )
+    words = ["--no-shrink", "--workers", "1", "--repeat", "8", "--check", check, "{model}"]
+    term = terminal("reduce", "model.onnx", "-o", "out.onnx", *words)
     assert term.wait() == 3
     assert any(
         re.search(r"fails in 50% of 8 runs, so a pass is \d+ in a row", line) for s in term.screens for line in s

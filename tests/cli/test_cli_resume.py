@@ -17,7 +17,7 @@ from support import chain, has, node_names, read_json, script
 
 from bisect_trt.cli.arguments import invocation
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 REQUIRED = ("<3>", "<8>")
 LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import SHAPE, chain, read_json, save
+from support import SHAPE, chain, examples, read_json, save
 
 from bisect_trt.graph.fold import remove_unread, sort_nodes
 from bisect_trt.graph.network import Network
@@ -249,7 +249,7 @@ def test_bad_options(cli: CommandLine, here: Path, words: list[str], status: int
     assert (ran.status, reason in ran.error) == (status, True), ran.err
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))

@@ -136,6 +136,45 @@ def test_what_is_recommended_shows_the_failure(here: Path) -> None:
     assert {culprit["name"] for culprit in diagnosed["culprits"]} == {"bad"}
 
 
+def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(cli: CommandLine, here: Path) -> None:
+    """It is told the shapes, and the model, whose file fixes the dimension; what is recommended names one that does not."""
+    (here / "check.py").write_text(
+        "import os, sys, numpy\n"
+        "rows = {int(each.rpartition(':')[2].split('x')[0]) for each in sys.argv[2].split(',')}\n"
+        "fed = {len(value) for value in numpy.load(sys.argv[3]).values()}\n"
+        "assert sys.argv[2] == os.environ['BISECT_TRT_SHAPES'] and fed == rows\n"
+        "print('too many' if max(rows) >= 3 and b'Relu' in open(sys.argv[1], 'rb').read() else 'few enough')\n"
+    )
+    model = write(here / "model.onnx", 1, 8)
+    check = ["--fail-regex", "too many", "--check", sys.executable, "check.py", "{model}", "{shapes}", "{inputs}"]
+    ran = cli("sweep", model, "--shapes", "x:[{1,2,3,5},8]", "--json", "r.json", *check)
+    assert ran.status == 0, ran.err
+    found = read_json(Path("r.json"))["sweep"]
+    assert (found["dimensions"][0]["fail"], found["smallest_failing"]) == ([3, 5], {"x[0]": 3})
+    assert [entry["shapes"] for entry in found["map"]] == [{"x": [n, 8]} for n in (1, 2, 3, 5)]
+    words = shlex.split(found["command"])
+    assert words[:2] == ["bisect-trt", "reduce"]
+    ran = cli(*words[1:])
+    assert ran.status == 0, ran.err
+    assert [node.name for node in onnx.load("reduced.onnx").graph.node] == ["bad"]
+
+
+@pytest.mark.parametrize("command", [["sweep", "--shapes", "x:[1..3,8]"], ["samples", "--iterations", "3"]])
+def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here: Path, command: list[str]) -> None:
+    model = onnx.load(write(here / "model.onnx", "n", 8))
+    model.graph.node[1].domain = "nobody.knows"
+    model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
+    onnx.save(model, "own.onnx")
+    (here / "check.py").write_text("import sys, numpy\nsys.exit(numpy.load(sys.argv[1])['x'].size == 16)\n")
+    name, *rest = command
+    ran = cli(name, "own.onnx", *rest, "--json", "r.json", "--check", sys.executable, "check.py", "{inputs}", "{model}")
+    if name == "sweep":
+        assert ran.status == 0, ran.err
+        assert read_json(Path("r.json"))["sweep"]["smallest_failing"] == {"n": 2}
+    else:
+        assert (ran.status, "none of the 3 samples fails" in ran.err + ran.out) == (1, True)
+
+
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
     model = write(here / "model.onnx", "n", "m", 8, also=True)
     status, result, said = unsteady(

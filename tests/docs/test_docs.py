@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from pages import NOT_RUN, OF_EXAMPLES, ROOT, SHELLS, Reader, read_commands, read_fences
 
 from bisect_trt import errors
@@ -33,6 +34,17 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 @pytest.mark.parametrize("page", [name for name in NAMES if name not in chain(*OF_EXAMPLES.values())])
 def test_every_command_of_a_page_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     Reader(tmp_path / "checkout").follow_page(page)
+
+
+def test_what_no_tag_says_is_a_step_past_the_newest_release() -> None:
+    (newest,) = re.findall(
+        r"\A.*?^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    (past,) = re.findall(
+        r'^fallback-version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    *first, last = Version(newest).release
+    assert Version(past) == Version(f"{'.'.join(map(str, [*first, last + 1]))}.dev0")
 
 
 def test_every_reason_not_to_run_a_command_is_needed() -> None:

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command
 from bisect_trt.cli.reference import reference
+from bisect_trt.workflows.commands import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 

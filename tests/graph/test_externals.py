@@ -14,6 +14,7 @@ from cutting import assert_same, model_of, run, tensor_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph import externals
@@ -256,7 +257,7 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
     start=st.integers(0, 9000),
     at=st.integers(0, 9000),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_part_of_a_file_is_copied_to_the_byte_and_its_holes_stay_holes(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bool, int]], start: int, at: int
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from random_models import feeds, models
+from support import examples
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.cut import extract
@@ -22,7 +23,7 @@ X = tensor_info("x", FLOAT, [2, 4])
 node = helper.make_node
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(model=models(), data=st.data())
 def test_it_computes_what_was_asked_from_what_was_given(model: ModelProto, data: st.DataObject) -> None:
     whole = cutter(model, feeds())

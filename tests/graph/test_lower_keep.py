@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lowering import FLOAT, FLOAT16, Array, checked, computed, evaluate, model, ops, ort_run, weight, with_outputs
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from random_lowering import feeds_for, random_models
+from support import examples
 
 from bisect_trt.graph.lower import emulate, first_output, lower_fp16, lower_io, lower_roundtrip, tensor_dtypes
 from bisect_trt.graph.lower.rewriter import lower_tensor, widen_tensor
@@ -65,7 +66,7 @@ def by_hand(source: ModelProto, keep: Collection[str], feeds: dict[str, Array]) 
     return values
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(case=mixed(), seed=st.integers(0, 99))
 def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
     case: tuple[ModelProto, list[str]], seed: int
@@ -86,7 +87,7 @@ def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
         np.testing.assert_array_equal(value, expected[name].astype(np.float32))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=mixed(), seed=st.integers(0, 99), low=st.sampled_from(LOW))
 def test_what_is_emulated_is_what_round_trips_compute(case: tuple[ModelProto, list[str]], seed: int, low: int) -> None:
     source, keep = case
@@ -105,7 +106,7 @@ def test_what_is_emulated_is_what_round_trips_compute(case: tuple[ModelProto, li
         np.testing.assert_array_equal(value, expected[name])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=mixed(), seed=st.integers(0, 99))
 def test_low_precision_ends(case: tuple[ModelProto, list[str]], seed: int) -> None:
     source, keep = case

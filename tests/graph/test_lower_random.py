@@ -17,11 +17,12 @@ from lowering import (
 )
 from onnx import ModelProto, numpy_helper
 from random_lowering import feeds_for, random_models
+from support import examples
 
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(source=random_models(), seed=st.integers(0, 99), level=st.sampled_from(LEVELS))
 def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: int, level: str) -> None:
     """Node by node: each, as a real fp16 node, makes of the values before it what the round trips have after it."""
@@ -47,7 +48,7 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
             )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(source=random_models(), seed=st.integers(0, 99))
 def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: int) -> None:
     lowered = checked(lower_fp16, source)
@@ -63,7 +64,7 @@ def test_real_fp16_models_hold_fp16_from_end_to_end(source: ModelProto, seed: in
         assert np.array_equal(value, evaluate(lowered, rounded)[name])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(source=random_models())
 def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
     """The same nodes as without; for real fp16 nodes, Casts of what is marked besides."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.graph.lower import lower_roundtrip
 from bisect_trt.graph.network import Network
@@ -216,7 +217,7 @@ def test_a_rewrite_computes_the_same(case: str, opset: int) -> None:
     new = rewritten(model, rule)
     assert new.graph.node != model.graph.node
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 10.0]))
     def same(seed: int, size: float) -> None:
         x = (size * np.random.default_rng(seed).standard_normal(SHAPE)).astype(np.float32)

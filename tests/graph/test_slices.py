@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from light import Light
 from onnx import TensorProto, helper
-from support import TARGET, overflowing, read_json
+from support import TARGET, examples, overflowing, read_json
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
@@ -83,7 +83,7 @@ def branching(seed: int, count: int) -> onnx.ModelProto:
 
 
 @given(st.integers(0, 99), st.integers(1, 12), st.sampled_from([0, 30, 80]))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_slices_compute_what_the_whole_computes(
     pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, limit: int
 ) -> None:

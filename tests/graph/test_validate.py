@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import FunctionProto, ModelProto, TensorProto, helper, numpy_helper
 from random_models import models
+from support import examples
 
 from bisect_trt.errors import BisectError, UnavailableError
 from bisect_trt.graph.cut import cut
@@ -187,7 +188,9 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(content=mutated())
 def test_whatever_is_read_can_be_taken_apart(tmp_path: Path, content: bytes) -> None:

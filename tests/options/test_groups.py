@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 
 from bisect_trt.cli.arguments import rewrite
-from bisect_trt.cli.commands import COMMANDS
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -25,6 +25,7 @@ from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
+from bisect_trt.workflows.commands import COMMANDS
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -116,7 +117,7 @@ def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many type
 
 @pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
     value = data.draw(values_of(entry))
     name = next(name for name, groups in COMMANDS.items() if group in groups)

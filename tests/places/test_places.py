@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
@@ -188,11 +189,11 @@ def test_a_crash_is_reported_and_the_next_question_is_answered(connection: Conne
 
 def test_a_place_that_idles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # As while other places, or the reference, have the answers that a search waits for.
-    for name, value in (("ALIVE_SECONDS", 0.2), ("SILENCE_SECONDS", 1.0)):
+    for name, value in (("ALIVE_SECONDS", 0.1), ("SILENCE_SECONDS", 3.0)):
         monkeypatch.setattr(f"bisect_trt.probing.places.connection.{name}", value)
     connected = Connection(place(), session=f"idle{os.getpid()}")
     before = connected.ask("facts", {"packages": []}).header
-    time.sleep(3)
+    time.sleep(5)
     after = connected.ask("facts", {"packages": []}).header
     assert after["number"] == before["number"] + 1
     connected.close()
@@ -297,7 +298,7 @@ DTYPES = ["float32", "float16", "int8", "int64", "bool", "complex64", "bfloat16"
 
 
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
@@ -314,7 +315,7 @@ def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> No
 
 
 @given(st.binary(max_size=200_000))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_pieces_of_any_bytes_are_all_of_them(content: bytes) -> None:
     pieces = list(cut_pieces(content))
     assert b"".join(content[start:end] for start, end, _ in pieces) == content
@@ -448,9 +449,10 @@ def test_what_nobody_waits_for_ends_there_and_the_connection_stays(tmp_path: Pat
         assert (reply.kind, reply.signature) == ("time-out", "time-out")
         assert executed(workers, "false").code == 1
         assert [worker._process.pid for worker in workers._idle] == before
-    assert not [
-        path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.name != "self" and mark in _text(path)
-    ]
+    deadline = time.monotonic() + 60
+    while any(mark in _text(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _text(path: Path) -> str:

@@ -39,7 +39,7 @@ def endless(path: Path, *, constant: bool = False) -> Path:
     return path
 
 
-@pytest.mark.slow  # no version of a library changes it
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("words", "constant"),
     [
@@ -56,8 +56,11 @@ def endless(path: Path, *, constant: bool = False) -> Path:
 def test_it_ends_with_a_sentence(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], constant: bool
 ) -> None:
-    monkeypatch.setattr(pool, "DEFAULT_SECONDS", 3.0)  # a worker has to start in that time too
-    ran = cli(words[0], endless(here / "model.onnx", constant=constant), *words[1:])
+    for seconds in (3.0, 30.0):  # a target has to start in that time too
+        monkeypatch.setattr(pool, "DEFAULT_SECONDS", seconds)
+        ran = cli(words[0], endless(here / "model.onnx", constant=constant), *words[1:])
+        if "does not start" not in ran.error:
+            break
     assert ran.status == 4
     assert ran.error.startswith("error: ")
     assert re.search(SAYS, ran.error), ran.error
@@ -71,7 +74,11 @@ def test_a_small_time_holds_for_the_reference_too(
     monkeypatch.setattr(pool, "LEAST_SECONDS", 3.0)
     ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
     assert ran.status == 4
-    assert re.search(r"does not get to the end of a model: no answer after 3\.\d s; --timeout allows more\.", ran.error)
+    said = re.search(
+        r"does not get to the end of a model: no answer after (\d+\.\d) s; --timeout allows more\.", ran.error
+    )
+    assert said is not None, ran.error
+    assert float(said[1]) >= 3
 
 
 def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +92,11 @@ def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, he
     np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
     ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3")
     assert ran.status == 4
-    assert re.search(r"the target cannot run model\.onnx: no answer after 3\.\d s\.", ran.error.replace(f"{here}/", ""))
+    said = re.search(
+        r"the target cannot run model\.onnx: no answer after (\d+\.\d) s\.", ran.error.replace(f"{here}/", "")
+    )
+    assert said is not None, ran.error
+    assert 3 <= float(said[1]) < pool.LEAST_SECONDS
 
 
 @pytest.mark.parametrize("words", [["run", "--onnxrt"], ["layerwise", "--onnxrt"], ["sanitize", "-o", "out.onnx"]])
@@ -101,7 +112,7 @@ def test_ctrl_c_ends_it_at_once_and_all_that_it_started(here: Path, words: list[
         time.sleep(0.05)
     time.sleep(1)
     driver.send_signal(signal.SIGINT)
-    _, said = driver.communicate(timeout=30)
+    _, said = driver.communicate(timeout=120)
     assert driver.returncode == 130, said
     assert b"Traceback" not in said
     deadline = time.monotonic() + 60

@@ -17,7 +17,7 @@ from bisect_trt.search.flakiness import MOST_PASSES, Flakiness, expected_verdict
 from bisect_trt.search.oracle import Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 
 def flakiness() -> st.SearchStrategy[Flakiness]:

@@ -257,11 +257,17 @@ def test_workers_that_are_killed_at_any_moment_change_no_answer(tmp_path: Path, 
     while killed < 6 and seed < 18:  # how many are hit is a matter of moments, that some are is not
         killers: list[Killer] = []
 
-        def attend(mark: str, driver: subprocess.Popen[bytes], seed: int = seed, to: list[Killer] = killers) -> None:
+        def attend(
+            mark: str,
+            driver: subprocess.Popen[bytes],
+            seed: int = seed,
+            seconds: float = seconds,
+            to: list[Killer] = killers,
+        ) -> None:
             to.append(Killer(mark, random.Random(seed), seconds))
             to[-1].attend(driver)
 
-        answer, _ = go(tmp_path / str(seed), words, attend)
+        answer, seconds = go(tmp_path / str(seed), words, attend)
         assert answer == whole
         killed += len(killers[0].killed)
         seed += 1

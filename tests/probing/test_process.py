@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support import gone
 
 from bisect_trt.probing.workers import process as module
-from bisect_trt.probing.workers.process import Cancel, Limits, ProcessEnd, run_to_end
+from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
 
 SH = "/bin/sh"
 FAMILY = """
@@ -31,6 +31,16 @@ def run(body: str, folder: Path, *, timeout: float | None = None, cancel: Cancel
     return run_to_end(argv, log=folder / "log", environment={}, timeout=timeout, cancel=cancel)
 
 
+def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:
+    """Run what never ends and makes ``ready`` once it has begun; with more time where it had not, on a machine that is busy."""
+    for timeout in (0.5, 5.0, 50.0):
+        end = run(body, folder, timeout=timeout)
+        if (folder / "ready").exists():
+            break
+    assert (end.timed_out, end.cancelled) == (True, False)
+    return end, timeout
+
+
 def wait_until(done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 60
     while not done():
@@ -43,17 +53,6 @@ def wait_until(done: Callable[[], bool]) -> bool:
 def family_is_gone(folder: Path) -> bool:
     pids = [int((folder / name).read_text()) for name in ("child", "grandchild")]
     return wait_until(lambda: all(map(gone, pids)))
-
-
-@pytest.mark.parametrize("least", [0, 3000])
-def test_time_may_begin_anew(least: float) -> None:
-    limits = Limits(time.monotonic() - 5000, 1000, None, None)
-    assert limits.passed(0) == "timed out"
-    limits.begin(least)
-    assert limits.passed(0) is None
-    left = limits.seconds_left()
-    assert left is not None
-    assert (left > 1000) == bool(least)
 
 
 @given(st.integers(0, 255))
@@ -103,9 +102,8 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             end = run(f"{FAMILY} exit 3", tmp_path, timeout=60, cancel=cancel)
             assert (end.code, end.timed_out, end.cancelled) == (3, False, False)
         elif ends == "by time-out":
-            end = run(f"{FAMILY} wait", tmp_path, timeout=0.5)
-            assert (end.timed_out, end.cancelled) == (True, False)
-            assert 0.5 <= end.seconds < 10
+            end, timeout = run_past_its_time(f"{FAMILY} touch ready; wait", tmp_path)
+            assert timeout <= end.seconds < 200
         else:
             helper = threading.Thread(
                 target=lambda: wait_until((tmp_path / "grandchild").exists) and cancel.set()  # type: ignore[func-returns-value]
@@ -114,7 +112,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             end = run(f"{FAMILY} wait", tmp_path, timeout=60, cancel=cancel)
             helper.join()
             assert (end.timed_out, end.cancelled) == (False, True)
-            assert end.seconds < 20
+            assert end.seconds < 60
     finally:
         cancel.close()
     assert wait_until((tmp_path / "grandchild").exists)
@@ -122,16 +120,15 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
 
 
 def test_a_process_may_tidy_up_after_its_time(tmp_path: Path) -> None:
-    end = run("trap 'echo tidy > tidied; exit 0' TERM; sleep 300 & wait", tmp_path, timeout=0.3)
-    assert end.timed_out  # whatever it exits with
+    # It is timed out whatever it exits with.
+    run_past_its_time("trap 'echo tidy > tidied; exit 0' TERM; touch ready; sleep 300 & wait", tmp_path)
     assert (tmp_path / "tidied").exists()
 
 
 def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
-    end = run("trap '' TERM; while :; do sleep 0.05; done", tmp_path, timeout=0.2)
-    assert (end.timed_out, end.code) == (True, -signal.SIGKILL)
-    assert end.seconds < 10
+    end, _ = run_past_its_time("trap '' TERM; touch ready; while :; do sleep 0.05; done", tmp_path)
+    assert end.code == -signal.SIGKILL
 
 
 def test_cancelled_before_it_starts(tmp_path: Path) -> None:
@@ -141,7 +138,6 @@ def test_cancelled_before_it_starts(tmp_path: Path) -> None:
     end = run("sleep 300", tmp_path, timeout=60, cancel=cancel)
     cancel.close()
     assert end.cancelled
-    assert end.seconds < 10
 
 
 def test_no_descriptors_are_lost(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import pytest
 from fakes import Case, FakeCheck, FakeRun, Killed, build, cases, decisions, journal, scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 
 from bisect_trt.probing.journal import JOURNAL, Journal, read_journal
 from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.search.oracle import Subset, Verdict
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 
 def answered(folder: Path) -> set[str]:
@@ -25,7 +26,7 @@ def keys(units: Iterable[Subset]) -> set[str]:
     return {build(each).key for each in units}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases(25), st.data(), st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 30))
 def test_killed_after_any_verdict(case: Case, data: st.DataObject, workers: int, later: int, seed: int) -> None:
     with scratch() as folder:
@@ -47,7 +48,7 @@ def test_killed_after_any_verdict(case: Case, data: st.DataObject, workers: int,
 share = st.floats(0, 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases(25), st.tuples(share, share), st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 30))
 def test_the_journal_ends_at_any_byte(
     case: Case, moments: tuple[float, float], workers: int, later: int, seed: int
@@ -70,7 +71,7 @@ def test_the_journal_ends_at_any_byte(
             assert answered(run) >= {record.key for record in whole.told.records}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(cases(), st.integers(1, 8))
 def test_a_finished_run_runs_no_check_again(case: Case, workers: int) -> None:
     with scratch() as folder:

@@ -23,7 +23,7 @@ from fakes import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import gone, script
+from support import examples, gone, script
 
 from bisect_trt.probing import watcher
 from bisect_trt.probing.command import CommandCheck
@@ -39,14 +39,14 @@ from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 
 def halving(count: int) -> Algorithm:
     return lambda ask: minimise(range(count), ask)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases(), st.lists(st.integers(2, 8), min_size=2, max_size=2, unique=True), st.integers(0, 1 << 30))
 def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], seed: int) -> None:
     with scratch() as folder:
@@ -67,7 +67,7 @@ def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], 
             assert max(run.check.ended.values()) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cases(), st.integers(1, 8), st.integers(1, 12), st.integers(0, 1 << 30))
 def test_a_budget_ends_at_the_same_probe(case: Case, workers: int, probes: int, seed: int) -> None:
     with scratch() as folder:
@@ -196,7 +196,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 6
     assert wait_until_gone(started)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200
     assert prober.wasted == 2
     # What was begun and never answered is known, and nothing else.
     assert len(journal(tmp_path, "started")) == 3

@@ -29,7 +29,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 TARGET = TargetSettings("trt")
 
@@ -124,6 +124,13 @@ def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
     assert pool.process() != first
 
 
+def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool()
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write("    import time; time.sleep(4)\n")
+    assert pool.ask("fine", timeout=3) == Done()
+
+
 def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool: MakePool) -> None:
     pool = make_pool()
     first = pool.process()
@@ -189,7 +196,7 @@ def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_p
 
 def test_the_check_says_how_a_candidate_ended(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool()
-    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=20)
+    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=200)
     np.savez(tmp_path / "golden.npz")
     for command, signature in [("crash", "signal SIGSEGV"), ("refuse", "build: no implementation for node #")]:
         model = tmp_path / f"{command}.model"

@@ -17,10 +17,12 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Browser
 
-import bisect_trt
-
 ROOT = Path(__file__).parents[2]
-VERSION = bisect_trt.__version__
+RELEASED = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+"""The newest release."""
+FALLBACK = re.findall(
+    r'^fallback-version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+)[0]
 STRANGER = '''"""What somebody types who knows the documentation alone."""
 
 import bisect_trt
@@ -54,17 +56,34 @@ def run(*words: str | Path, cwd: Path, status: int = 0) -> str:
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheel and source distribution, of what git has: the wheel is built from the unpacked source, where there is no git."""
-    source = tmp_path_factory.mktemp("source")
-    run("git", "checkout-index", "--all", f"--prefix={source}/", cwd=ROOT)
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
+    run(sys.executable, "-m", "build", "--outdir", out, checkout(tmp_path_factory.mktemp("source")), cwd=out)
     return out
+
+
+def checkout(folder: Path, *options: str) -> Path:
+    """A clone of what is committed, in which can be committed."""
+    run("git", "clone", "--quiet", *options, ROOT.as_uri(), folder, cwd=ROOT)
+    for name in ("name", "email"):
+        run("git", "config", f"user.{name}", "nobody@example.org", cwd=folder)
+    return folder
+
+
+def version_in(folder: Path) -> str:
+    """The version of what would be built there."""
+    return run(sys.executable, "-W", "ignore", "-m", "hatchling", "version", cwd=folder).strip()
 
 
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
     (found,) = dist.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="session")
+def version(wheel: Path) -> str:
+    """The wheel's."""
+    return wheel.name.split("-")[1]
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +117,8 @@ def test_what_an_index_shows_of_it_is_valid(dist: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), cwd=dist)
 
 
-def test_the_program_in_a_clean_environment(clean: Path, tmp_path: Path) -> None:
-    assert VERSION in run(clean / "bisect-trt", "--version", cwd=tmp_path)
+def test_the_program_in_a_clean_environment(clean: Path, version: str, tmp_path: Path) -> None:
+    assert f"bisect-trt {version}\n" == run(clean / "bisect-trt", "--version", cwd=tmp_path)
     (tmp_path / "make.py").write_text(CHAIN)
     run(clean / "python", "make.py", cwd=tmp_path)
     options = ["--onnxrt", "--fp16", "--val-range", "[1,2]", "--zip"]
@@ -110,11 +129,11 @@ def test_the_program_in_a_clean_environment(clean: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tool", ["uvx", "pipx"])
-def test_without_an_environment(tool: str, wheel: Path, tmp_path: Path) -> None:
+def test_without_an_environment(tool: str, wheel: Path, version: str, tmp_path: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"there is no {tool} here (pip install {'uv' if tool == 'uvx' else tool})")
     words: list[str | Path] = ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
-    assert VERSION in run(*words, "bisect-trt", "--version", cwd=tmp_path)
+    assert version in run(*words, "bisect-trt", "--version", cwd=tmp_path)
 
 
 def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
@@ -130,14 +149,45 @@ def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
 
 def test_a_tag_says_the_version_that_it_tags() -> None:
     tags = run("git", "tag", "--points-at", "HEAD", "--list", "v*", cwd=ROOT).split()
-    assert tags in ([], [f"v{VERSION}"])
+    assert tags in ([], [f"v{RELEASED}"])
+
+
+def test_a_version_is_that_of_the_tag_or_a_step_past_it(tmp_path: Path) -> None:
+    source, archive = checkout(tmp_path / "source", "--no-tags"), tmp_path / "archive"
+
+    def unpacked() -> str:
+        shutil.rmtree(archive, ignore_errors=True)
+        run("git", "archive", "--output", tmp_path / "archive.tar", "HEAD", cwd=source)
+        shutil.unpack_archive(tmp_path / "archive.tar", archive)
+        return version_in(archive)
+
+    past = FALLBACK.removesuffix("0")
+    assert re.fullmatch(rf"{re.escape(past)}[1-9]\d*", version_in(source))
+    assert unpacked() == FALLBACK
+    assert version_in(checkout(tmp_path / "shallow", "--depth=1", "--no-tags")) == f"{past}1"
+    run("git", "tag", "v9.8.7", cwd=source)
+    assert version_in(source) == unpacked() == "9.8.7"
+    run("git", "commit", "--quiet", "--allow-empty", "--message", "More", cwd=source)
+    run("git", "tag", "nightly-2026", cwd=source)
+    assert version_in(source) == unpacked() == "9.8.8.dev1"
+
+
+def test_a_checkout_that_is_installed_keeps_its_version_while_it_is_worked_on(tmp_path: Path) -> None:
+    source = checkout(tmp_path / "source")
+    run("git", "tag", "--force", "v9.8.7", cwd=source)
+    run(sys.executable, "-m", "venv", "--system-site-packages", "venv", cwd=tmp_path)
+    python = tmp_path / "venv/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", source, cwd=tmp_path)
+    run("git", "commit", "--quiet", "--allow-empty", "--message", "More", cwd=source)
+    assert run(tmp_path / "venv/bin/bisect-trt", "--version", cwd=tmp_path) == "bisect-trt 9.8.7\n"
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "bisect-trt", cwd=tmp_path)
+    said = run(python, "-S", "-c", "import bisect_trt; print(bisect_trt.__version__)", cwd=source)
+    assert said == "0+unknown\n"
 
 
 def test_the_changelog_and_the_citation_know_the_version() -> None:
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(rf"^## \[{re.escape(VERSION)}\]", changes, flags=re.MULTILINE)
-    assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f'version: "{VERSION}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    assert f"version: {RELEASED}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f'version: "{RELEASED}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)")
@@ -176,7 +226,7 @@ import pathlib, sys, rattler_build
 (variant,) = rattler_build.Stage0Recipe.from_yaml(pathlib.Path(sys.argv[1]).read_text()).render(rattler_build.VariantConfig())
 print(variant)
 """
-    assert f"version='{VERSION}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
+    assert f"version='{RELEASED}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
     check: list[str | Path] = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     run(*check, "vendor.github-actions", ROOT / "action.yml", cwd=ROOT)
     run(*check, "vendor.github-workflows", *sorted((ROOT / ".github" / "workflows").iterdir()), cwd=ROOT)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from support import examples
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead
@@ -46,7 +47,7 @@ def views(draw: st.DrawFn) -> LiveView:
     return view
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(views(), st.integers(1, 240))
 def test_it_is_twelve_lines_at_most_and_no_wider_than_the_terminal(view: LiveView, columns: int) -> None:
     file = io.StringIO()
@@ -57,7 +58,7 @@ def test_it_is_twelve_lines_at_most_and_no_wider_than_the_terminal(view: LiveVie
     assert "\x1b" not in file.getvalue()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(views())
 def test_the_time_left_is_never_negative(view: LiveView) -> None:
     left = view.seconds_left()

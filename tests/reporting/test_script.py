@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from onnx import TensorProto, helper, numpy_helper
+from support import examples
 
 from bisect_trt.reporting.issue import Issue
 from bisect_trt.reporting.markdown import code, prose
@@ -90,7 +92,7 @@ def plain_shape(runtime: str) -> str:
     return shape_of(rendered(runtime, "plain"))
 
 
-@settings(max_examples=40)  # of thousands of lines each
+@settings(max_examples=examples(40))  # of thousands of lines each
 @given(names, st.sampled_from(["onnxrt", "trt", "onnx"]))
 def test_names_are_never_code(name: str, runtime: str) -> None:
     source = rendered(runtime, name)
@@ -165,7 +167,8 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
     )
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent)
+    told = {**os.environ, "PYTHONPATH": str(folder / "installed")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told)
     assert "Traceback" not in done.stdout + done.stderr
     return done.returncode, done.stdout
 
@@ -227,7 +230,8 @@ def test_a_file_that_is_broken_is_no_failure(tmp_path: Path, name: str) -> None:
 def shadowed(folder: Path, source: str) -> None:
     """A target that does what ``source`` says, in place of ONNX Runtime."""
     doubled(folder)
-    (folder / "onnxruntime.py").write_text(source)
+    (folder / "installed").mkdir()
+    (folder / "installed" / "onnxruntime.py").write_text(source)
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from bisect_trt.workflows.reduce import reduce_model
 from bisect_trt.workflows.settings import ModelSettings, ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 SHAPE = [1, 4]
 

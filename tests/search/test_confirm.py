@@ -14,7 +14,7 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Again, Minimum, Original, Question, Subset, Transcript, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 
 class Oracle:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.forecast import Forecast, forecast
@@ -26,7 +27,7 @@ from bisect_trt.search.oracle import (
 )
 from bisect_trt.search.strategy import minimise, shrink_end, shrink_start
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 MOST = 1000
 
@@ -74,7 +75,7 @@ def errors(told: list[Forecast]) -> list[int]:
     return [seen.left - left for left, seen in zip(reversed(range(len(told))), told, strict=True)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 40), st.data())
 def test_it_is_nothing_at_the_end_and_only_then(count: int, data: st.DataObject) -> None:
     verdicts = st.sampled_from([*Verdict, Verdict.PASS, Verdict.FAIL])
@@ -84,7 +85,7 @@ def test_it_is_nothing_at_the_end_and_only_then(count: int, data: st.DataObject)
         assert all(seen.left > 0 for seen in told[:-1])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(2, 300), st.data())
 def test_one_culprit_is_foretold_well(count: int, data: st.DataObject) -> None:
     culprit = frozenset({data.draw(st.integers(0, count - 1))})
@@ -99,7 +100,7 @@ def test_one_culprit_is_foretold_well(count: int, data: st.DataObject) -> None:
     assert max(map(abs, errors(foretold(keeping(count), passes(culprit))))) <= 6
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(2, 40), st.data())
 def test_one_at_a_time_is_foretold_too(count: int, data: st.DataObject) -> None:
     culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=3))
@@ -107,7 +108,7 @@ def test_one_at_a_time_is_foretold_too(count: int, data: st.DataObject) -> None:
     assert max(map(abs, errors(told))) <= 2 * len(culprits) + 2
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(4, 200), st.data())
 def test_the_best_has_all_culprits(count: int, data: st.DataObject) -> None:
     culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4))

@@ -17,7 +17,7 @@ from bisect_trt.search.groups import partition
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 Predicate = Callable[[Subset], Verdict]
 

@@ -21,7 +21,7 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.search.strategy import minimise, shortest_failing_prefix, shrink_end, shrink_start
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 Predicate = Callable[[Subset], Verdict]
 

@@ -14,7 +14,7 @@ from bisect_trt.search.groups import skipping
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
-pytestmark = pytest.mark.slow  # no version of a library changes it
+pytestmark = pytest.mark.any_version
 
 SEARCHES = 12
 SIDES = [(by_minimise, Verdict.FAIL), (by_find_keep, Verdict.PASS)]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import NodeProto, TensorProto, helper, numpy_helper
-from support import read_json
+from support import examples, read_json
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import lower_roundtrip
@@ -91,7 +91,7 @@ ROUNDED = hnp.arrays(
 
 @pytest.mark.parametrize("target", [PLAIN, reference_settings()], ids=["openvino", "onnxrt"])
 @given(values=ROUNDED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_arithmetic_rounds_to_fp16(
     values: np.ndarray, target: TargetSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.tensors.stats import TensorStats, tensor_stats
@@ -35,7 +36,7 @@ def write(folder: Path, arrays: dict[str, Any]) -> ActivationStore:
 
 
 @given(st.dictionaries(st.text(), NUMBERS | STRINGS, max_size=4))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_everything_comes_back(arrays: dict[str, NDArray[Any]]) -> None:
     with TemporaryDirectory() as folder:
         store = write(Path(folder), arrays)

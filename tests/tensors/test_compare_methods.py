@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support import read_options, tolerances
+from support import examples, read_options, tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
@@ -67,7 +67,7 @@ def coarse(draw: st.DrawFn) -> tuple[Array, Array]:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
 @given(st.data(), st.integers(0, 3))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None:
     from polygraphy.comparator import CompareFunc
 
@@ -108,7 +108,7 @@ def test_shapes_are_matched_as_polygraphy_does(shape: tuple[int, ...], data: st.
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.filterwarnings("ignore")
 @given(near())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_similarity_agrees_with_polygraphy(pair: tuple[Array, Array]) -> None:
     comparator = pytest.importorskip("polygraphy.comparator")
     reference, target = pair

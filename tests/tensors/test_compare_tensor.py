@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from support import tolerances
+from support import examples, tolerances
 
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
@@ -74,7 +74,7 @@ def pairs(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("quiet_polygraphy")
 @given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans(), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_agrees_with_polygraphy(
     pair: tuple[NDArray[Any], NDArray[Any]],
     atol: float,
@@ -115,7 +115,7 @@ def test_agrees_with_polygraphy(
 
 
 @given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_what_it_says_is_consistent(
     pair: tuple[NDArray[Any], NDArray[Any]], atol: float, rtol: float, stat: ErrorStat, nonfinite_equal: bool
 ) -> None:
@@ -150,7 +150,7 @@ def test_what_it_says_is_consistent(
 
 
 @given(pairs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_required_tolerance_is_enough(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
     target, reference = pair
     required = compare_tensor("x", reference, target, TIGHT).required_atol

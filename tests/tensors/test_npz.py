@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from support import examples
 
 from bisect_trt.errors import UsageError
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -53,7 +54,7 @@ def test_any_name_and_array_comes_back_in_order(arrays: dict[str, NDArray[Any]])
 
 
 @given(st.dictionaries(NAMES.map(lambda name: name.removesuffix(".npy")), PLAIN, max_size=5))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_plain_numpy_reads_what_is_written(arrays: dict[str, NDArray[Any]]) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "t.npz"
@@ -83,7 +84,7 @@ def test_extension_types_come_back_and_read_as_integers_elsewhere(name: str, tmp
 
 
 @given(hnp.arrays(object, hnp.array_shapes(min_dims=0, min_side=0), elements=st.text().map(lambda s: s.rstrip("\0"))))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_strings_come_back_as_objects(values: NDArray[Any]) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "t.npz"
@@ -176,7 +177,7 @@ def test_what_is_no_npz_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "t.npz"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from support import arrays, node_names
+from support import arrays, examples, node_names
 
 import bisect_trt
 from bisect_trt.graph.shrink import Piece, axis_groups, axis_sizes, cut_axes, is_sound, keep_outputs
@@ -110,7 +110,7 @@ def test_what_is_left_is_sound(name: str, here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_a_parameter_of_another_length_is_seen(name: str, data: st.DataObject) -> None:
     """Each parameter of one axis, made shorter: the checker takes most of them."""

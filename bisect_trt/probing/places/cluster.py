@@ -23,6 +23,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.places.bundle import FINDER, sources
 from bisect_trt.probing.places.connection import Answered, Connection, PlaceLost, ProcessDied
 from bisect_trt.probing.places.place import Place
+from bisect_trt.probing.workers.process import module_command
 
 _LOOK_SECONDS = 90
 _START_SECONDS = 60
@@ -44,7 +45,7 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
     """
     if importlib.util.find_spec("ray") is None:
         raise UnavailableError(_NO_RAY.format(word))
-    command = [sys.executable, "-m", __name__, address, resource]
+    command = module_command(__name__, address, resource)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

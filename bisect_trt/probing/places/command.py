@@ -87,7 +87,7 @@ def _of_candidate(files: CandidateFiles) -> tuple[dict[str, Path], dict[str, str
         sent[location] = files.model.absolute().parent / location
     names = {"model": _MODEL, "inputs": "inputs.npz", "golden": "golden.npz"}
     known = {name: f"{PLACE_FOLDER}/{file}" for name, file in names.items()}
-    known |= {"dir": PLACE_FOLDER, "python": PLACE_PYTHON}
+    known |= {"dir": PLACE_FOLDER, "python": PLACE_PYTHON, "shapes": files.placeholders()["shapes"]}
     if files.engine is not None:
         known["engine"] = f"{PLACE_FOLDER}/{_ENGINE}"
     return sent, known

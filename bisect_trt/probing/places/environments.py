@@ -196,15 +196,15 @@ def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) 
         _run(wanted, [tool, "pip", "install", "--quiet", "--python", made, *wanted.requirements], told, cancel)
         return
     told = indexes.for_pip()
-    _run(wanted, [python, "-m", "venv", str(place)], told, cancel)
-    _run(wanted, [made, "-m", "pip", "install", "--quiet", *wanted.requirements], told, cancel)
+    _run(wanted, [python, "-I", "-m", "venv", str(place)], told, cancel)
+    _run(wanted, [made, "-I", "-m", "pip", "install", "--quiet", *wanted.requirements], told, cancel)
 
 
 def _run(wanted: Environment, argv: Sequence[str], environment: dict[str, str], cancel: Cancel | None) -> None:
     status, said = indexes.run_tool(argv, environment, cancel)
     if status == 0:
         return
-    what, tool = " ".join(wanted.requirements), "uv" if Path(argv[0]).name == "uv" else argv[2]
+    what, tool = " ".join(wanted.requirements), "uv" if Path(argv[0]).name == "uv" else argv[3]
     sentence = f"an environment with {what} cannot be made: {tool} says: {indexes.last_lines(said)}"
     if _NO_SUCH.search(said) is not None and not indexes.unreached(said):
         raise NoSuchRelease(
@@ -313,7 +313,7 @@ def _found(asked: str, path: str) -> str | None:
     for each in filter(None, [*here, shutil.which(f"python{minor}", path=path), *more]):
         try:
             ask = "import sys, venv, ensurepip; print('.'.join(map(str, sys.version_info[:3])))"
-            done = subprocess.run([each, "-c", ask], capture_output=True, text=True, check=False, timeout=60)
+            done = subprocess.run([each, "-I", "-c", ask], capture_output=True, text=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0 and f"{done.stdout.strip()}.".startswith(f"{asked}."):

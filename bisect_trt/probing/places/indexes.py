@@ -85,13 +85,16 @@ def _version(text: str) -> Version | None:
 def run_tool(argv: Sequence[str], environment: Mapping[str, str], cancel: Cancel | None = None) -> tuple[int, str]:
     """Run pip, uv or venv to its end, or until somebody cancels it; its exit status, and all that it printed.
 
+    The settings of a project are left unread: the folder one works in, which a stranger may have sent, names no index.
+
     Raises:
         UnavailableError: It cannot be started, or does not get to an end.
     """
     with scratch() as folder:
         log = Path(folder, "log")
         try:
-            ended = run_to_end(argv, log=log, environment=environment, timeout=_SECONDS, cancel=cancel)
+            told = {"UV_PROJECT": folder, **environment}
+            ended = run_to_end(argv, log=log, environment=told, timeout=_SECONDS, cancel=cancel)
         except OSError as error:
             raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}.") from error
         said = log.read_text(encoding="utf-8", errors="replace")
@@ -130,8 +133,9 @@ def pip() -> list[str]:
     Raises:
         UnavailableError: There is none.
     """
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+    spec = importlib.util.find_spec("pip")
+    if spec is not None and spec.origin is not None and spec.origin.startswith((sys.prefix, sys.base_prefix)):
+        return [sys.executable, "-I", "-m", "pip"]  # a pip.py of the folder one works in is not it
     found, tool = shutil.which("pip3") or shutil.which("pip"), uv()
     if tool is not None:
         return [tool, "tool", "run", "--quiet", "pip"]

@@ -53,9 +53,7 @@ _TIDY_SECONDS = 2.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
-"""How long what is no probe may take at least: a time for a probe may be too short to start a worker and run the whole model."""
-_START_SECONDS = 60.0
-"""How long a worker may take at least to start and to import a runtime: what a probe may take is for the model alone."""
+"""How long what is no probe may take at least, and a start with the runtime's import: too much for the time of a probe."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -140,12 +138,11 @@ class WorkerProcess:
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
             _write(self._request_write, encode(order))
-            limits.begin(_START_SECONDS)
             line = self._read_line(limits)
             begun = line == BEGUN
-            if begun and (line := self._read_line(limits)) == READY:
-                limits.begin()
+            if begun and (line := self._read_line(limits)) == READY:  # a slow start is none of what it was asked
                 began = time.monotonic()
+                limits.begun()
                 line = self._read_line(limits)
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
@@ -396,7 +393,8 @@ class WorkerPool:
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
         try:
             with asking() as spent:
-                answer = worker.ask(order, Limits(time.monotonic(), timeout, cancel, self.memory_limit))
+                limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+                answer = worker.ask(order, limits)
                 spent(answer.spent)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:

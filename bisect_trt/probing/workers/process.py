@@ -211,18 +211,21 @@ class Limits:
         past: Which of them it was past when that was last looked at, if any.
     """
 
-    def __init__(self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None) -> None:
+    def __init__(
+        self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None, *, start: float = 0.0
+    ) -> None:
+        """``start`` is how long it may take at least until it has :meth:`begun`."""
         self.cancel = cancel
         self.past: str | None = None
         self._timeout = timeout
-        self._deadline = None if timeout is None else began + timeout
+        self._deadline = None if timeout is None else began + max(timeout, start)
         self._memory = memory
         self._next_look = began
 
-    def begin(self, least: float = 0) -> None:
-        """Let the time run from now on; at least so many seconds."""
+    def begun(self) -> None:
+        """It has started; its time counts from now on."""
         if self._timeout is not None:
-            self._deadline = time.monotonic() + max(self._timeout, least)
+            self._deadline = time.monotonic() + self._timeout
 
     def seconds_left(self, *, polling: bool = False) -> float | None:
         """How long to wait at most before looking again at what cannot be waited for."""

@@ -20,6 +20,9 @@ def sweep_section(told: Json | None) -> Markup | None:
         "section",
         tag("h2", f"Sizes: {', '.join(names)}"),
         tag("p", f"{plural(told['tried'], 'size')} of {number(told['of'])} tried.", class_="quiet"),
+        tag("p", f"It fails where {told['relation']['said']}, as all that were tried say.")
+        if told.get("relation")
+        else None,
         _picture(told) if len(names) <= 2 else None,
         *(_intervals(each) for each in told["dimensions"]),
         id="sweep",

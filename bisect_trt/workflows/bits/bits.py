@@ -19,6 +19,7 @@ from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
+from bisect_trt.workflows.bits.contradicted import CONTRADICTED
 from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
 from bisect_trt.workflows.bits.odd_weights import suspicions
 from bisect_trt.workflows.bits.refit import try_refit
@@ -87,7 +88,8 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
             console.step("What does each group cost, alone?")
             sensitivity = measure_sensitivity(errors, lowering)
     kept, validation, why = _hold(task, case, minimum, sensitivity)
-    refit = try_refit(task, case.misfits, minimum.units)
+    doubted = any(each["rule"] == CONTRADICTED for each in task.result.extra["suspected_weights"])
+    refit = None if doubted else try_refit(task, case.misfits, minimum.units)
     ladder = climb_ladder(task, case, kept) if task.settings.rungs else None
     return _deliver(task, case, Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit, ladder))
 

@@ -11,6 +11,7 @@ from bisect_trt.graph.qdq import TYPES, Group, Quantized
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.bits.contradicted import with_contradictions
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.bits.guessed import guess_inputs
 from bisect_trt.workflows.bits.measured import find_misfits
@@ -87,8 +88,8 @@ def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = Fa
             Reference(plain.network, sample, subject.workspace, subject.models, 5001 + place, subject.swap_limit)
             for place, sample in enumerate(subject.samples[:_LOOKED_AT])
         ]
-    misfits = [find_misfits(subject, plain.taken or {}, group.pairs, references) for group in groups]
-    misfits = with_suspicions(subject, plain, misfits)
+    misfits = [find_misfits(subject, plain, group.pairs, references) for group in groups]
+    misfits = with_contradictions(subject, plain, with_suspicions(subject, plain, misfits))
     yardstick = None
     if settings.target is not None:
         yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)

@@ -45,7 +45,7 @@ def guess_inputs(subject: Subject, plain_of: Callable[[], Plain]) -> str | None:
         plain = plain_of()
         reference = Reference(plain.network, samples[0], subject.workspace, subject.models, 7001, subject.swap_limit)
         pairs = [pair for group in plain.groups for pair in group.pairs if pair.kind == "activation"]
-        found = find_misfits(subject, plain.taken or {}, pairs, [reference])
+        found = find_misfits(subject, plain, pairs, [reference])
         ratios = [each.ratio for each in found if each.ratio is not None and np.isfinite(each.ratio) and each.ratio > 0]
         if not ratios:
             continue

@@ -13,26 +13,27 @@ from numpy.typing import NDArray
 from bisect_trt.graph.qdq import Pair
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid, along, ranges
-from bisect_trt.workflows.bits.misfit import BIT, Misfit, Weights, pair_outputs, problems, stored_problems
+from bisect_trt.workflows.bits.misfit import BIT, Misfit, pair_outputs, problems, stored_problems
+from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
 
 def find_misfits(
-    subject: Subject, taken: Weights, pairs: Iterable[Pair], references: Sequence[Reference]
+    subject: Subject, plain: Plain, pairs: Iterable[Pair], references: Sequence[Reference]
 ) -> list[Misfit]:
     """Look at every pair.
 
     Args:
         subject: The quantized model.
-        taken: Weights of the model that it was made from, by the name of what dequantizes them makes.
+        plain: The same in floats.
         pairs: Its pairs.
         references: Runs of the float model.
     """
-    return [_look(subject, taken, pair, references) for pair in pairs]
+    return [_look(subject, plain, pair, references) for pair in pairs]
 
 
-def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Misfit:
+def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Misfit:
     network, grid = subject.network, Grid.of(pair.type_name)
     scale = constant_of(subject, pair.scale)
     zero = constant_of(subject, pair.zero_point) if pair.zero_point is not None else None
@@ -40,7 +41,7 @@ def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Ref
         return Misfit(pair)
     scale = np.atleast_1d(scale.astype(np.float64))
     zero = np.zeros_like(scale) if zero is None else np.atleast_1d(zero.astype(np.float64))
-    values = list(_values(subject, taken, pair, references))
+    values = list(_values(subject, plain, pair, references))
     if pair.kind == "bias" or not values:
         return Misfit(pair, scale, zero, problems=tuple(stored_problems(subject, pair, scale)))
     axis = None if scale.size == 1 else pair.axis
@@ -79,14 +80,16 @@ def _look(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Ref
     return replace(seen, problems=tuple(problems(network, seen, grid, values, symmetric=symmetric)))
 
 
-def _values(subject: Subject, taken: Weights, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
+def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:
     """The floats that are quantized, as far as they are known."""
     if pair.kind == "weight" and not pair.quantize:
         for name in pair_outputs(subject.network, pair)[:1]:
-            if name in taken:
-                yield taken[name]
+            if plain.taken and name in plain.taken:
+                yield plain.taken[name]
         return
     stored = constant_of(subject, pair.tensor)
+    if stored is not None and pair.tensor in subject.network.producer:  # it may be made of what is dequantized
+        stored = constant_of(subject, pair.tensor, plain.network)
     if stored is not None:
         yield stored
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ _DISPLACED = 0.15
 _MOST = 1 << 22
 """Elements of a tensor that are looked at."""
 Problem = tuple[str, str]
-Weights = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

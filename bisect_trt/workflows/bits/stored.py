@@ -11,13 +11,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from bisect_trt.errors import UnavailableError
+from bisect_trt.graph.network import Network
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.workflows.subject import Subject
 
 
-def constant_of(subject: Subject, name: str | None) -> NDArray[Any] | None:
-    """The value of a tensor that depends on no input; ``None`` of another one."""
-    network = subject.network
+def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> NDArray[Any] | None:
+    """The value of a tensor that depends on no input; ``None`` of another one.
+
+    Args:
+        subject: The quantized model.
+        name: The tensor.
+        network: That model with other tensors in floats, if it is its value there that is asked for.
+    """
+    network = network or subject.network
     if name is None:
         return None
     tensor = network.initializers.get(name)
@@ -33,7 +40,7 @@ def constant_of(subject: Subject, name: str | None) -> NDArray[Any] | None:
             return np.asarray(numpy_helper.to_array(tensor, str(folder)))
     except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
-    made = _computed(subject, [name])
+    made = _computed(subject, [name], network)
     return None if isinstance(made, Failed) else np.asarray(made[name])
 
 
@@ -43,15 +50,14 @@ def dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProto
     Raises:
         UnavailableError: It cannot.
     """
-    made = _computed(subject, names) if names else {}
+    made = _computed(subject, names, subject.network) if names else {}
     if isinstance(made, Failed):
         raise UnavailableError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
     return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
 
 
-def _computed(subject: Subject, names: Sequence[str]) -> dict[str, NDArray[Any]] | Failed:
+def _computed(subject: Subject, names: Sequence[str], network: Network) -> dict[str, NDArray[Any]] | Failed:
     """What depends on no input, by name; the model itself is not run, and so nothing is taken for the reference's."""
-    network = subject.network
     nodes, waiting = set[int](), list(names)
     while waiting:
         maker = network.producer.get(waiting.pop())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bisect_trt.graph.qdq import Group
-from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.console import IN_JSON, Console
 from bisect_trt.workflows.bits.bits_said import SHOWN, SHOWN_GROUPS, Told, reason
 from bisect_trt.workflows.bits.case import Case, integer_operators
 from bisect_trt.workflows.bits.misfit import Misfit
@@ -22,20 +22,16 @@ def tell_misfits(
     """Say what is suspected, and why."""
     if not ranking:
         console.say("  all of them fit, as far as the values are known")
-    for unit in ranking[:SHOWN]:
-        console.say(f"  {groups[unit].name}: {reason(misfits[unit])[1]}")
-    if len(ranking) > SHOWN:
-        console.say(f"  ... and {len(ranking) - SHOWN} more, which fit better")
+    console.say_first(
+        ranking, SHOWN, lambda unit: f"  {groups[unit].name}: {reason(misfits[unit])[1]}", ", which fit better"
+    )
 
 
 def tell_suspicions(odd: Sequence[Mapping[str, str]], console: Console) -> None:
     """Say which stored weights look odd; whether they are wrong, only the model from before quantization can tell."""
     if odd:
         console.say("  stored weights that look odd (whether they are wrong, only --reference can show):")
-    for each in odd[:SHOWN]:
-        console.say(f"    '{each['scale']}' of {each['group']}: {each['sentence']}")
-    if len(odd) > SHOWN:
-        console.say(f"    ... and {len(odd) - SHOWN} more (--json lists them)")
+    console.say_first(odd, SHOWN, lambda each: f"    '{each['scale']}' of {each['group']}: {each['sentence']}", IN_JSON)
 
 
 def untouched(subject: Subject, case: Case) -> Iterator[str]:
@@ -93,10 +89,13 @@ def tell_bits(task: Task, told: Told) -> None:
 
 def _tell_groups(extra: Mapping[str, Any], console: Console) -> None:
     """The groups in floats, with the reason of each."""
-    for node in extra["keep_fp32"][:SHOWN_GROUPS]:
-        console.answer(f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}': {node['reason']}")
-    if (more := len(extra["keep_fp32"]) - SHOWN_GROUPS) > 0:
-        console.answer(f"  ... and {more} more (--json lists them)")
+
+    def line(node: Mapping[str, Any]) -> str:
+        others = [f"'{name}'" for name in node["operators"] if name != node["name"]]
+        shared = f" (with {', '.join(others[:3])}{', ...' if len(others) > 3 else ''})" if others else ""
+        return f"  {node['op']} '{node['name'] or extra['groups'][node['group']]['name']}'{shared}: {node['reason']}"
+
+    console.answer_first(extra["keep_fp32"], SHOWN_GROUPS, line, IN_JSON)
 
 
 def _tell_ladder(task: Task, told: Told, ladder: Mapping[str, Any]) -> None:

@@ -329,21 +329,7 @@ def _error(evidence: Evidence, right: Values, values: Values, tolerance: Toleran
     comparisons: list[TensorComparison] = compare_all(expected, values, tolerance)
     failed = [comparison for comparison in comparisons if not comparison.passed]
     largest = max((_largest(comparison) for comparison in comparisons), default=0.0)
-    severities = (_severity(comparison, expected[comparison.name], values) for comparison in failed)
-    return _Error(not failed, max(severities, default=0.0), largest)
-
-
-def _severity(comparison: TensorComparison, expected: NDArray[Any], values: Values) -> float:
-    """How far past its tolerance the element is that is furthest past it.
-
-    That of the largest error may be another one, by a hair and by chance, so two errors could not be set in proportion by it.
-    """
-    if not math.isfinite(comparison.severity) or comparison.atol is None or comparison.rtol is None:
-        return comparison.severity
-    right, seen = np.asarray(expected, np.float64), np.asarray(values[comparison.name], np.float64)
-    with np.errstate(all="ignore"):
-        past = np.abs(seen - right) / (comparison.atol + comparison.rtol * np.abs(right))
-    return float(np.max(past[np.isfinite(past)], initial=0.0))
+    return _Error(not failed, max((comparison.severity for comparison in failed), default=0.0), largest)
 
 
 def _largest(comparison: TensorComparison) -> float:

@@ -10,7 +10,7 @@ import onnx
 
 from bisect_trt.graph.exported import in_module, module_of
 from bisect_trt.graph.network import Network
-from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.console import IN_JSON, Console
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_engine_layer, engine_json
 from bisect_trt.workflows.layerwise.origins import Layerwise
@@ -123,12 +123,10 @@ def tell(subject: Subject, layers: Layerwise, console: Console) -> None:
         for line in rest:
             console.say(f"    {line}")
     if len(layers.origins) > _SHOWN_ORIGINS:
-        console.say(f"  ... and {len(layers.origins) - _SHOWN_ORIGINS} more origins (--json lists them)")
+        console.say(f"  ... and {len(layers.origins) - _SHOWN_ORIGINS} more origins{IN_JSON}")
     _tell_ties(layers.tensors.values(), console)
     if layers.mild:
-        console.say(
-            f"  {len(layers.mild)} layer(s) are off by far less than the outputs are: rounding (--json lists them)"
-        )
+        console.say(f"  {len(layers.mild)} layer(s) are off by far less than the outputs are: rounding{IN_JSON}")
     if layers.hidden:
         console.say("  marking hides it: with these tensors as outputs the model's own outputs do not fail as without")
     if layers.fused:
@@ -145,12 +143,12 @@ def _tell_ties(comparisons: Iterable[TensorComparison], console: Console) -> Non
     for comparison in tied[:_SHOWN_TIES]:
         console.say(f"  '{comparison.name}': {comparison.describe_ties()}")
     if len(tied) > _SHOWN_TIES:
-        console.say(f"  ... and so are some of {len(tied) - _SHOWN_TIES} more tensors (--json lists them)")
+        console.say(f"  ... and so are some of {len(tied) - _SHOWN_TIES} more tensors{IN_JSON}")
 
 
 def _tell_unseen(unseen: dict[str, str], console: Console) -> None:
     if unseen:
-        console.say(f"  {len(unseen)} tensors could not be seen (--json lists them)")
+        console.say(f"  {len(unseen)} tensors could not be seen{IN_JSON}")
     for why, count in Counter(unseen.values()).most_common(_SHOWN_REASONS):
         console.say(f"    {count} because: {why}")
 
@@ -163,4 +161,4 @@ def _tell_own(subject: Subject, layers: Layerwise, console: Console) -> None:
         maker = subject.network.describe(subject.network.producer[comparison.name])
         console.say(f"    '{comparison.name}' of {maker}: {comparison.describe()}")
     if layers.own_unseen:
-        console.say(f"  {len(layers.own_unseen)} tensors could not be computed alone (--json lists them)")
+        console.say(f"  {len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}")

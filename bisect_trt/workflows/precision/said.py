@@ -139,14 +139,14 @@ def _converter(
 
 
 def _try(
-    task: Task, keep: Subset, package: str, command: Sequence[str], made: Path, *, tried: bool
+    task: Task, keep: Subset, package: str, command: Sequence[str], made: Path, *, tried: bool, cwd: Path | None = None
 ) -> tuple[bool | None, str]:
     """Run a tool that writes a mixed model, if it is installed, and probe what it writes."""
     if not tried or importlib.util.find_spec(package) is None:
         return None, "it is not installed here" if tried else "the search did not come to its end"
     made.unlink(missing_ok=True)
     log = task.subject.workspace.scratch("tool.log")
-    end = run_to_end(list(command), log=log, environment=os.environ, timeout=_SECONDS)
+    end = run_to_end(list(command), log=log, environment=os.environ, timeout=_SECONDS, cwd=cwd)
     if end.code != 0 or not made.exists():
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return False, f"run here, it ends with {last[-1] if last else end.describe()}"
@@ -178,18 +178,19 @@ def _compared(task: Task, candidate: Candidate) -> tuple[bool | None, str]:
 
 def _autocast(task: Task, keep: Subset, labels: Sequence[str], *, unnamed: int, tried: bool) -> Said:
     """ModelOpt's AutoCast, which takes patterns of names."""
-    model, low = str(task.subject.settings.path), task.settings.precision
+    model, low = task.subject.settings.path, task.settings.precision
     patterns = [f"^{re.escape(name)}$" for name in labels]
 
-    def command(python: str, to: str) -> list[str]:
-        words = [python, "-m", "modelopt.onnx.autocast", "--onnx_path", model, "--output_path", to]
+    def command(python: str, model: Path, to: str) -> list[str]:
+        words = [python, "-m", "modelopt.onnx.autocast", "--onnx_path", str(model), "--output_path", to]
         return [*words, "--low_precision_type", low, "--nodes_to_exclude", *patterns]
 
-    tool, words = "ModelOpt AutoCast", shlex.join(command("python", "converted.onnx"))
+    tool, words = "ModelOpt AutoCast", shlex.join(command("python", model, "converted.onnx"))
     if unnamed:
         return Said(tool, words, None, f"{unnamed} of the nodes have no name, which it goes by")
     made = task.subject.workspace.scratch("autocast.onnx")
-    seen = _try(task, keep, "modelopt", command(sys.executable, str(made.absolute())), made, tried=tried)
+    words_here = command(sys.executable, model.absolute(), str(made.absolute()))
+    seen = _try(task, keep, "modelopt", words_here, made, tried=tried, cwd=made.parent)  # nothing is imported from here
     return Said(tool, words, *seen)
 
 

@@ -13,7 +13,7 @@ from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Outcome
-from bisect_trt.reporting.console import Console
+from bisect_trt.reporting.console import IN_JSON, Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.tensors.comparison import TensorComparison
@@ -54,10 +54,11 @@ def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Consol
     network = subject.network
     if not suspects:
         console.say("  none")
-    for entry in suspects[:_SHOWN_SUSPECTS]:
-        console.say(f"  {network.describe(network.order[entry.unit])}: {entry.reason}")
-    if len(suspects) > _SHOWN_SUSPECTS:
-        console.say(f"  ... and {len(suspects) - _SHOWN_SUSPECTS} more, less suspicious")
+
+    def line(entry: Suspect) -> str:
+        return f"  {network.describe(network.order[entry.unit])}: {entry.reason}"
+
+    console.say_first(suspects, _SHOWN_SUSPECTS, line, ", less suspicious")
 
 
 def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str, Any]]:
@@ -197,10 +198,11 @@ def tell_accuracy(result: Result, console: Console) -> None:
 
 def tell_nodes(nodes: Sequence[Mapping[str, Any]], console: Console) -> None:
     """List the nodes to keep, with the reason of each."""
-    for node in nodes[:_SHOWN]:
-        console.answer(f"  {node['op']} '{node['name'] or node['outputs'][0]}'{in_module(node)}: {node['reason']}")
-    if len(nodes) > _SHOWN:
-        console.answer(f"  ... and {len(nodes) - _SHOWN} more (--json lists them)")
+
+    def line(node: Mapping[str, Any]) -> str:
+        return f"  {node['op']} '{node['name'] or node['outputs'][0]}'{in_module(node)}: {node['reason']}"
+
+    console.answer_first(nodes, _SHOWN, line, IN_JSON)
 
 
 def tell_lowered(result: Result, console: Console) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import load_npz
+from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.investigation import Investigation
 
 Values = Mapping[str, NDArray[Any]]
@@ -29,7 +29,7 @@ class Fed:
     def __init__(self, investigation: Investigation, target: TargetSettings | None) -> None:
         """Nothing is run yet; ``target`` is the one that is compared, if one is."""
         self.free = False
-        self._subject, self._target = investigation.subject, target
+        self._investigation, self._subject, self._target = investigation, investigation.subject, target
         self._console = investigation.console
         self._golden: dict[str, Path | str] = {}
         self._engines: dict[str, Path | None] = {}
@@ -63,6 +63,9 @@ class Fed:
             made = scratch(f"fed-{key}.golden.npz")
             inputs = models.feed("fed.in", values)
             failed = models.collect(model, inputs, made)
+            if failed is not None and self._investigation.unreferenced:
+                save_npz(made, {})
+                failed = None
             self._golden[key] = made if failed is None else failed.message
         return self._golden[key]
 

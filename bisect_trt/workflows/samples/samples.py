@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def _deliver(
     result.artifacts["minimal_input"] = str(settings.output)
     before = sum(int(value.astype(bool).sum()) for value in values.values())
     kept = found.kept
-    command = shlex.join(_command(investigation, settings, fed))
+    command = _command(investigation, settings, fed)
     result.extra["samples"]["minimal_input"] = {
         "file": str(settings.output),
         "sample": number,
@@ -207,26 +207,12 @@ def _deliver(
         f"{settings.output}: of sample {number}, {len(kept)} of {before} elements that are not zero, {shapes} "
         f"({result.minimality})."
     )
-    for name, index in kept[:_SHOWN]:
-        console.answer(f"  '{name}' at {list(index)}: {found.values[name].item(index)}")
-    if len(kept) > _SHOWN:
-        console.answer(f"  ... and {len(kept) - _SHOWN} more")
+    console.answer_first(
+        kept, _SHOWN, lambda each: f"  '{each[0]}' at {list(each[1])}: {found.values[each[0]].item(each[1])}"
+    )
     if found.why:
         console.answer(f"  {found.why}")
     console.answer(f"To see it fail: {command}")
-
-
-def _conditions(check: CheckSettings) -> Iterator[str]:
-    """What a check command was held to, as options."""
-    for option, values in (
-        ("--fail-regex", check.fail_regexes),
-        ("--fail-code", check.fail_codes),
-        ("--ignore-fail-code", check.ignore_fail_codes),
-        ("--timeout", () if check.timeout is None else (f"{check.timeout:g}",)),
-        ("--candidate", () if check.candidate is None else (check.candidate,)),
-    ):
-        for value in values:
-            yield from (option, str(value))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type
@@ -234,14 +220,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any t
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) -> list[str]:
+def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) -> str:
     """What shows the failure with the written input: it was probed so, as the command opens the model."""
     model, check = str(investigation.subject.settings.path), settings.check
-    fed_with = ["--load-inputs", str(settings.output)]
-    if check.target is None or check.argv:
-        words = ["bisect-trt", "reduce", model, "-o", "reduced.onnx", *fed_with, *_conditions(check)]
-        return [*words, "--check", *check.argv]
-    words = [*check.target.flags(), *fed_with, *check.tolerance.words()]
+    if check.target is None:
+        return check.how_to("reduce", investigation.subject.settings.path, settings.output)
+    words = [*check.target.flags(), "--load-inputs", str(settings.output), *check.tolerance.words()]
     if fed.free:  # run fixes shapes
-        return ["bisect-trt", "diagnose", model, *words]
-    return ["bisect-trt", "run", model, *words]
+        return shlex.join(["bisect-trt", "diagnose", model, *words])
+    return shlex.join(["bisect-trt", "run", model, *words])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.reading import Sizes
-from bisect_trt.search.sizes import Point
+from bisect_trt.search.size_conditions import Point
 from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -20,7 +20,7 @@ class SweepSettings:
     """How to sweep.
 
     Attributes:
-        check: The target, its tolerances and the time that one size may take.
+        check: What says good or bad, and the time that one size may take.
         shapes: Inputs, each with the sizes of its dimensions.
         tries: How many sizes are tried at most.
     """
@@ -69,8 +69,7 @@ def first_shapes(settings: SweepSettings, model: ModelSettings) -> dict[str, tup
     if model.data.load_inputs or model.data.data_loader_script is not None:
         return {}
     target = settings.check.target
-    assert target is not None
-    profile = target.target.profile(target)
+    profile = {} if target is None else target.target.profile(target)
     found = {}
     for name, shape in settings.shapes:
         lows = profile[name][0] if name in profile and len(profile[name][0]) == len(shape) else (0,) * len(shape)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.sizes import Point
+from bisect_trt.search.size_conditions import Point
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, resized
@@ -22,11 +23,11 @@ class Sized:
     """Makes the candidate of a size.
 
     Attributes:
-        target: How the target is set up for all sizes at once.
+        target: How the target is set up for all sizes at once; ``None`` where a check of the user's says good or bad.
         engine: Its engine for all of them, if it makes such.
     """
 
-    def __init__(self, investigation: Investigation, target: TargetSettings, swept: list[Dimension]) -> None:
+    def __init__(self, investigation: Investigation, target: TargetSettings | None, swept: list[Dimension]) -> None:
         """Free the dimensions; nothing is built yet."""
         subject = investigation.subject
         self._investigation, self._swept = investigation, swept
@@ -34,19 +35,19 @@ class Sized:
         declared: dict[str, tuple[int | str | None, ...]] = {
             name: subject.declared.get(name, shape) for name, shape in self._base.items()
         }
-        fixed = False
+        self._unlike_file = False
         for dimension in swept:
             for name, axis in dimension.places:
                 if isinstance(declared[name][axis], int):
-                    fixed = True
+                    self._unlike_file = True
                     dims = list(declared[name])
                     dims[axis] = f"{name}_{axis}"
                     declared[name] = tuple(dims)
-        self.proto = free_inputs(subject.network.proto, declared, forget=fixed)
+        self.proto = free_inputs(subject.network.proto, declared, forget=self._unlike_file)
         self._names = tuple(input_info.name for input_info in input_infos(Network(self.proto)))
         self._refused: dict[Point, str | None] = {}
         self._asked = target
-        self.target = target if target.target.profile(target) else self._spanning(target)
+        self.target = target if target is None or target.target.profile(target) else self._spanning(target)
         self.engine: Path | None = None
 
     def _spanning(self, target: TargetSettings) -> TargetSettings:
@@ -55,6 +56,19 @@ class Sized:
         )
         return target.target.spanning(target, {name: (lows[name], highs[name], highs[name]) for name in self._base})
 
+    def file(self) -> Path:
+        """A model file that takes every size: the user's own, or, where that fixes a dimension that is swept, one with it free.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        subject = self._investigation.subject
+        if not self._unlike_file:
+            return subject.settings.path
+        path = subject.workspace.folder / "free.onnx"
+        save_model(self.proto, subject.workspace.weights.folder_of(self.proto), path)
+        return path
+
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
         """Those of the inputs at a point."""
         return shapes_at(self._base, self._swept, point)
@@ -62,7 +76,7 @@ class Sized:
     def build(self, point: Point, timeout: float | None) -> None:
         """Build the one engine that all sizes run on, where the target makes engines."""
         subject, console = self._investigation.subject, self._investigation.console
-        if self.target.target.engines is None:
+        if self.target is None or self.target.target.engines is None:
             return
         console.say(f"  one engine for all sizes: {' '.join(self.target.flags())}")
         to = subject.workspace.folder / "swept.engine"
@@ -89,13 +103,17 @@ class Sized:
 
     def _prepare(self, point: Point) -> str | None:
         try:
-            self._asked.target.check_inputs(self._asked, self.shapes(point))
+            if self._asked is not None:
+                self._asked.target.check_inputs(self._asked, self.shapes(point))
         except UsageError as error:
             return f"it is outside of the profile: {error}"
         models = self._investigation.subject.models
         inputs, golden = self._files(point)
         save_npz(inputs, self.inputs(point))
         failed = models.collect(models.write("sized", self.proto), inputs, golden)
+        if failed is not None and self._investigation.unreferenced:
+            save_npz(golden, {})
+            failed = None
         return None if failed is None else f"the reference does not run it: {failed.message}"
 
     def _files(self, point: Point) -> tuple[Path, Path]:
@@ -123,5 +141,5 @@ class Sized:
             return replace(whole, engine=self.engine)
         return whole if self.target == self._asked else replace(whole, target=self.target)
 
-    def _unprofiled(self) -> TargetSettings:
-        return self._asked.target.spanning(self._asked, {})
+    def _unprofiled(self) -> TargetSettings | None:
+        return None if self._asked is None else self._asked.target.spanning(self._asked, {})

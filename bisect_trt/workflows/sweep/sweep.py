@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import UnavailableError
@@ -14,10 +15,14 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
+from bisect_trt.search.size_conditions import Point
+from bisect_trt.search.size_relations import guess
 from bisect_trt.search.size_rules import fit, intervals
-from bisect_trt.search.sizes import AskSize, Point, nth, sweep_points
+from bisect_trt.search.sizes import AskSize, nth, sweep_points
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
+from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
 from bisect_trt.workflows.sweep.sized import Sized
 from bisect_trt.workflows.sweep.telling import draw, sentence
@@ -41,12 +46,11 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     """
     subject, console, result = investigation.subject, investigation.console, investigation.result
     swept = dimensions(subject, settings)
-    target = settings.check.target
-    assert target is not None
-    sized = Sized(investigation, target, swept)
+    sized = Sized(investigation, settings.check.target, swept)
     number = prod(len(each.sizes) for each in swept)
     said = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
-    console.step(f"At which of {said} does the target go wrong? {min(settings.tries, number)} of {number} are tried")
+    whose = "the check fail" if settings.check.target is None else "the target go wrong"
+    console.step(f"At which of {said} does {whose}? {min(settings.tries, number)} of {number} are tried")
     sized.build(tuple(each.sizes[0] for each in swept), settings.check.timeout)
     investigation.prober.ledger.apart = True  # each size is a model of its own
     marks = [_marks(sized, each) for each in swept]
@@ -66,7 +70,8 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
             )
         for line in draw(told):
             console.say(line)
-        raise DoesNotReproduce(f"the target goes wrong at none of the sizes: {told['said']}")
+        whose = "the check fails" if settings.check.target is None else "the target goes wrong"
+        raise DoesNotReproduce(f"{whose} at none of the sizes: {told['said']}")
     console.answer(f"It fails {told['said']}")
     for line in draw(told):
         console.answer(line)
@@ -103,7 +108,7 @@ def _again(
 
 def _marks(sized: Sized, dimension: Dimension) -> list[int]:
     """The sizes that the target's profile names."""
-    profile = sized.target.target.profile(sized.target)
+    profile = {} if sized.target is None else sized.target.target.profile(sized.target)
     return [shape[axis] for name, axis in dimension.places for shape in profile.get(name, ()) if axis < len(shape)]
 
 
@@ -194,9 +199,36 @@ def _fill(
         "shapes": None if smallest is None else {n: list(s) for n, s in sized.shapes(smallest).items()},
         "map": entries,
     }
+    told["relation"] = _relation(swept, seen) if len(swept) > 1 else None
     told["said"] = sentence(told)
     investigation.result.extra["sweep"] = told
     return smallest
+
+
+def _relation(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> dict[str, Any] | None:
+    """The rule that all points obey, of all dimensions together."""
+    found = guess([each.sizes for each in swept], seen)
+    if found is None:
+        return None
+    names = [each.name for each in swept]
+    return {
+        "said": found.relation.said(names),
+        "join": "and" if found.relation.every else "or",
+        "conditions": [
+            {
+                "of": each.feature.kind,
+                "dimensions": [names[place] for place in each.feature.places],
+                "kind": each.kind,
+                **({"period": each.period, "remainder": each.low} if each.period else {}),
+                **({"low": each.low} if each.kind in ("from", "between", "outside") else {}),
+                **({"high": each.high} if each.kind in ("up_to", "between", "outside") else {}),
+            }
+            for each in found.relation.conditions
+        ],
+        "obeyed_by": sum(verdict is not Verdict.UNRESOLVED for verdict in seen.values()),
+        "foretold": found.fresh,
+        "others": [each.said(names) for each in found.others],
+    }
 
 
 def _crossing(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> Point | None:
@@ -272,20 +304,16 @@ def _leave(
     steady: bool,
 ) -> None:
     """Leave the values of the smallest size that fails, and say how to go on from it, as was seen to fail."""
-    subject, console, result = investigation.subject, investigation.console, investigation.result
-    target = settings.check.target
-    assert target is not None
-    path = subject.workspace.folder / FAILING
+    console, result = investigation.console, investigation.result
+    path = investigation.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
     fixed = known = False
     with suppress(BudgetSpent):
         fixed = steady and investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
         known = steady
-    set_up = target if fixed else sized.target
-    words = ["bisect-trt", "diagnose" if steady else "repeat", str(subject.settings.path), *set_up.flags()]
-    words += ["--load-inputs", str(path), *settings.check.tolerance.words()]
-    command = shlex.join(words)
+    target = settings.check.target if fixed else sized.target
+    command = _command(sized.file(), settings.check, path, "diagnose" if steady else "repeat", target)
     result.extra["sweep"] |= {"needs_free_dimensions": not fixed if known else None, "command": command}
     where = f"The smallest that fails is {_named(swept, smallest)}"
     how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
@@ -293,3 +321,11 @@ def _leave(
         how = "while its dimensions are free, and else nobody has tried" if steady else "now and then"
     console.answer(f"{where}; it fails {how}. Its inputs: {path}")
     console.answer(f"To {'find out why' if steady else 'see how often'}: {command}")
+
+
+def _command(model: Path, check: CheckSettings, inputs: Path, name: str, target: TargetSettings | None) -> str:
+    """How to go on from a size: ``diagnose`` or ``repeat``, in place of the former ``reduce`` where a check says good or bad."""
+    if target is None:
+        return check.how_to("reduce" if name == "diagnose" else name, model, inputs)
+    words = ["bisect-trt", name, str(model), *target.flags(), "--load-inputs", str(inputs), *check.tolerance.words()]
+    return shlex.join(words)

@@ -22,7 +22,7 @@ def sentence(told: Json) -> str:
     limit = "" if told["exhaustive"] else "; of a size that was not tried nothing is known but its neighbours"
     if told["smallest_failing"] is None:
         return f"{tried}{limit}."
-    parts = []
+    parts = [] if told["relation"] is None else [_together(told)]
     for each in told["dimensions"]:
         at = ", ".join(f"{name}={size}" for name, size in each["at"].items())
         where = f" (with {at})" if at else ""
@@ -30,6 +30,16 @@ def sentence(told: Json) -> str:
         many = f", as all {len(each['tried'])} that were tried say" if len(each["tried"]) < each["sizes"] else ""
         parts.append(f"{rule} of {each['name']}{where}{many}")
     return f"{'; '.join(parts)}: {tried}{limit}."
+
+
+def _together(told: Json) -> str:
+    """The rule of all dimensions together, with how much it rests on where not every point was tried."""
+    rule = told["relation"]
+    if told["exhaustive"]:
+        return f"where {rule['said']}"
+    sure = f"as all {rule['obeyed_by']} that were tried say, {rule['foretold']} of them after it was guessed"
+    also = "".join(f", or where {each}, which nothing that was tried tells apart" for each in rule["others"])
+    return f"where {rule['said']}, {sure}{also}"
 
 
 def _list(sizes: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from bisect_trt.errors import first_few, quoted
 from bisect_trt.graph.barrier import can_bar, with_barriers
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.load import load_model
@@ -77,7 +78,7 @@ def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere
             if minimum is None or len(minimum.units) > _MOST_BARRIERS:
                 continue
             chosen = [some[place] for place in sorted(minimum.units)]
-            way = Way("barrier", f"{words} {_named(chosen)}", None, str(output))
+            way = Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None, str(output))
             return prove_written(prover, way, change(subject, chosen), output)
     return Way("barrier", "barriers around the culprit", False, why="with them it fails too")
 
@@ -162,13 +163,7 @@ def _apart(fragments: Sequence[Fragment]) -> list[Fragment]:
 def _what(name: str, some: Sequence[Fragment], view: View) -> str:
     nodes = [view.network.describe(fragment.anchor) for fragment in some]
     words = RULES[name].what if name in RULES else "in other forms"
-    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-    return f"{', '.join(nodes[:_SHOWN])}{more} {words} ({name})"
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+    return f"{first_few(nodes, _SHOWN)} {words} ({name})"
 
 
 def _as_written(subject: Subject) -> Network:

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "repeat": (searches.Repeat, Check, Target, Places, Compare, Data, Search, General),
     "layerwise": (searches.Layerwise, Target, Places, Compare, Metric, Data, General),
     "samples": (searches.Samples, Check, Target, Places, Compare, Data, Search, General),
-    "sweep": (searches.Sweep, Target, Places, Compare, Data, Search, General),
+    "sweep": (searches.Sweep, Check, Target, Places, Compare, Data, Search, General),
     "releases": (searches.Releases, Check, Target, Compare, Data, Search, General),
     "extract": (commands.Extract, Data, General),
     "sanitize": (commands.Sanitize, Data, General),
@@ -33,18 +33,4 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "view": (commands.View,),
     "doctor": (commands.Doctor, Places),
 }
-"""By name; the first group of each is the command's own, and its docstring says what the command does."""
-
-HOMES: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
-            "workaround",
-        ),
-        "searches",
-    ),
-    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
-    "run": "run",
-    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
-}
-"""In which module of this package the function of a command's name lies, which does it."""
+"""By name; the first group of each is its own, whose docstring says what it does. Its function of Python takes the same ones."""
