@@ -78,6 +78,23 @@ def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
     assert not refused
 
 
+def test_layerwise_draws_its_error(here: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    result = bisect_trt.layerwise(overflowing(here / "model.onnx"), fp16=True, save_error_plot="error.svg")
+    assert "<path" in (here / "error.svg").read_text()
+    assert result.artifacts["error_plot"] == "error.svg"
+
+
+def test_a_search_for_precision_goes_on_with_the_same_samples_only(here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    for content in (b"one", b"another"):
+        Path("v.npz").write_bytes(content)  # which is no such file: the run is bound to it before it is looked at
+        with pytest.raises(UsageError) as raised:
+            bisect_trt.precision(model, target="onnxrt", validation_data="v.npz", run="mine", max_probes=1)
+    assert "cannot be continued" in str(raised.value)
+    assert "v.npz" in str(raised.value)
+
+
 def test_a_check_of_another_kind_is_a_mistake(here: Path) -> None:
     with pytest.raises(UsageError, match="check: give a function, a command or the list of its words, not 5"):
         bisect_trt.sweep(chain(here / "model.onnx"), shapes="x:[1..2]", check=5)

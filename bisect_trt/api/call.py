@@ -67,6 +67,7 @@ class Call:
         search: Those of the search.
         folder: The run's.
         resumed: Whether the run goes on with what an earlier call has learned.
+        files: What the run depends on beside what these groups name.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Call:
         if not self.resumed and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
             raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
         Workspace(self.folder)
+        self.files: list[Path] = []
         self._console = Console(int(verbose) - 1) if verbose else _quiet_console(command)
         self._result = Result(command)
         if proto is not None:
@@ -244,6 +246,7 @@ class Call:
             *compare_files(self.compare),
             *metric_files(self._metric),
             *check_files(self._check),
+            *self.files,
         ]
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
         if self._function is not None:

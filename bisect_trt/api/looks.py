@@ -163,14 +163,12 @@ def layerwise(
         UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import tolerance_options  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import layerwise_settings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Layerwise, model=PLACE, isolate=isolate)
     call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own.annotate)
-    runtime = call.target.required()
-    settings = LayerwiseSettings(runtime, tolerance_options(call.compare, runtime), own.timeout, own.isolate)
+    settings = layerwise_settings(own, call.compare, call.target.required())
     return call.finish(lambda job: job.layerwise(settings))
 
 

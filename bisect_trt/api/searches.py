@@ -267,7 +267,7 @@ def precision(
         UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import low_precision, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import low_precision, precision_files, search_settings  # noqa: PLC0415 - as above
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
@@ -280,6 +280,7 @@ def precision(
     )
     lows, runtime = low_precision(call.target, own)
     own.refuse_ends(low)
+    call.files += precision_files(own)
     mixed = call.folder / "mixed.onnx" if output is None else own.output
     settings = PrecisionSettings.of(own, mixed, lows, runtime)
     if not call.resumed:

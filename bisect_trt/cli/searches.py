@@ -30,15 +30,14 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
 from bisect_trt.workflows.from_options import (
     case_of,
+    layerwise_settings,
     low_precision,
+    precision_files,
     releases_settings,
     repeat_settings,
     search_settings,
     target_check,
-    tolerance_options,
-    validation_files,
 )
-from bisect_trt.workflows.pictures import check_picture, draw_error_curve
 from bisect_trt.workflows.settings import ReduceSettings
 
 
@@ -104,8 +103,9 @@ def precision(given: Given, console: Console, result: Result) -> Result:
     settings = PrecisionSettings.of(own, own.output, low, runtime)
     if invocation.resumed is None:
         settings.check_output()
-    files = [*validation_files(own.validation_data), *([own.reference] if own.reference is not None else [])]
-    job, checks = open_search(own.model, given, runtime, console, result, own.annotate, files, scored=True)
+    job, checks = open_search(
+        own.model, given, runtime, console, result, own.annotate, precision_files(own), scored=True
+    )
     return job.precision(settings, checks, search_settings(given[Search]))
 
 
@@ -159,15 +159,7 @@ def sweep(given: Given, console: Console, result: Result) -> Result:
 
 def layerwise(given: Given, console: Console, result: Result) -> Result:
     """Compare every tensor on the target with the reference's."""
-    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - see above
-
     own = given[Layerwise]
-    if own.save_error_plot is not None:
-        check_picture(own.save_error_plot, "--save-error-plot")
-    runtime = given[Target].required()
-    settings = LayerwiseSettings(runtime, tolerance_options(given[Compare], runtime), own.timeout, own.isolate)
+    settings = layerwise_settings(own, given[Compare], given[Target].required())
     job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=Search().confidence)
-    job.layerwise(settings)
-    if own.save_error_plot is not None:
-        draw_error_curve(own.save_error_plot, runtime.describe(), result)
-    return result
+    return job.layerwise(settings)

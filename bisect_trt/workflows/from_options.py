@@ -13,8 +13,8 @@ from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.places import Places
+from bisect_trt.options.searches import Layerwise, Releases, Repeat
 from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.searches import Releases, Repeat
 from bisect_trt.options.shared import Check, Data, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
@@ -29,7 +29,7 @@ from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, ToleranceOptions
 from bisect_trt.tensors.user_script import check_script, is_script, split_script
-from bisect_trt.workflows.pictures import Pictures
+from bisect_trt.workflows.pictures import Pictures, check_picture
 from bisect_trt.workflows.precision.task import BITS, UNUSED_RANGES, Low
 from bisect_trt.workflows.settings import (
     CheckSettings,
@@ -41,6 +41,7 @@ from bisect_trt.workflows.settings import (
 )
 
 if TYPE_CHECKING:
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings
     from bisect_trt.workflows.releases.listing import ReleasesSettings
 
 
@@ -54,16 +55,31 @@ def data_files(data: Data) -> list[Path]:
     return [*(file for path in data.load_inputs for file in files_of(path)), *script]
 
 
-def validation_files(entries: Sequence[str]) -> list[Path]:
-    """The files of ``--validation-data``.
+def precision_files(own: PrecisionOptions) -> list[Path]:
+    """The files of ``--validation-data`` and ``--reference``.
 
     Raises:
         UsageError: There is no such script, or a file is none that holds samples.
     """
-    found: list[Path] = []
-    for entry in entries:
+    found = [] if own.reference is None else [own.reference]
+    for entry in own.validation_data:
         found += [split_script(entry, "", "data-loader")[0]] if is_script(entry) else files_of(Path(entry))
     return found
+
+
+def layerwise_settings(own: Layerwise, compare: Compare, target: TargetSettings) -> LayerwiseSettings:
+    """How to look at every tensor.
+
+    Raises:
+        UnavailableError: A picture is asked for, and matplotlib is not installed.
+        UsageError: As :func:`tolerance_options`, or the picture cannot be written.
+    """
+    from bisect_trt.workflows.layerwise.layerwise import LayerwiseSettings  # noqa: PLC0415 - no other command needs it
+
+    if own.save_error_plot is not None:
+        check_picture(own.save_error_plot, "--save-error-plot")
+    tolerance = tolerance_options(compare, target)
+    return LayerwiseSettings(target, tolerance, own.timeout, own.isolate, own.save_error_plot)
 
 
 def model_settings(model: Path, data: Data) -> ModelSettings:

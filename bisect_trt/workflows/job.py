@@ -181,8 +181,9 @@ class Job:
             result = find_precision(task, search)
             if settings.rungs:
                 from bisect_trt.workflows.bits.rungs import rungs_of_nodes  # noqa: PLC0415 - see above
+                from bisect_trt.workflows.precision.calibrated import calibrated_ladder  # noqa: PLC0415 - see above
 
-                result.extra["ladder"] = rungs_of_nodes(task)
+                result.extra["ladder"] = calibrated_ladder(task) if settings.calibrated else rungs_of_nodes(task)
             return result
 
     def _bits(self, settings: PrecisionSettings, check: CheckSettings, search: SearchSettings) -> Result:
@@ -212,6 +213,7 @@ class Job:
             tolerance = tolerance_of(case.yardstick, given, subject.network.outputs)
             tolerance.check_names(subject.network.outputs)
             timed = settings.target is not None and settings.target.target.capabilities.timed
+            timed = timed or (bool(settings.rungs) and settings.measures_latency)
             check = replace(check, tolerance=tolerance, timed=timed)
             with job._investigated(subject, check, search, settings.target) as found:
                 task = Task(subject, self.console, self.result, found.prober, case.lowering, settings)
@@ -261,6 +263,14 @@ class Job:
 
     def layerwise(self, settings: LayerwiseSettings) -> Result:
         """Compare every tensor; see :func:`bisect_trt.workflows.layerwise.layerwise.layerwise`."""
+        from bisect_trt.workflows.pictures import draw_error_curve  # noqa: PLC0415 - see above
+
+        result = self._layerwise(settings)
+        if settings.error_plot is not None:
+            draw_error_curve(settings.error_plot, settings.target.describe(), result)
+        return result
+
+    def _layerwise(self, settings: LayerwiseSettings) -> Result:
         from bisect_trt.workflows.layerwise.layerwise import layerwise  # noqa: PLC0415 - see above
 
         if self.metric is not None:

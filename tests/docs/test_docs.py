@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -58,16 +59,33 @@ def test_every_reason_not_to_run_a_command_is_needed() -> None:
     assert [reason for reason in NOT_RUN if not any(re.match(reason, text) for text in commands)] == []
 
 
-def commands_with_trt() -> list[tuple[str, str]]:
-    """Commands of ours that need a GPU, with the page they stand on."""
+def commands_of_ours() -> list[tuple[str, str]]:
+    """Commands of ours, with the page they stand on."""
     return [
         (page.name, command.text)
         for page in PAGES
         for fence in read_fences(page)
         if fence.info and fence.info[0] in SHELLS
         for command in read_commands(fence)
-        if re.match(r"bisect-trt \S+ .*--trt\b", command.text)
+        if command.text.startswith("bisect-trt ")
     ]
+
+
+def commands_with_trt() -> list[tuple[str, str]]:
+    """Those that need a GPU."""
+    return [(page, text) for page, text in commands_of_ours() if re.match(r"bisect-trt \S+ .*--trt\b", text)]
+
+
+def read_values(text: str) -> dict[str, Any]:
+    """What the command line's own parser makes of a command; a usage error if it does not take it."""
+    name, *words = shlex.split(text)[1:]
+    return make_command(name).make_context(name, rewrite(words, several(name))).params
+
+
+def test_the_command_line_takes_every_command_of_ours() -> None:
+    """The quick half of following the pages."""
+    for page, text in commands_of_ours():
+        assert read_values(text), page
 
 
 @pytest.mark.parametrize(("page", "text"), commands_with_trt())
@@ -75,15 +93,15 @@ def test_a_command_that_needs_a_gpu_is_one_that_the_command_line_takes(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not run; the command line's own parser reads it, and its target becomes settings, files taken for there."""
-    name, *words = shlex.split(text)[1:]
-    values = make_command(name).make_context(name, rewrite(words, several(name))).params
+    values = read_values(text)
     assert values["trt"] or values["check"], page
     if values["trt"]:
         monkeypatch.chdir(tmp_path)
         for path in (values["load_timing_cache"], values["load_engine"], *values["plugins"]):
             if path is not None:
                 path.touch()
-        assert Given(values)[Target].settings(engines=name == "run") is not None
+        engines = text.startswith("bisect-trt run ")
+        assert Given(values)[Target].settings(engines=engines) is not None
 
 
 def test_some_commands_need_a_gpu() -> None:

@@ -28,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerProcess]]:
 
     monkeypatch.setattr(pools, "WorkerProcess", Noted)
     pools.end_spare()  # what an earlier test in this process has left for the next run, and that a run leaves any
-    monkeypatch.setattr(pools, "_keeping", False)
+    monkeypatch.setattr(pools, "_most_kept", 0)
     yield made
     assert not any(worker.alive for worker in made)
 
@@ -78,7 +78,7 @@ def test_nothing_is_made_ready_that_could_not_be_taken(started: list[WorkerProce
 def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pools, "_keeping", False)
+    monkeypatch.setattr(pools, "_most_kept", 0)
     pools.end_spare()
     pools.keep_spare()
     try:
@@ -89,6 +89,10 @@ def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
             assert isinstance(pool.ask(ABOUT), Started)
             assert pool._idle == [kept]
             assert kept.served == 2
+        with WorkerPool(tmp_path) as pool:
+            fresh = pool._take(fresh=True)  # what was kept has served
+            assert (fresh.served, kept.alive) == (0, True)
+            pool._dismiss(fresh)
     finally:
         pools.end_spare()
     assert not kept.alive

@@ -18,7 +18,8 @@ from support import save
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.onnxrt.runtime import provider_names, target_model
+from bisect_trt.targets.onnxrt.opening import find_providers
+from bisect_trt.targets.onnxrt.runtime import target_model
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -296,7 +297,7 @@ def test_signatures_have_no_numbers_addresses_or_paths(number: int, address: int
 
 @given(st.lists(st.sampled_from(("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider")), max_size=3))
 def test_providers_by_long_and_short_names(names: list[str]) -> None:
-    assert provider_names(names) == ["CPUExecutionProvider"]
+    assert find_providers(names or ["cpu"]) == ["CPUExecutionProvider"]
 
 
 def test_an_unknown_provider_is_named_with_those_there_are() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 import bisect_trt
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
+from bisect_trt.probing.candidate import Candidate
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.bits import climb
+from bisect_trt.workflows.bits.group_lowering import GroupLowering
+from bisect_trt.workflows.bits.raised import Raised
 from bisect_trt.workflows.bits.rungs import quantized_nodes, weight_bytes
+from bisect_trt.workflows.investigation import Investigation
 
 WIDTH = 32
 BIG = 3e5
@@ -144,6 +150,69 @@ def test_latency_that_cannot_be_measured(tmp_path: Path) -> None:
     ladder = result.extra["ladder"]
     assert ladder["cost"]["by"] == "bytes"
     assert "emulated, so that how long it takes says nothing" in ladder["why"]
+
+
+def test_what_is_slower_in_8_bits_goes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a model takes is planted, for what it really takes is the machine's business: groups 0 and 3 cost more in int8."""
+    groups: dict[str, frozenset[int]] = {}
+    made, said = GroupLowering.candidate, Investigation.outcome
+
+    def candidate(self: GroupLowering, keep: frozenset[int]) -> Candidate:
+        found = made(self, keep)
+        groups[found.key] = keep
+        return found
+
+    def takes(key: str) -> float:
+        return 10.0 + sum(-1.0 if unit in (0, 3) else 0.5 for unit in groups[key.partition("-")[0]])
+
+    monkeypatch.setattr(GroupLowering, "candidate", candidate)
+    monkeypatch.setattr(
+        Investigation, "outcome", lambda self, record: replace(said(self, record), latency_ms=takes(record.key))
+    )
+    monkeypatch.setattr(climb, "latency_of", lambda _, key: takes(key))
+    result = on_ladder(
+        tmp_path, layers({1: 30.0}, set()), "int8,fp32", cost="latency", minimal_output=tmp_path / "m.onnx"
+    )
+    cost = result.extra["ladder"]["cost"]
+    assert cost["raised"] == ["matmul0", "matmul3"]
+    assert [each["name"] for each in cost["assignments"]] == ["int8 where that is faster, and fp32", "int8 and fp32"]
+    assert cost["noise"] == 0
+    assert [group["rung"] for group in result.extra["groups"]] == ["fp32", "fp32", "int8", "fp32", "int8"]
+    assert [node["group"] for node in result.extra["keep_fp32"]] == [0, 1, 3]
+    assert [node["rule"] for node in result.extra["keep_fp32"]] == ["slower", "scale too large", "slower"]
+    assert [node["group"] for node in result.extra["minimal"]] == [1]
+    quantized = {
+        node.name for node in onnx.load(tmp_path / "mixed.onnx").graph.node if node.op_type == "QuantizeLinear"
+    }
+    assert quantized == {f"{kind}{layer}_q" for kind in "ab" for layer in (2, 4)}
+    assert result.extra["validation"]["samples"] == 10
+
+
+def test_measured_latency_on_a_cpu(tmp_path: Path) -> None:
+    """Without fp16 all runs as it is written. What comes of it is the machine's business, and is told with its noise."""
+    result = on_ladder(tmp_path, layers({}, set(), 2), "int8,fp32", cost="latency", fresh_samples=0)
+    cost = result.extra["ladder"]["cost"]
+    assert cost["by"] == "latency"
+    assert cost["measured"] >= 4
+    assert cost["noise"] >= 0
+    assert all(each["latency_ms"] > 0 for each in cost["assignments"])
+    assert {group["name"] for group in result.extra["groups"] if group["rung"] == "fp32"} == set(cost["raised"])
+
+
+@pytest.mark.parametrize(
+    ("names", "complete", "said"),
+    [
+        ([], True, "no group is faster out of int8 (5 models measured, each within 3.0% of itself)"),
+        (["a"], True, "1 group passes in int8 and makes the model slower there, so it went up: a (5 models"),
+        (
+            ["a", "b"],
+            False,
+            "so they went up: a, b (5 models measured, each within 3.0% of itself; not each group was tried",
+        ),
+    ],
+)
+def test_what_is_said_of_measurements(names: list[str], complete: bool, said: str) -> None:
+    assert said in Raised(frozenset(range(len(names))), 0.03, 5, complete).describe(names, "int8")
 
 
 def test_only_two_rungs(tmp_path: Path) -> None:

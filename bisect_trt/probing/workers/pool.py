@@ -232,7 +232,7 @@ class WorkerProcess:
 
 
 _spare: list[WorkerProcess] = []
-_keeping = False
+_most_kept = 0
 
 
 def start_spare() -> None:
@@ -241,12 +241,12 @@ def start_spare() -> None:
     atexit.register(end_spare)
 
 
-def keep_spare() -> None:
-    """From now on keep a worker of each run for the next: for a process that makes several, as a notebook does."""
-    global _keeping  # noqa: PLW0603 - like the spare itself, it is the process's
-    if not _keeping:
-        _keeping = True
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
         atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
 
 
 def end_spare() -> None:
@@ -461,7 +461,7 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if _spare and len(self._gpus) < 2 and not away:
+            if _spare and len(self._gpus) < 2 and not away and not (fresh and _spare[-1].served):
                 return _spare.pop()
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
@@ -527,10 +527,11 @@ class WorkerPool:
             thread.join()
         with self._lock:
             idle, self._idle = self._idle, []
-        if _keeping and idle and not _spare and idle[-1].gpu is None and idle[-1].place is None:
-            _spare.append(idle.pop())
-        for worker in idle:
-            worker.close()
+        for worker in reversed(idle):
+            if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+                _spare.append(worker)
+            else:
+                worker.close()
 
 
 def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:

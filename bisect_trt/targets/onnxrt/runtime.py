@@ -25,7 +25,6 @@ from bisect_trt.targets.onnxrt.opening import (
     TINY_MODEL,
     Misnamed,
     Missing,
-    find_providers,
     prepare,
     used,
 )
@@ -38,16 +37,6 @@ _CPU = f"CPU{EXECUTION_PROVIDER}"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Where the weights of a model in memory lie: a setting since ONNX Runtime 1.21, ignored before."""
 _VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-
-
-def provider_names(wanted: Sequence[str]) -> list[str]:
-    """ONNX Runtime's names of providers, from long or short ones in any case; the CPU provider for none.
-
-    Raises:
-        UnavailableError: This build of ONNX Runtime has no such provider.
-    """
-    with _ours():
-        return find_providers(wanted or ["cpu"])
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
 from bisect_trt.workflows.bits.contradicted import CONTRADICTED
-from bisect_trt.workflows.bits.ladder import Climb, climb_ladder
+from bisect_trt.workflows.bits.ladder import climb_ladder
 from bisect_trt.workflows.bits.odd_weights import suspicions
 from bisect_trt.workflows.bits.refit import try_refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity, measure_sensitivity
@@ -90,14 +90,19 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     kept, validation, why = _hold(task, case, minimum, sensitivity)
     doubted = any(each["rule"] == CONTRADICTED for each in task.result.extra["suspected_weights"])
     refit = None if doubted else try_refit(task, case.misfits, minimum.units)
-    ladder = climb_ladder(task, case, kept) if task.settings.rungs else None
-    return _deliver(task, case, Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit, ladder))
+    told = Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit)
+    if task.settings.rungs:
+        told = replace(told, ladder=climb_ladder(task, case, kept))
+    return _deliver(task, case, told)
 
 
 def _search(task: Task, case: Case, ranking: Sequence[int]) -> Minimum:
     units = task.lowering.units
     everything, nothing = frozenset(units), frozenset[int]()
-    ladder = task.settings.half is not None  # with all of it quantized, the other nodes still have a rung to find
+    wanted = (
+        task.settings
+    )  # with all of it quantized, other nodes still have a rung to find, or groups are slower there
+    ladder = wanted.half is not None or (bool(wanted.rungs) and wanted.measures_latency)
 
     def story(oracle: Oracle) -> Minimum | Subset:
         """The answer, or the set of groups about which the check did not say what it should have."""
@@ -219,10 +224,13 @@ def _deliver(task: Task, case: Case, told: Told) -> Result:
     task.console.step("Written and read back: does it pass?")
     output, minimum, climb = task.settings.output, told.minimum, None if told.ladder is None else told.ladder.climb
     last, kept = (task, told.kept) if climb is None else (climb.task, climb.answer.units)
+    if climb is None and told.ladder is not None and told.ladder.groups != kept:
+        kept = told.ladder.groups
+        told = _held_with(task, case, replace(told, kept=kept), task, kept)
     record, minimum = _written(last, kept, output, minimum, again=True)
     if climb is not None:
         minimum = _on_all_rungs(minimum, climb.answer.minimum)
-        told = _held_with(task, case, told, climb)
+        told = _held_with(task, case, told, climb.task, climb.answer.units)
     task.result.artifacts["mixed"] = str(output)
     if task.settings.minimal_output is not None:
         path = task.settings.minimal_output
@@ -258,13 +266,13 @@ def _on_all_rungs(groups: Minimum, nodes: Minimum) -> Minimum:
     return replace(groups, why=groups.why or nodes.why)
 
 
-def _held_with(task: Task, case: Case, told: Told, climb: Climb) -> Told:
-    """How the answer does on fresh samples, with all its rungs."""
+def _held_with(task: Task, case: Case, told: Told, last: Task, units: Subset) -> Told:
+    """How the answer of the last rung does on fresh samples, with all below."""
     fresh = Fresh(task, WAYS, skip=_ROUNDS * task.settings.fresh_samples)
     samples = None if told.validation is None else fresh.round(_ROUNDS)
     if samples is None:
         return told
-    outcome = hold_against(climb.task, climb.answer.units, samples, f"{len(samples.files)} fresh samples")
+    outcome = hold_against(last, units, samples, f"{len(samples.files)} fresh samples")
     if not outcome.errors:
         return replace(told, validation=None, why=f"they cannot be compared: {outcome.reason}")
     outcome = replace(outcome, errors=_usual(task, case, samples, outcome.errors))

@@ -99,7 +99,8 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
     }
     if told.ladder is not None:
         _fill_in_ladder(task, told, told.ladder)
-    if settings.target is not None and settings.target.target.capabilities.timed:
+    timed = settings.target is not None and settings.target.target.capabilities.timed
+    if timed or (told.ladder is not None and settings.measures_latency):
         task.result.extra["latency_ms"] = latencies(task, told.kept, told.minimum.units)
     described = [node for unit in sorted(told.kept) for node in groups[unit]["operators"]]
     task.result.culprits = described
@@ -109,12 +110,11 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
 
 def _fill_in_ladder(task: Task, told: Told, ladder: Ladder) -> None:
     """What is on which rung; ``keep_fp32`` and ``minimal`` are the nodes on the last one."""
-    extra, climb = task.result.extra, ladder.climb
-    groups = told.kept if climb is None else climb.groups
+    extra, climb, groups = task.result.extra, ladder.climb, ladder.groups
     for group in extra["groups"]:
-        group["rung"] = ladder.rung_of(task, told.case, group["id"], groups)
+        group["rung"] = ladder.rung_of(task, told.case, group["id"])
         group["kept"] = group["id"] in groups
-    extra["ladder"] = ladder.to_json(task, told.case, groups, told.minimum)
+    extra["ladder"] = ladder.to_json(task, told.case, told.minimum)
     if climb is not None:
         extra["measured_on"] = measured_on(climb.task)
         extra["keep_fp32"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.units)
@@ -126,6 +126,9 @@ def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
     network, group, misfits = task.subject.network, told.case.lowering.groups[unit], told.case.misfits[unit]
     sensitivity = told.sensitivity
     rule, sentence = reason(misfits)
+    ladder = told.ladder
+    if not rule and ladder is not None and ladder.raised is not None and unit in ladder.raised.units:
+        rule, sentence = "slower", f"it passes in {group.rung}, and the model is slower with it there"
     tensors = [_tensor(network, each) for each in misfits]
     named = {pair.scale: None for pair in group.pairs}
     zeros = {pair.zero_point: None for pair in group.pairs if pair.zero_point is not None}

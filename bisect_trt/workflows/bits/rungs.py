@@ -159,12 +159,12 @@ class Assignment:
 
     Attributes:
         name: The rungs that it uses, in words.
-        bytes: Of weights.
+        bytes: Of weights; ``None`` where that is not known.
         latency: Milliseconds of one run; ``None`` where that was not measured.
     """
 
     name: str
-    bytes: int
+    bytes: int | None
     latency: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Assignment:
     def cost(self, by: Cost) -> float:
         """What is compared; infinite where it is not known."""
         if by is Cost.BYTES:
-            return self.bytes
+            return math.inf if self.bytes is None else self.bytes
         return math.inf if self.latency is None else self.latency
 
 

@@ -113,6 +113,8 @@ def _tell_ladder(task: Task, told: Told, ladder: Mapping[str, Any]) -> None:
         latency = "" if each["latency_ms"] is None else f", {each['latency_ms']:.3f} ms"
         chosen = " (this one)" if each["name"] == cost["chosen"] else ""
         console.answer(f"  {each['name']}: weights of {each['bytes']:,} bytes{latency}{chosen}")
+    if told.ladder is not None and told.ladder.raised is not None:
+        console.answer(f"  {told.ladder.raised.describe([*cost['raised']], '/'.join(task.settings.bits))}")
     if ladder["why"]:
         console.answer(f"  {ladder['why']}")
     tell_uses(extra.get("uses", []), console)

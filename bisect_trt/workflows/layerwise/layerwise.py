@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,14 @@ class LayerwiseSettings:
         tolerance: How far a tensor may be off.
         timeout: Seconds that one run may take.
         isolated: Whether to look at the error that each layer adds by itself too.
+        error_plot: Where the error along the network is drawn, if it is.
     """
 
     target: TargetSettings
     tolerance: ToleranceOptions
     timeout: float | None = None
     isolated: bool = False
+    error_plot: Path | None = None
 
 
 def layerwise(examination: Examination, settings: LayerwiseSettings) -> Result:

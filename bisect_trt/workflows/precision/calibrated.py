@@ -6,15 +6,22 @@ fp32. The ranges are found once, on the samples of the search, and every build r
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import is_dequantize, is_quantize
+from bisect_trt.options.choices import Cost
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.bits.rungs import Assignment, node_rungs
 from bisect_trt.workflows.checks import lowers_by, require_target
+from bisect_trt.workflows.engine_layers import engine_layers
 from bisect_trt.workflows.precision.by_layer import ENGINES
-from bisect_trt.workflows.precision.task import UNUSED_RANGES, PrecisionSettings
+from bisect_trt.workflows.precision.lowering import known_types
+from bisect_trt.workflows.precision.task import UNUSED_RANGES, PrecisionSettings, Task
 from bisect_trt.workflows.subject import Subject
 
 
@@ -45,11 +52,13 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     """
     target, output = settings.target, settings.output
     assert target is not None  # or nothing would be calibrated
-    if settings.rungs:
+    if settings.cost is Cost.BYTES:
         raise UsageError(
-            "--ladder is of a quantized model, and this one has no Q/DQ: TensorRT chooses types for it layer by layer; give "
-            "--int8, and --fp16 with it if that may be chosen too."
+            "--cost bytes: TensorRT chooses the types of weights as it builds, so their bytes are not known; drop it, because it "
+            "goes by latency."
         )
+    if settings.rungs:  # in what it may choose among, each layer runs in what TensorRT measured to be the fastest
+        target = replace(target, fp16=settings.half == "fp16", bf16=settings.half == "bf16")
     if output.suffix not in ENGINES:
         raise UsageError(
             f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
@@ -79,3 +88,51 @@ def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
         raise UnavailableError(
             f"{target.describe()} cannot calibrate {subject.settings.path}: {why}; `bisect-trt convert --int8` is that step."
         )
+
+
+_RUNGS = {"int8": "int8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def rungs_chosen(
+    network: Network, lowered: Collection[int], layers: Iterable[Mapping[str, Any]], ladder: Sequence[str]
+) -> dict[int, str]:
+    """The rung of each node that TensorRT chose it for, as far as its engine tells; else the first, which it may be on.
+
+    Args:
+        network: The model.
+        lowered: The nodes that are not told to run in fp32.
+        layers: As a session of the target describes them.
+        ladder: The rungs.
+    """
+    told = engine_layers(network, layers)
+    chosen = dict.fromkeys(lowered, ladder[0])
+    for index in lowered:
+        made = {_RUNGS.get(kind) for kind in told[index].precisions} if index in told else set()
+        chosen[index] = next((rung for rung in ladder if rung in made), ladder[0])
+    return chosen
+
+
+def calibrated_ladder(task: Task) -> dict[str, Any]:
+    """For the result of a search among nodes that are calibrated: which is on which rung, and what it costs.
+
+    Args:
+        task: The search, its answer in the result.
+    """
+    network, ladder, extra = task.subject.network, task.settings.rungs, task.result.extra
+    kept = {name for node in extra["keep_fp32"] for name in node["outputs"]}
+    keep = frozenset(u for u in task.lowering.units if not kept.isdisjoint(network.nodes[network.order[u]].output))
+    outcome = task.prober.ledger.outcome(task.lowering.candidate(keep).key)
+    lowered = [network.order[unit] for unit in task.lowering.units if unit not in keep]
+    chosen = rungs_chosen(network, lowered, () if outcome is None else outcome.layers, ladder)
+    nodes = node_rungs(network, chosen, (), None, known_types(task.subject))
+    latency = extra["latency_ms"] or {}
+    every = f"{', '.join(ladder[:-1])} and {ladder[-1]}"
+    found = [Assignment(every, None, latency.get("mixed")), Assignment("fp32", None, latency.get("fp32"))]
+    faster = found[1].cost(Cost.LATENCY) < found[0].cost(Cost.LATENCY)
+    return {
+        "rungs": [*ladder],
+        "counts": {rung: sum(node["rung"] == rung for node in nodes) for rung in ladder},
+        "nodes": nodes,
+        "cost": {"by": "latency", "chosen": every, "assignments": [each.to_json() for each in found]},
+        "why": "all of it in fp32 was faster" if faster else None,
+    }

@@ -118,7 +118,7 @@ class PrecisionSettings:
     @property
     def measures_latency(self) -> bool:
         """Whether how long candidates run says how long their written models do."""
-        if self.target is None or self.emulated:
+        if self.target is None or (self.emulated and (self.half is not None or not self.bits)):
             return False
         return self.cost is Cost.LATENCY or self.target.target.capabilities.timed
 

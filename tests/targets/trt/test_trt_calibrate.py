@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from trt_api import OLD, WEAK
 from trt_standin import make_tensorrt, trt_target
 
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.network import Network
+from bisect_trt.options.choices import Cost
 from bisect_trt.targets.trt.config import calibrate
+from bisect_trt.workflows.precision import calibrated
+from bisect_trt.workflows.precision.task import PrecisionSettings
+from bisect_trt.workflows.subject import Subject
 
 before_11 = pytest.mark.parametrize("version", [OLD, WEAK])
 
@@ -78,3 +85,25 @@ def test_the_cache_is_written_and_read_again(version: str, tmp_path: Path) -> No
 @before_11
 def test_without_data_there_is_no_calibrator(version: str) -> None:
     assert calibrator(version, Memory()) is None
+
+
+def test_bytes_are_not_known_before_a_build(tmp_path: Path) -> None:
+    settings = PrecisionSettings(
+        tmp_path / "a.engine", "int8", trt_target("int8"), rungs=("int8", "fp16", "fp32"), cost=Cost.BYTES
+    )
+    with pytest.raises(UsageError, match="--cost bytes: TensorRT chooses the types of weights as it builds"):
+        calibrated.calibrate(cast(Subject, None), settings)
+
+
+def test_the_rung_that_tensorrt_chose_is_told_as_far_as_its_engine_tells() -> None:
+    """Of several types that a layer makes the cheapest; of what is not told the first, which it may be on."""
+    nodes = [helper.make_node("Relu", [read], [made], name=made) for read, made in zip("xabc", "abcy", strict=True)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in "xy"]
+    network = Network(helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:])))
+    layers = [
+        {"name": "one", "kind": "k", "tensors": ["a"], "precisions": ["float16"]},
+        {"name": "two", "kind": "k", "tensors": ["b"], "precisions": ["float32", "int8"]},
+        {"name": "three", "kind": "k", "tensors": ["c"], "precisions": ["float32"]},
+    ]
+    ladder = ("int8", "fp16", "fp32")
+    assert calibrated.rungs_chosen(network, range(4), layers, ladder) == {0: "fp16", 1: "int8", 2: "fp32", 3: "int8"}
