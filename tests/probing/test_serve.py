@@ -80,12 +80,15 @@ def test_what_cannot_be_compared_is_said(compare: Compare) -> None:
 def test_it_is_ready_once_the_runtime_is_there(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def make(settings: TargetSettings) -> Forgetful:
-        order.append("runtime")
-        runtime = Forgetful(settings)
-        monkeypatch.setattr(runtime, "load", lambda *given: order.append("model") or Forgetful.load(runtime, *given))
-        return runtime
+    class Noted(Forgetful):
+        def __init__(self, settings: TargetSettings) -> None:
+            order.append("runtime")
+            super().__init__(settings)
 
-    monkeypatch.setattr(serve, "make_runtime", make)
+        def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Forgetful:
+            order.append("model")
+            return super().load(model, feed)
+
+    monkeypatch.setattr(serve, "make_runtime", Noted)
     served(compare, ready=lambda: order.append("ready"))
     assert order == ["runtime", "ready", "model"]
