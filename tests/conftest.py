@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from light import Light, tag_light
+from light import LIGHT, Light, tag_light
 from support import Ran
 
-from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
+from bisect_trt.probing.workers import pool
 from bisect_trt.probing.workers.pool import keep_spare
 from bisect_trt.targets.trt.api import tensorrt
 
@@ -26,6 +26,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Hundreds of commands are started, each of which would compile all that it imports where bytecode is not to be kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A worker is kept from test to test, but for what it was started among: of that pytest's own variable is no part.
+pool.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 # Where GitHub runs them, each command would print annotations of what it is meant to find.
 os.environ.pop("GITHUB_ACTIONS", None)
@@ -89,7 +92,7 @@ def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
     return run
 
 
-@pytest.fixture(scope="session", params=LIGHT_MODELS)
+@pytest.fixture(scope="session", params=LIGHT)
 def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Light:
     """Each of the real architectures that the onnx wheel ships."""
     return tag_light(request.param, tmp_path_factory.mktemp("light"))

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from support import node_names, node_tag
+from support import node_names, node_tag, rest_slow
 
-from benchmarks.cases import light_model
+from benchmarks.cases import LIGHT_MODELS, light_model
+
+LIGHT = rest_slow(sorted(LIGHT_MODELS, key=lambda name: name not in {"squeezenet", "shufflenet"}), 2)
+"""All of them, as parameters of a test; `make test` has the two smallest."""
 
 
 @dataclass(frozen=True)

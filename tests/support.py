@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
@@ -49,6 +50,13 @@ class Ran:
 def examples(count: int) -> int:
     """So many examples of a property where depth is asked for, else as much fewer as the default is then."""
     return max(5, count * settings().max_examples // settings.get_profile("deep").max_examples)
+
+
+def rest_slow(values: Iterable[Any], now: int = 1) -> list[Any]:
+    """Parameters of a test, of which only the first few are for `make test`; a tuple is of several arguments."""
+    listed = list(values)
+    rest = [each if isinstance(each, tuple) else (each,) for each in listed[now:]]
+    return [*listed[:now], *(pytest.param(*each, marks=pytest.mark.slow) for each in rest)]
 
 
 def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types

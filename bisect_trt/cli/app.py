@@ -137,7 +137,7 @@ def _worked(
         status = ExitStatus.INTERRUPTED
         result.status, result.why = "interrupted", "stopped by the user"
         run = result.artifacts.get("run")
-        console.error(f"stopped; go on with: bisect-trt resume {run}" if run else "stopped.")
+        console.error(f"stopped; go on with: bisect-trt resume {shlex.quote(run)}" if run else "stopped.")
     except Exception as error:  # a bug of ours, which is no reason for a traceback either
         status = ExitStatus.UNPROVEN
         result.why = f"{type(error).__name__}: {error}"
@@ -184,7 +184,7 @@ def _stop_at_once(console: Console) -> None:
     """The last words after a second Ctrl-C; in a signal handler, so past all that may hold a lock."""
     console.abandon()
     run = invocation.folder
-    how = "" if run is None else f"; go on with: bisect-trt resume {run}"
+    how = "" if run is None else f"; go on with: bisect-trt resume {shlex.quote(str(run))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -46,7 +47,7 @@ def run(given: Given, console: Console, result: Result) -> Result:
             changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
         ]
         write_script(own.gen_script, own.model, {name: value for each in groups for name, value in each.items()})
-        console.answer(f"{own.gen_script}: does the same; run it with: python {own.gen_script}")
+        console.answer(f"{own.gen_script}: does the same; run it with: {shlex.join(['python', str(own.gen_script)])}")
         result.artifacts["script"] = str(own.gen_script)
         result.extra["comparisons"] = []
         result.status, result.minimality = "found", "1-minimal"

@@ -50,7 +50,7 @@ def diagnose(given: Given, console: Console, result: Result) -> Result:
     runtime = given[Target].required()
     compare.require_numbers()
     checks = target_check(compare, runtime, own.timeout)
-    folder = own.output or Path(f"{own.model.stem}-reproducer")
+    folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
     packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
     settings = DiagnoseSettings(
         checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases

@@ -63,7 +63,13 @@ def _checked(entry: Entry, called: str, value: Any) -> Any:  # noqa: ANN401 - of
     if entry.kind is Path and entry.option.read is None:
         for path in value if entry.several else [value]:
             _check_path(called, path)
+        value = [_no_option(path) for path in value] if entry.several else _no_option(value)
     return value if entry.option.check is None else entry.option.check(value)
+
+
+def _no_option(path: Path | None) -> Path | None:
+    """The same path; absolute, where it begins as an option does: to whoever is given it, in a command that is shown too."""
+    return path.absolute() if path is not None and str(path).startswith("-") else path
 
 
 def _check_path(called: str, path: Path | None) -> None:

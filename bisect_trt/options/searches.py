@@ -124,6 +124,10 @@ class Precision:
     minimise: Annotated[
         Minimise, option(help="Have the fewest nodes in fp32, or the least latency where the target measures it.")
     ] = Minimise.NODES
+    divide_regions: Annotated[
+        bool,
+        switch("Search node by node also inside what TensorRT fuses into one layer whatever part of it is in fp32."),
+    ] = False
     minimal_output: Annotated[
         Path | None, option(metavar="FILE", help="Where the model of the minimal set goes too; -o has the safe set.")
     ] = None

@@ -37,7 +37,7 @@ class Prober:
         ledger: What is known.
         runner: Who runs the check.
         measured: Whether somebody asked how often the original fails.
-        wasted: Parallel probes that were ended or never asked for.
+        wasted: Parallel probes that were ended because their answers were not needed any more.
         workers: How many probes may run at a time.
     """
 

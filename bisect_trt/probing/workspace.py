@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,8 +142,8 @@ class Workspace:
     def new_folder(cls, command: str, model: Path) -> Path:
         """A fresh path for a run, under ``.bisect-trt`` in the current directory."""
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        # A model's name may be as long as a name can be, and need not be text, which runtimes cannot open.
-        name = model.stem[:_NAME_LENGTH].encode(errors="replace").decode()
+        # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
+        name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
         folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
         return next(
             path for n in range(10_000) if not (path := folder.with_name(folder.name + (f"-{n}" if n else ""))).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,7 +52,8 @@ def convert_to_onnx(
     for name in settings.keep:
         if name not in first:
             raise UsageError(
-                f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {path} --show layers` lists them."
+                f"--keep-fp32: no node makes '{name}' first; `bisect-trt inspect model {shlex.quote(str(path))} --show layers` "
+                "lists them."
             )
     lowered = lower_fp16(model, settings.keep, low=low)
     if settings.lower_ends:

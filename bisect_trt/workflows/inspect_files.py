@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -68,7 +69,7 @@ def guess_kind(path: Path) -> Kind:
         raise UnavailableError(f"{path}: no such file; give the path of a model, an engine or saved values.")
     raise UsageError(
         f"{path} does not show whether it is a model, an engine or saved values; say which: "
-        f"`bisect-trt inspect model {path}`, `inspect engine` or `inspect data`."
+        f"`bisect-trt inspect model {shlex.quote(str(path))}`, `inspect engine` or `inspect data`."
     )
 
 

@@ -111,6 +111,10 @@ def test_searches_find_what_costs_the_metric(cli: CommandLine, model: Path) -> N
         (entry["passed"] for entry in result["metric"]["layers"]), reverse=True
     )
 
+
+@pytest.mark.slow
+def test_a_diagnosis_finds_what_costs_the_metric(cli: CommandLine, model: Path) -> None:
+    scored = ["--metric", "score.py", "--max-drop", "0.05", *DATA]
     assert cli("diagnose", model, *TARGET, *scored, "-o", "out", "--zip", "--json", "d.json").status == 0
     result = read_json(Path("d.json"))
     assert [node["name"] for node in result["culprits"]] == ["big"]

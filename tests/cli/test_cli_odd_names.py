@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,3 +72,22 @@ def test_a_check_is_given_paths_that_are_no_text(here: Path) -> None:
     check = script(folder / "check", f"{has('<1>')} && exit 1; exit 0")
     ran = bisect_trt("reduce", "model.onnx", "-o", "out.onnx", "--check", check, "{model}", cwd=here)
     assert (ran.status, node_names(here / "out.onnx")) == (0, ["<1>"]), ran.err
+
+
+def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: Path) -> None:
+    """A name that is a command, a quote and an option, as a stranger may give a file."""
+    name = "-a 'b$(touch owned);`touch owned`.onnx"
+    overflowing(here / "model.onnx").rename(name)
+    ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16")
+    assert ran.status == 0, ran.err
+    shown = next(line for line in ran.out.splitlines() if line.startswith("To see it again: "))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # whose python is this one
+    command = ["sh", "-c", shown.partition(": ")[2]]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 1, done.stderr
+    assert not (here / "owned").exists()
+    (run,) = (here / ".bisect-trt").iterdir()
+    assert re.fullmatch(r"[\w.-]+", run.name)
+    further = next(line for line in ran.out.splitlines() if "this looks further: " in line)
+    words = shlex.split(further.partition(": ")[2])
+    assert words == ["bisect-trt", "workaround", str(here / name), "--onnxrt", "--fp16"]

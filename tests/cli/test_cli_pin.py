@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support import rest_slow
 
 UNSTEADY = Path(__file__).parents[1] / "unsteady"
 NODES = 12
@@ -55,7 +56,8 @@ def verdicts(run: Path) -> dict[frozenset[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "bad"), [("tactic:0.4", (0, 2, 5, 6, 9, 10)), ("tactic:0.1", (3, 8)), ("all:0.5", (1, 6))]
+    ("fault", "bad"),
+    rest_slow([("tactic:0.4", (0, 2, 5, 6, 9, 10)), ("tactic:0.1", (3, 8)), ("all:0.5", (1, 6))]),
 )
 def test_every_candidate_is_what_the_build_that_failed_chose(here: Path, fault: str, bad: tuple[int, ...]) -> None:
     """Dealt kernels anew, each of them would fail and pass by chance."""

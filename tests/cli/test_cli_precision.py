@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, save, script
+from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, rest_slow, save, script
 
 from bisect_trt.graph.lower import tensor_dtypes
 from bisect_trt.tensors.inputs import DataOptions
@@ -61,7 +61,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", rest_slow(EXPECTED))
 def test_an_example_is_mended(name: str, tmp_path: Path) -> None:
     operators, options = EXPECTED[name]
     command = [sys.executable, str(EXAMPLES / name / "make_model.py"), "-o", str(tmp_path)]

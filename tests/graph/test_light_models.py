@@ -13,10 +13,9 @@ import onnx_graphsurgeon as gs
 import pytest
 from cut_oracle import cut_by_hand, normalised
 from cutting import assert_same, model_of, run, tensor_info
-from light import tag_light
+from light import LIGHT, tag_light
 from onnx import ModelProto, TensorProto, helper
 
-from benchmarks.cases import LIGHT_MODELS
 from bisect_trt.graph.cut import Cut, cut
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
@@ -52,7 +51,7 @@ def _no_value(name: str) -> TensorProto:
     raise AssertionError(f"the maker of {name} is missing")
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_all_units_are_the_original(name: str, tmp_path: Path) -> None:
     whole = Whole(name, tmp_path)
     piece, nodes = whole.cut(range(len(whole.network.nodes)))
@@ -65,7 +64,7 @@ def test_all_units_are_the_original(name: str, tmp_path: Path) -> None:
     assert_same(run(piece.proto, whole.feeds(inputs)), run(whole.path, whole.feeds(inputs)))
 
 
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_windows_are_models(name: str, tmp_path: Path) -> None:
     whole = Whole(name, tmp_path)
     for window in whole.windows(8):

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from light import LIGHT
 from lowering import (
     FLOAT,
     FLOAT16,
@@ -29,7 +30,7 @@ from lowering import (
 )
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.cases import LIGHT_MODELS, light_model
+from benchmarks.cases import light_model
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import lower_roundtrip
 
@@ -286,7 +287,7 @@ def test_an_opset_too_old_is_refused(lower: Lowering) -> None:
 
 
 @both
-@pytest.mark.parametrize("name", LIGHT_MODELS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_light_models(lower: Lowering, name: str) -> None:
     source = onnx.load(light_model(name))
     lowered = checked(lower, source)

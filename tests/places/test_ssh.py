@@ -149,6 +149,7 @@ def test_a_driver_that_is_ended_leaves_nothing_there(
     wait_for(lambda: not there())
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_lost_is_no_verdict(host: dict[str, str], model: Path, tmp_path: Path) -> None:
     """Processes of the host's end are killed in mid-search; the answer is the same, and it is proven."""
     words = command(model, "reduce", "-o", tmp_path / "r.onnx", "--json", tmp_path / "r.json", "--repeat", "300")

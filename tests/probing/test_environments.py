@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import gone
+from support import gone, rest_slow
 from wheels import Index
 
 from bisect_trt.errors import ExitStatus, UnavailableError, UsageError
@@ -41,7 +41,7 @@ def said_by(python: Path, more: str = "numpy") -> str:
 
 
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("tool", rest_slow(["uv", "pip"]))
 def test_it_is_made_once(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if tool == "pip":
         monkeypatch.setattr(indexes, "uv", lambda: None)

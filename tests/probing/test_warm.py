@@ -93,6 +93,11 @@ def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
             fresh = pool._take(fresh=True)  # what was kept has served
             assert (fresh.served, kept.alive) == (0, True)
             pool._dismiss(fresh)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as a notebook may, in between
+        with WorkerPool(tmp_path) as pool:
+            assert isinstance(pool.ask(ABOUT), Started)
+            assert pool._idle != [kept]
+            assert not kept.alive
     finally:
         pools.end_spare()
     assert not kept.alive

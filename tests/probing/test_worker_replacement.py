@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import Ran, arrays, gone, overflowing, read_json
+from support import Ran, arrays, gone, overflowing, read_json, rest_slow
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
@@ -250,7 +250,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) ->
 
 
 @pytest.mark.parametrize(
-    "command", [["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]], ids=lambda words: words[0]
+    "command", rest_slow([["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]), ids=lambda words: words[0]
 )
 def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path, command: list[str]) -> None:
     for words, fresh in [(["--fresh-process"], True), *([([], False)] if command[0] == "reduce" else [])]:

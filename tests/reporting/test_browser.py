@@ -355,6 +355,7 @@ BROKEN = """axe.run(document, {resultTypes: ["violations"]}).then(
   r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(AXE is None, reason="axe-core is not installed (pip install axe-core-python)")
 @pytest.mark.parametrize("width", [390, 1400])
 def test_no_rule_of_accessibility_is_broken(

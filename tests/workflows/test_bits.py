@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from packaging.version import Version
 from support import bisect_trt as command_line
+from support import rest_slow
 
 import bisect_trt
 from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
 
-# The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
-pytestmark = pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning")
+pytestmark = [
+    # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
+    pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning"),
+    pytest.mark.usefixtures("here"),  # runs are kept where one works
+]
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -45,11 +49,13 @@ def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tu
 
 @pytest.mark.parametrize(
     ("source", "count", "how"),
-    [
-        (resnet(3, 2), 2, {}),
-        (resnet(4, 2), 3, {"per_channel": False, "signed": True}),
-        (bert(5, 1), 1, {"signed": True}),
-    ],
+    rest_slow(
+        [
+            (resnet(3, 2), 2, {}),
+            (resnet(4, 2), 3, {"per_channel": False, "signed": True}),
+            (bert(5, 1), 1, {"signed": True}),
+        ]
+    ),
 )
 def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: int, how: dict[str, bool]) -> None:
     """And the model without them is like the float one, which the search has not seen."""
@@ -110,6 +116,7 @@ def test_command_line_and_json(tmp_path: Path) -> None:
     assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
     """Its reference computes with the same scales; the command that it advises finds the one that does not fit."""
     path, source = tmp_path / "model.onnx", resnet(3, 2)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support import rest_slow
 from truth.busy import busy
 from truth.patterns import PLANTED, Pattern
 
@@ -29,7 +30,7 @@ def planted(pattern: Pattern, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", rest_slow(BOTH))
 def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, tmp_path: Path) -> None:
     model = planted(_BY_NAME[name], tmp_path)
     result = bisect_trt.cause(model, run=tmp_path / "run", workers=1)
@@ -46,6 +47,7 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, 
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_with_many_workers(tmp_path: Path) -> None:
     model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
     one = bisect_trt.cause(model, run=tmp_path / "one", workers=1)

@@ -90,12 +90,16 @@ class TensorRt:
 
 
 @contextmanager
-def searching(target: TensorRt, folder: Path, budget: Budget | None = None) -> Iterator[Task]:
+def searching(
+    target: TensorRt, folder: Path, budget: Budget | None = None, *, divide_regions: bool = False
+) -> Iterator[Task]:
     model = overflowing(folder / "model.onnx")
     console = Console(0)
     with Subject(ModelSettings(model), Workspace(folder / "run"), console) as subject:
         subject.workers.ask = target.ask  # type: ignore[method-assign]
-        settings = PrecisionSettings(folder / "mixed.onnx", "fp16", FP16, by_layer=True, overwrite=True)
+        settings = PrecisionSettings(
+            folder / "mixed.onnx", "fp16", FP16, by_layer=True, overwrite=True, divide_regions=divide_regions
+        )
         check = built_in_check(CheckSettings(target=FP16, by_layer=True), subject, "fp16")
         prober = make_prober(check, SearchSettings(workers=1, budget=budget or Budget()), subject, console)
         try:
@@ -146,6 +150,30 @@ def test_what_is_fused_is_asked_about_as_a_whole_first(tmp_path: Path, capsys: p
     said = " ".join(capsys.readouterr().out.split())
     assert "2 regions that the engine fuses are asked about as a whole first" in said
     assert "3 nodes are in regions too large to ask about as a whole, so patterns of the graph are" in said
+
+
+@pytest.mark.parametrize("divide", [False, True])
+def test_a_region_whose_parts_tell_nothing_is_one_unit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, divide: bool
+) -> None:
+    """The stand-in runs it as one layer whatever is asked for, and is wrong with either half of it in fp16."""
+    target = TensorRt(fused=(("a0_out", "a1_out"), ("big_out", "small_out")))
+    with searching(target, tmp_path, divide_regions=divide) as task:
+        find_precision(task, SearchSettings(workers=1))
+        result = task.result
+    assert {node["name"] for node in result.extra["keep_fp32"]} == {"big", "small"}
+    assert result.minimality == "1-minimal"
+    assert result.extra.get("regions", []) == ([] if divide else [["big", "small"]])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("(1-minimal by regions)" in said) is not divide
+
+
+def test_a_region_of_which_a_part_is_enough_is_divided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with searching(TensorRt(fused=(("a1_out", "big_out"), ("small_out", "b0_out"))), tmp_path) as task:
+        find_precision(task, SearchSettings(workers=1))
+        assert {node["name"] for node in task.result.extra["minimal"]} == {"big", "small"}
+        assert task.result.extra["regions"] == []
+    assert "by regions" not in capsys.readouterr().out
 
 
 def test_the_original_is_not_built_again_with_everything_lowered(tmp_path: Path) -> None:

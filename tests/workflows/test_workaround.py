@@ -11,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import node_names, overflowing, read_json, save, unstable_norm
+from support import node_names, overflowing, read_json, rest_slow, save, unstable_norm
 from test_fault import tied
 from truth.networks import generated
 from truth.patterns import PLANTED
@@ -33,7 +33,7 @@ def ways_of(cli: CommandLine, *argv: str | Path) -> tuple[dict[str, Any], str]:
     return result, ran.out
 
 
-@pytest.mark.parametrize("name", ["Cast, Div, Mul", "Identity, Div, Mul", "Dropout, Div, Mul"])
+@pytest.mark.parametrize("name", rest_slow(["Cast, Div, Mul", "Identity, Div, Mul", "Dropout, Div, Mul"]))
 def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) -> None:
     """ONNX Runtime drops a node that another one still reads, in all its releases."""
     pattern = next(each for each in PLANTED if each.name == name)

@@ -72,10 +72,10 @@ class Where:
         """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
         place = next(iter(self.places), None)
         if place is None:
-            return f"python {script}"
+            return shlex.join(["python", str(script)])
         if place.local:
             return shlex.join([place.argv[0], str(script)])
-        return f"python {script}, where the target ran: {place.said}"
+        return f"{shlex.join(['python', str(script)])}, where the target ran: {place.said}"
 
 
 HERE = Where()

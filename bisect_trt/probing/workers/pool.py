@@ -80,6 +80,7 @@ class WorkerProcess:
         place: Where it has models run, if not in itself.
         gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
+        environment: The variables that it was started among, by which runtimes go.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class WorkerProcess:
         self.gpu = gpu
         self.place = place
         self.worn_out = False
+        self.environment = surroundings()
         self._busy = False
         self._first_memory = (0, 0)
         self._buffer = b""
@@ -231,6 +233,11 @@ class WorkerProcess:
         guard.release(self._process.pid)
 
 
+def surroundings() -> dict[str, str]:
+    """The environment variables by which a runtime may go."""
+    return dict(os.environ)
+
+
 _spare: list[WorkerProcess] = []
 _most_kept = 0
 
@@ -253,6 +260,15 @@ def end_spare() -> None:
     """End it, if nobody has taken it."""
     while _spare:
         _spare.pop().close()
+
+
+def _take_spare(*, fresh: bool) -> WorkerProcess | None:
+    """One there is; those end for which a variable has changed since they were started, as a notebook sets which GPU to use."""
+    now = surroundings()
+    for worker in [each for each in _spare if each.environment != now]:
+        _spare.remove(worker)
+        worker.close()
+    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
 
 
 class WorkerPool:
@@ -461,8 +477,8 @@ class WorkerPool:
             if worker is not None:
                 self._idle.remove(worker)
                 return worker
-            if _spare and len(self._gpus) < 2 and not away and not (fresh and _spare[-1].served):
-                return _spare.pop()
+            if len(self._gpus) < 2 and not away and (worker := _take_spare(fresh=fresh)) is not None:
+                return worker
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._placed[each]))
             return self._start(place)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
-from bisect_trt.workflows.engine_layers import fused_regions
+from bisect_trt.workflows.engine_layers import engine_layers, fused_regions
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect, suspect
@@ -34,26 +36,90 @@ def search_keep(task: Task, suspects: Sequence[Suspect], most: int | None = None
         DoesNotReproduce: The model fails in fp32 too, or passes lowered.
         BudgetSpent: No more probes may be made.
     """
-    units = task.lowering.units
-    everything, nothing = frozenset(units), frozenset[int]()
-    ranking = [entry.unit for entry in suspects]
-    fused = _fused(task)
-    groups = [*fused, *groups_of(task.subject, everything.difference(*fused))]
+    ranking, fused = [entry.unit for entry in suspects], _fused(task)
+    if task.settings.divide_regions or task.prober.measured or most is not None or not fused:
+        return _search(task, ranking, [], fused, most)
+    minimum = _search(task, ranking, fused, [], most)
+    inside = [region for region in fused if region <= minimum.units]
+    if not minimum.proven or not inside:
+        return minimum
+    stuck = [region for region in inside if _tells_nothing_in_parts(task, minimum.units, region)]
+    divided = [region for region in inside if region not in stuck]
+    if divided:
+        minimum = _search(task, ranking, stuck, divided, most, minimum.units)
+    describe = task.subject.describe_searched
+    task.result.extra["regions"] = [
+        [node["name"] or node["outputs"][0] for node in describe(region)] for region in stuck if region <= minimum.units
+    ]
+    return minimum
+
+
+def _search(
+    task: Task,
+    ranking: Sequence[int],
+    wholes: Sequence[Subset],
+    first: Sequence[Subset],
+    most: int | None,
+    within: Subset | None = None,
+) -> Minimum:
+    """The fewest to keep.
+
+    Args:
+        task: The search.
+        ranking: What to try to keep first.
+        wholes: Units that are kept or lowered as one.
+        first: Units that are lowered as one before each is tried alone, beside patterns of the graph.
+        most: Of how many sets may be asked.
+        within: A set that is known to be enough, of which the answer is to be a part.
+    """
+    units = [unit for unit in task.lowering.units if within is None or unit in within]
+    everything, nothing = frozenset(task.lowering.units), frozenset[int]()
+    whole = {unit: region for region in wholes for unit in region}
+    stands = {unit: min(whole.get(unit, (unit,))) for unit in units}  # each whole goes by its first unit
+    singles = frozenset(units).difference(*wholes, *first)
+    groups = [*first, *groups_of(task.subject, singles)]
+
+    def expanded(chosen: Subset) -> Subset:
+        return frozenset().union(*(whole.get(unit, {unit}) for unit in chosen))
 
     def story(oracle: Oracle) -> Minimum | Subset:
         """The answer, or the set of units about which the check did not say what it should have."""
         ask = about_units(oracle)
-        if ask(everything) is not Verdict.PASS:
+        if within is None and ask(everything) is not Verdict.PASS:
             return everything
-        if ask(nothing) is not Verdict.FAIL:
+        if within is None and ask(nothing) is not Verdict.FAIL:
             return nothing
-        minimum = find_keep(units, ask, suspects=ranking, groups=groups, most=most)
+        minimum = find_keep(
+            [*dict.fromkeys(stands.values())],
+            lambda chosen: ask(expanded(chosen)),
+            suspects=[*dict.fromkeys(stands[unit] for unit in ranking if unit in stands)],
+            groups=groups,
+            most=most,
+        )
+        minimum = replace(minimum, units=expanded(minimum.units))
         return confirm_enough(minimum, oracle, task.prober.runner.flakiness) if task.prober.measured else minimum
 
     answer = task.prober.search(Search(Verdict.PASS, story), task.lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
     raise refusal(task, answer)
+
+
+def _tells_nothing_in_parts(task: Task, enough: Subset, region: Subset) -> bool:
+    """Whether a region is as wrong with either half of it in fp32, and the engine runs it as one layer all the same."""
+    ordered, network = sorted(region), task.subject.network
+    first = frozenset(ordered[: len(ordered) // 2])
+    for half in (first, region - first):
+        candidate = task.lowering.candidate(enough - half)
+        if task.prober.probe(candidate).verdict is not Verdict.FAIL:
+            return False
+        outcome = task.prober.ledger.outcome(candidate.key)
+        layers = engine_layers(network, () if outcome is None else outcome.layers)
+        apart = {unit: layers.get(network.order[unit]) for unit in region}
+        ours = {layer.name for unit in half if (layer := apart[unit]) is not None}
+        if not any(layer is not None and layer.name in ours for unit, layer in apart.items() if unit not in half):
+            return False
+    return True
 
 
 def _fused(task: Task) -> list[Subset]:
@@ -69,7 +135,8 @@ def _fused(task: Task) -> list[Subset]:
             if len(regions) == 1
             else f"{len(regions)} regions that the engine fuses are"
         )
-        task.console.say(f"  {told} asked about as a whole first")
+        how = "" if task.settings.divide_regions else ", and not in parts where these tell nothing"
+        task.console.say(f"  {told} asked about as a whole first{how}")
     if inside:
         task.console.say(
             f"  {inside} nodes are in regions too large to ask about as a whole, so patterns of the graph are"
@@ -111,7 +178,7 @@ def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
         return DoesNotReproduce(
             f'the check fails with all {count} nodes in fp32 too: {record.reason}. It said: "{record.said}". So precision '
             "is not the reason, or the check itself is broken: "
-            f"`bisect-trt log {prober.runner.folder} {record.number}` shows what it printed."
+            f"`bisect-trt log {shlex.quote(str(prober.runner.folder))} {record.number}` shows what it printed."
         )
     if asked:
         return DoesNotReproduce(

@@ -49,6 +49,7 @@ class PrecisionSettings:
         calibration_cache: Where the ranges for INT8 lie, or are to, if the user says.
         calibrated: Whether what is not kept may run in INT8 by those ranges; ``precision`` then says how far it may be off.
         cost: By what assignments of them are compared; ``None`` for latency where that can be measured, else bytes.
+        divide_regions: Whether each node is searched alone also in what the target fuses whatever is asked for.
         tolerance: How far a target may be off on them, as the user gave it; ``None`` for as on the samples of the search.
     """
 
@@ -72,6 +73,7 @@ class PrecisionSettings:
     cost: Cost | None = None
     calibration_cache: Path | None = None
     calibrated: bool = False
+    divide_regions: bool = False
     tolerance: ToleranceOptions | None = None
 
     @classmethod
@@ -103,6 +105,7 @@ class PrecisionSettings:
             rungs=own.ladder or (),
             cost=own.cost,
             calibration_cache=own.calibration_cache,
+            divide_regions=own.divide_regions,
         )
 
     @property

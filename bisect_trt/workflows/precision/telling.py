@@ -142,7 +142,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
 def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
     """Say what to keep, why, and how accurate the rest is."""
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
-    proof = f" ({result.minimality})" if nodes == len(result.extra["minimal"]) else ""
+    proof = f" ({_proof(result)})" if nodes == len(result.extra["minimal"]) else ""
     name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
     console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.low}{proof}.")
@@ -163,7 +163,13 @@ def tell_safe(result: Result, console: Console) -> None:
     minimal = len(extra["minimal"])
     if minimal < len(extra["keep_fp32"]):
         what = f"{minimal} of these {'is' if minimal == 1 else 'are'} enough for what was given"
-        console.answer(f"  the minimal set: {what} ({result.minimality}): {_names(extra['minimal'])}")
+        console.answer(f"  the minimal set: {what} ({_proof(result)}): {_names(extra['minimal'])}")
+
+
+def _proof(result: Result) -> str:
+    """How sure the minimal set is, and of what."""
+    by_regions = result.minimality == "1-minimal" and result.extra.get("regions")
+    return f"{result.minimality} by regions" if by_regions else result.minimality
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> str:
