@@ -1,7 +1,8 @@
 """Gathers the pages of the site into ``build/pages``: ``python docs/site.py``; then ``mkdocs build --strict`` (``make site``).
 
 The pages lie where readers of the repository look for them, some beside docs/, so mkdocs cannot read them in place. They keep
-their places relative to each other; only a link to a folder becomes one to its README, and to another file a plain name.
+their places relative to each other; only a link to a folder becomes one to its README, and to another file a plain name, and a
+block of code says in the theme's words which file it is.
 
 It is a hook of mkdocs too, so that nothing is asked of a network: where a page is opened from the disk, the search needs a shim
 for workers, which the theme would load from a server.
@@ -39,9 +40,9 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:  # noqa: ANN401 - 
     return output.replace(_SHIM, f"{'../' * page.url.count('/')}docs/theme/iframe-worker.js")
 
 
-def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401 - as above
-    """The page for what is not there, which nobody searches from the disk."""
-    return output_content.replace(f'<script src="{_SHIM}"></script>', "")
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:  # noqa: ANN401 - as above
+    """None of a page for what is not there: a server has its own, and the disk shows none."""
+    return "" if template_name == "404.html" else output_content
 
 
 def _linked(page: Path, files: set[Path]) -> str:
@@ -57,7 +58,8 @@ def _linked(page: Path, files: set[Path]) -> str:
             return f"[{words}]({path.rstrip('/')}/README.md{'#' * bool(anchor)}{anchor})"
         return match[0] if target in files else words
 
-    return re.sub(r"(?<!!)\[([^]]*)\]\(([^)\s]+)\)", lead, page.read_text(encoding="utf-8"))
+    text = re.sub(r"(?<!!)\[([^]]*)\]\(([^)\s]+)\)", lead, page.read_text(encoding="utf-8"))
+    return re.sub(r"^(```\w+) (\S+)$", r'\1 title="\2"', text, flags=re.MULTILINE)  # a file's name after its language
 
 
 if __name__ == "__main__":

@@ -38,7 +38,10 @@ def convert(given: Given, console: Console, result: Result) -> Result:
         model = model_settings(own.model, data)
         with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
             model = model if folder is None else exported(model, Path(folder), console, result)
-            return convert_to_onnx(model, own.output, settings, console, result)
+            convert_to_onnx(model, own.output, settings, console, result)
+        if folder is not None:  # the model that was exported went with its folder
+            del result.extra["export"]["model"]
+        return result
     if own.fp_to_fp16 or own.io_fp16:
         flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
         raise UsageError(f"{flag} is about the ONNX model that is written, and {own.output} is an engine; use --fp16.")
@@ -64,7 +67,7 @@ def _lowering(own: Convert, target: Target) -> LowerSettings:
     fp16 = target.fp16 or own.fp_to_fp16
     if fp16 == target.bf16:
         raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
-    return LowerSettings("fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
+    return LowerSettings(own.model, "fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
 
 
 def extract(given: Given, console: Console, result: Result) -> Result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import onnx
 
@@ -91,6 +92,83 @@ def plan_slices(
     return [
         _slice(network, stretch, last if place == len(stretches) - 1 else ()) for place, stretch in enumerate(stretches)
     ]
+
+
+_HELD: dict[int, float] = {onnx.TensorProto.FLOAT16: 2.5, onnx.TensorProto.BFLOAT16: 2.5}
+"""Bytes that ONNX Runtime holds on the CPU for a byte of a weight: it casts 16 bits to fp32 as it opens a model."""
+_HELD_ELSE = 2.0
+"""The weight, and a copy laid out for its kernels."""
+
+
+def held_bytes(model: onnx.ModelProto) -> int:
+    """About how much memory a runtime takes for the weights of a model that are stored in it or beside it."""
+    return sum(map(_held, model.graph.initializer))
+
+
+def _held(tensor: onnx.TensorProto) -> int:
+    return int(tensor_bytes(tensor) * _HELD.get(tensor.data_type, _HELD_ELSE))
+
+
+def plan_narrow_slices(network: Network, infos: Mapping[str, TensorInfo], limit: int) -> list[Slice]:
+    """Divide a whole model into slices whose tensors stay inside: cut where the fewest bytes go from one to the next.
+
+    Args:
+        network: The model.
+        infos: As for :func:`plan_slices`.
+        limit: How many bytes the weights of a slice may take as a runtime holds them; one node may take more.
+
+    Returns:
+        The slices, in order; each is half full at least, where there is a place to cut. One if all fits.
+    """
+    nodes = [index for index in network.order if not network.constant[index]]
+    crossing = _crossing(network, nodes, infos)
+    cuts = [0]
+    size, place, weights = 0, 0, set[str]()
+    filled: dict[int, int] = {}
+    while place < len(nodes):
+        if place > cuts[-1] and crossing[place] < math.inf:
+            filled[place] = size
+        fresh = {name for name in network.reads[nodes[place]] if network.is_weight(name)} - weights
+        more = sum(_held_weight(network, infos, name) for name in fresh)
+        if filled and size + more > limit:
+            full = [each for each in filled if 2 * filled[each] >= limit]
+            place = min(full, key=lambda each: (crossing[each], -each)) if full else max(filled)
+            cuts.append(place)
+            size, weights, filled = 0, set(), {}
+            continue
+        size += more
+        weights |= fresh
+        place += 1
+    last = [network.producer[name] for name in network.outputs if name in network.producer]
+    constants = [index for index in last if network.constant[index]]
+    ends = [*cuts[1:], len(nodes)]
+    return [
+        _slice(network, nodes[start:end], constants if end == len(nodes) else ())
+        for start, end in zip(cuts, ends, strict=True)
+    ]
+
+
+def _held_weight(network: Network, infos: Mapping[str, TensorInfo], name: str) -> int:
+    initializer = network.initializers.get(name)
+    return int(_HELD_ELSE * _bytes(infos.get(name))) if initializer is None else _held(initializer)
+
+
+def _crossing(network: Network, nodes: Sequence[int], infos: Mapping[str, TensorInfo]) -> list[float]:
+    """For each place in an order of nodes, the bytes of what is made before it and read from it on; infinite if not to be fed."""
+    places = {index: place for place, index in enumerate(nodes)}
+    change = [0] * (len(nodes) + 1)
+    fixed = [0] * (len(nodes) + 1)
+    for index, place in places.items():
+        for name in network.made(index):
+            until = max(
+                (places[reader] for reader in network.consumers.get(name, ()) if reader in places), default=place
+            )
+            able = _can_be_fed(infos.get(name))
+            for counts, amount in ((change, _bytes(infos.get(name))), (fixed, 0 if able else 1)):
+                counts[place + 1] += amount
+                counts[until + 1] -= amount
+    held, stuck = accumulate(change), accumulate(fixed)
+    return [math.inf if stays else size for size, stays in zip(held, stuck, strict=True)]
 
 
 def _slice(network: Network, stretch: Iterable[int], constants: Iterable[int]) -> Slice:

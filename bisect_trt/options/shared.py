@@ -140,6 +140,15 @@ class Data:
             "default an eighth of the free memory, at most 1024.",
         ),
     ] = None
+    model_swap_mb: Annotated[
+        int | None,
+        option(
+            metavar="MIB",
+            min=0,
+            help="Past so much memory, as far as its weights tell, run a model on the target slice by slice; "
+            "default half of the free memory.",
+        ),
+    ] = None
     memory_limit: Annotated[
         int | None,
         option(

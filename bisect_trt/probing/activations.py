@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bisect_trt.probing.protocol import Failed
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, common
 from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
 
 
@@ -122,14 +122,12 @@ class Reference:
         self.missing = {**other.missing, **self.missing}
         self.lost |= other.lost
         self.refused = self.refused or other.refused
-        self.infos = {
-            name: _common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos
-        }
+        self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
 
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The values of those of the tensors that are known, in the order asked."""
         return {
-            name: self.inputs[name] if name in self.inputs else self._store.get(name)
+            name: self.inputs[name] if name in self.inputs else self._store.take(name)
             for name in names
             if name in self.infos
         }
@@ -242,16 +240,6 @@ class _Problem:
 
     message: str
     build: bool = False
-
-
-def _common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """What is true of both."""
-    if one.shape == other.shape or one.shape is None:
-        return one
-    if other.shape is None or len(one.shape) != len(other.shape):
-        return replace(one, shape=None)
-    dims = zip(one.shape, other.shape, strict=True)
-    return replace(one, shape=tuple(mine if mine == theirs else None for mine, theirs in dims))
 
 
 def _nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -36,12 +36,29 @@ def ask(
 ) -> R_co | Failed:
     """What a worker answers; its death is an answer too. The arguments are those of :meth:`WorkerPool.ask`.
 
+    A model that is too large for memory is run in slices, each of which may take as long as ``timeout`` says.
+
     Raises:
         UsageError: The request named something that is wrong.
         UnavailableError: Something it needs is not there.
     """
+
+    def answer(one: Request[Any]) -> Any:  # noqa: ANN401 - the request's own kind of reply
+        return _ask(workers, one, timeout, cancel, log=log, confirm=confirm, here=here, place=place, told=told)
+
+    sliced = None if workers.slicing is None else workers.slicing.serve(request, answer)
+    return answer(request) if sliced is None else sliced  # type: ignore[no-any-return]
+
+
+def _ask(
+    workers: WorkerPool,
+    request: Request[R_co],
+    timeout: float | None,
+    cancel: Cancel | None,
+    **how: Any,  # noqa: ANN401 - as above
+) -> R_co | Failed:
     try:
-        return workers.ask(request, timeout, cancel, log=log, confirm=confirm, here=here, place=place, told=told)
+        return workers.ask(request, timeout, cancel, **how)
     except WorkerDied as death:
         end = death.end
         if death.outside is not None:

@@ -96,7 +96,8 @@ class CandidateFiles:
             paths["engine"] = self.engine
         if self.python is not None:
             paths["python"] = self.python
-        return {name: str(path.absolute()) for name, path in paths.items()} | {"shapes": "".join(self.shapes[:1])}
+        shapes = {"shapes": self.shapes[0]} if self.shapes else {}
+        return {name: str(path.absolute()) for name, path in paths.items()} | shapes
 
     def environment(self) -> dict[str, str]:
         """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""

@@ -6,7 +6,7 @@ NumPy alone cannot name or store some element types: strings, and the ``ml_dtype
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,3 +72,13 @@ class TensorInfo:
     def is_static(self) -> bool:
         """Whether every dimension is a known number."""
         return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+
+
+def common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
+    """What is true of both."""
+    if one.shape == other.shape or one.shape is None:
+        return one
+    if other.shape is None or len(one.shape) != len(other.shape):
+        return replace(one, shape=None)
+    dims = zip(one.shape, other.shape, strict=True)
+    return replace(one, shape=tuple(mine if mine == theirs else None for mine, theirs in dims))

@@ -26,11 +26,13 @@ class LowerSettings:
     """How to lower a model.
 
     Attributes:
+        named: The file that the user named, which the model may have been exported from.
         precision: What to.
         keep: Nodes that stay in fp32, each by the first tensor it makes.
         lower_ends: Whether the graph's inputs and outputs are lowered too.
     """
 
+    named: Path
     precision: Literal["fp16", "bf16"]
     keep: tuple[str, ...] = ()
     lower_ends: bool = False
@@ -45,8 +47,8 @@ def convert_to_onnx(
         UnavailableError: The model cannot be read.
         UsageError: The output cannot be written, a name is no node's, or the model is too old to be lowered.
     """
-    path, low = source.path, LOW_TYPES[settings.precision]
-    model = load_model(path, source.external_data_dir)
+    path, low = settings.named, LOW_TYPES[settings.precision]
+    model = load_model(source.path, source.external_data_dir)
     sort_nodes(model)
     first = {next(iter(node.output), "") for node in model.graph.node}
     for name in settings.keep:

@@ -91,7 +91,13 @@ def model_settings(model: Path, data: Data) -> ModelSettings:
     script = _loader_script(data)
     fed = DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
     return ModelSettings(
-        model, data.input_shapes, fed, data.array_swap_mb, data.external_data_dir, memory_limit=data.memory_limit
+        model,
+        data.input_shapes,
+        fed,
+        data.array_swap_mb,
+        data.model_swap_mb,
+        data.external_data_dir,
+        memory_limit=data.memory_limit,
     )
 
 

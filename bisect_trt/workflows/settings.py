@@ -31,6 +31,7 @@ class ModelSettings:
         data: Where the values come from.
         array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
             the free memory says.
+        model_swap_mb: MiB of memory past which a model is run on the target in slices; ``None`` for what the free memory says.
         external_data_dir: Where the files of its weights lie; beside it if ``None``.
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         memory_limit: Bytes that one probe, with all that it starts, may hold.
@@ -41,6 +42,7 @@ class ModelSettings:
     input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
     array_swap_mb: int | None = None
+    model_swap_mb: int | None = None
     external_data_dir: Path | None = None
     shape_inference: bool = False
     memory_limit: int | None = None
@@ -59,6 +61,7 @@ class ModelSettings:
             "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
             "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
             "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
+            "--model-swap-mb": [] if self.model_swap_mb is None else [self.model_swap_mb],
             "--memory-limit": [] if self.memory_limit is None else [self.memory_limit],
         }
         return [word for option, values in options.items() if values for word in (option, *map(str, values))]
@@ -142,13 +145,13 @@ class CheckSettings:
             for value in values:
                 yield from (option, str(value))
 
-    def how_to(self, command: str, model: Path, inputs: Path) -> str:
+    def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
         """``reduce`` or ``repeat`` by the same check of the user's on these values: a command line, or a call for a function."""
         if self.function is not None:
             name = getattr(self.function, "__name__", "check")
             return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
         words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
-        words += ["--load-inputs", str(inputs), *self.conditions()]
+        words += [*places, "--load-inputs", str(inputs), *self.conditions()]
         return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
 
     @property

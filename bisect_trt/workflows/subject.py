@@ -19,6 +19,7 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos, take_input_shapes
+from bisect_trt.graph.slices import held_bytes
 from bisect_trt.graph.units import Units
 from bisect_trt.graph.values import to_info
 from bisect_trt.probing.activations import Constants, Reference
@@ -28,6 +29,7 @@ from bisect_trt.probing.pin import Pin
 from bisect_trt.probing.places.place import HERE, Place, Seen, Where
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import About, Failed, Started
+from bisect_trt.probing.slicing import Slicing, model_limit
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import visible_gpus
@@ -122,10 +124,22 @@ class Subject:
             raise UnavailableError(f"{settings.path}: {error}") from error
         self.samples = self._fix_shapes()
         self.truth = self.network
+        self._slice_if_large()
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
             self._declare_shapes()
+
+    def _slice_if_large(self) -> None:
+        """Have models run in slices that are too large for memory, if this one is; in places there is other memory."""
+        limit, size = model_limit(self.settings.model_swap_mb), held_bytes(self.network.proto)
+        if not self.where.places and size > limit:
+            said = (
+                f"in one piece this model would take about {size >> 20} MiB, more than the {limit >> 20} it may "
+                "(--model-swap-mb), so what is that large is run slice by slice; what the target would fuse across a cut is "
+                "not seen"
+            )
+            self.workers.slicing = Slicing(limit, self.workspace.scratch, lambda: self.console.warn(said))
 
     def _fix_shapes(self) -> list[Sample]:
         """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
@@ -321,6 +335,8 @@ class Subject:
             "units": self.network.constant.count(False),
         }
         result.artifacts["run"] = str(self.workspace.folder)
+        if (slicing := self.workers.slicing) is not None and slicing.models:
+            result.extra["sliced"] = {"limit_mb": slicing.limit >> 20, "runs": slicing.models, "slices": slicing.most}
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:

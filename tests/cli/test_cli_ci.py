@@ -14,13 +14,14 @@ import onnx
 import pytest
 import yaml
 from conftest import CommandLine
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import TARGET, chain, overflowing, read_json
 
 from bisect_trt.api.references import References
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.reporting.ci import cases_of, workflow_commands, write_junit
+from bisect_trt.reporting.html.markup import clean
 from bisect_trt.reporting.result import Result
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
@@ -97,6 +98,43 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(cli: Command
     ran = cli("run", chain(here / "model.onnx"), "--onnxrt", "--junit", "missing/junit.xml")
     assert ran.status == 2
     assert "missing" in ran.error
+
+
+def read_as_the_runner(line: str) -> tuple[str, dict[str, str], str]:
+    """Command, properties and text of a line, as GitHub's own runner reads it (``ActionCommand.TryParseV2``)."""
+    assert line.startswith("::")
+    assert len(line.splitlines()) == 1
+    head, end, text = line[2:].partition("::")
+    assert end
+    command, _, words = head.partition(" ")
+    pairs = (word.partition("=") for word in words.strip().split(","))
+    return command, {key: unescaped(value, "\r\n:,") for key, _, value in pairs if value}, unescaped(text, "\r\n")
+
+
+def unescaped(text: str, escaped: str) -> str:
+    for character in f"{escaped}%":  # % last, as there
+        text = text.replace(f"%{ord(character):02X}", character)
+    return text
+
+
+@given(st.text("%:,\r\n=]; 0ADC25é\u2028", max_size=60))
+@example("50%,of::this:\r\n%0A%2C %25")
+def test_githubs_runner_reads_what_was_said(said: str) -> None:
+    module = {"path": said, "class": said, "source": f"{said}:7"}
+    culprit = {"name": said, "op": said, "outputs": [said], "module": module}
+    reduced = Result("reduce", "found", why=said, culprits=[culprit], minimality="1-minimal").to_json()
+    failed = TensorComparison(said, False, ComparisonKind.MISMATCH, ErrorStat.ELEMWISE, 0.1, 0.1, reason=said).to_json()
+    compared = Result("run", "not_reproduced", extra={"comparisons": [failed]}).to_json()
+    near = {"file": clean(said), "line": "7"} if said else {"line": "7"}
+    for result, known in (
+        (reduced, {**near, "title": "bisect-trt reduce"}),
+        (compared, {"title": f"bisect-trt run: {clean(said)}".strip()}),
+    ):
+        (line,), (case,) = workflow_commands(result), cases_of(result)
+        text = "\n".join(clean(each) for each in "\n".join([case.message, *case.details]).split("\n"))
+        command, properties, data = read_as_the_runner(line)
+        properties["title"] = properties["title"].strip()
+        assert (command, properties, data) == ("error", known, text)
 
 
 @given(st.text(max_size=60))

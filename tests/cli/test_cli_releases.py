@@ -91,6 +91,7 @@ def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Unsupported model IR version" in result["reasons"]["1.0"]
 
 
+@pytest.mark.slow
 def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that cannot be imported may hide where it appeared: said, and not proven."""
     releases(here, "PBRR").tell(monkeypatch)
@@ -102,6 +103,7 @@ def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: 
     assert "still there in 1.3, the newest that was asked" in out
 
 
+@pytest.mark.slow
 def test_an_operator_that_the_newest_lacks_is_the_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same in another release is the same; where the newest passes, it is a matter of a release's age."""
     releases(here, "PNN").tell(monkeypatch)
@@ -109,6 +111,7 @@ def test_an_operator_that_the_newest_lacks_is_the_failure(here: Path, monkeypatc
     assert (status, result["releases"], result["first_failing"]) == (0, seen("PNN"), "1.1")
 
 
+@pytest.mark.slow
 def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases(here, "NP").tell(monkeypatch)
     status, result, out = ask(here, "model.onnx", "--onnxrt")
@@ -121,6 +124,7 @@ def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no release of onnxruntime says anything of this failure; 1.0 says nothing: " in out
 
 
+@pytest.mark.slow
 def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The history need not be one stretch; what was seen is said."""
     index = Index(here / "index")

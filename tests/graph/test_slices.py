@@ -16,7 +16,7 @@ from support import TARGET, examples, overflowing, read_json
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import inferred_infos
-from bisect_trt.graph.slices import plan_slices
+from bisect_trt.graph.slices import held_bytes, plan_narrow_slices, plan_slices
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -50,6 +50,44 @@ def test_slices_of_a_network_of_many_nodes_are_bounded_in_number_and_in_nodes(li
         assert sorted(name for part in slices for name in part.tensors) == sorted(network.computed)
         assert max(sum(not network.constant[index] for index in part.nodes) for part in slices) <= bound
         assert len(slices) == -(-computing // bound)
+
+
+def test_a_model_is_cut_where_little_crosses(light: Light) -> None:
+    """Each slice but the last is half full at least, none is fuller than one node makes it, and what crosses can be fed."""
+    model = onnx.load(str(light.path))
+    network = Network(model)
+    infos = inferred_infos(network)
+    for share in (1, 3, 1000):
+        limit = held_bytes(model) // share
+        slices = plan_narrow_slices(network, infos, limit)
+        computing = [index for part in slices for index in part.nodes if not network.constant[index]]
+        assert computing == [index for index in network.order if not network.constant[index]]
+        known = set(network.inputs)
+        for part in slices:
+            assert known.issuperset(part.inputs)
+            known.update(part.tensors)
+
+
+def wavy(count: int) -> onnx.ModelProto:
+    """Blocks that widen 4 numbers to 64 and narrow them again, each with 2 KiB of weights."""
+    nodes, weights, last = [], [], "x"
+    for place in range(count):
+        for name, shape in (("wide", (4, 64)), ("small", (64, 4))):
+            weights.append(onnx.numpy_helper.from_array(np.full(shape, 0.1, np.float32), f"{name}{place}"))
+            nodes.append(helper.make_node("MatMul", [last, f"{name}{place}"], [f"{name}{place}_out"]))
+            last = f"{name}{place}_out"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def test_wide_tensors_stay_inside_a_slice() -> None:
+    network = Network(wavy(8))
+    infos = inferred_infos(network)
+    for limit in (4096, 9000):  # a block's weights are held as 4096 bytes
+        slices = plan_narrow_slices(network, infos, limit)
+        assert len(slices) > 1
+        assert not [name for part in slices for name in part.inputs if name.startswith("wide")]
 
 
 @pytest.fixture(scope="module")

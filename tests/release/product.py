@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -191,26 +192,28 @@ def test_the_changelog_and_the_citation_know_the_version() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)")
-def test_the_site_opens_from_the_disk_is_searched_there_and_asks_nobody(tmp_path: Path) -> None:
+@pytest.mark.timeout(1200)
+def test_every_page_of_the_site_opens_from_the_disk_for_everybody_and_asks_nobody(tmp_path: Path) -> None:
     axe = importlib.util.find_spec("axe_core_python")
     assert axe is not None
     assert axe.origin is not None
     rules = Path(axe.origin).with_name("axe.min.js").read_text(encoding="utf-8")
     run(sys.executable, ROOT / "docs" / "site.py", cwd=ROOT)
     run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site", cwd=ROOT)
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 50
     with Browser(tmp_path / "profile") as browser:
-        for width, name in (
-            (1400, "docs/precision"),
-            (390, "docs/precision"),
-            (1400, "docs/reference"),
-            (390, "index"),
-        ):
-            browser.open(tmp_path / "site" / f"{name}.html", width=width)
-            browser.evaluate("new Promise(r => setTimeout(r, 500))")
+        for page, (width, dark) in product(pages, ((390, False), (1400, True))):
+            browser.open(page, width=width, dark=dark)
+            browser.evaluate("new Promise(r => setTimeout(r, 300))")
             assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+            assert browser.problems == []
+            assert "```" not in browser.evaluate("document.body.innerText"), page
+            assert browser.evaluate("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
             browser.evaluate(f"{rules};0")
             broken = "axe.run().then(r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"
-            assert browser.evaluate(broken) == [], name
+            assert browser.evaluate(broken) == [], page
         browser.open(tmp_path / "site" / "docs" / "precision.html")
         browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
         browser.type("psnr")

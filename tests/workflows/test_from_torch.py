@@ -157,7 +157,11 @@ def test_a_program_on_the_command_line(cli: CommandLine, here: Path) -> None:
     resumed = cli("resume", result["artifacts"]["run"])
     assert resumed.status == 0, resumed.err
     assert "in module blocks.1.norm" in cli("inspect", "net.pt2", "--show", "layers").out
-    assert cli("convert", "net.pt2", "--fp16", "-o", "low.onnx").status == 0
+    converted = cli("convert", "net.pt2", "--fp16", "-o", "low.onnx", "--json", "converted.json")
+    assert converted.out.splitlines()[-1].startswith("low.onnx: net.pt2 in fp16, ")
+    assert "model" not in read_json(here / "converted.json")["export"]
+    unknown = cli("convert", "net.pt2", "--fp16", "-o", "other.onnx", "--keep-fp32", "nowhere")
+    assert "`bisect-trt inspect model net.pt2 --show layers` lists them" in unknown.error
     assert bisect_trt.compare("net.pt2", inputs=None).status == "found"
 
 

@@ -180,7 +180,7 @@ def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
         changed: dict[str, Any] = {"passed": False, "kind": ComparisonKind.NAN}
         if outputs_of(request) != {"b"}:
             worst = WorstElement((0, 0), target=1.0001, reference=1.0, error=1e-4)
-            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst}
+            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst, "past_tolerance": 1.5}
         return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
 
     with looking(path, target) as look:

@@ -44,6 +44,7 @@ from bisect_trt.probing.workers.resources import default_workers, gate, oom_kill
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.place import Place
+    from bisect_trt.probing.slicing import Slicing
 
 _LAST_WORDS_SECONDS = 60.0
 _GIVE_UP_SECONDS = 5.0
@@ -278,7 +279,10 @@ class WorkerPool:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
         bounded: Whether the user said how long a run may take.
+        slicing: Who runs in slices what is too large for memory, if that may be.
     """
+
+    slicing: Slicing | None = None
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"  # control characters and surrogates: Unicode's Cc and Cs
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # what changes the direction of the text around it
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # what ends a line, or changes the direction of the text around it
 )
 _VOID = frozenset({"br", "col", "input", "meta", "wbr"})
 _CAMEL = ("viewBox", "preserveAspectRatio")
