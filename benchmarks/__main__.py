@@ -4,19 +4,26 @@
 
 Each NAME is a benchmark of ``benchmarks/figures.py``; all of them where none is given. A table of markdown is printed for
 each as soon as it is measured, and every figure is written to ``benchmarks/out/figures.json``, beside those of other
-benchmarks that are there from before. The exit status is 1 if an aim is missed or a benchmark cannot be run.
+benchmarks that are there from before. The exit status is 1 if an aim is missed or a benchmark cannot be run. Several are run in
+a process each, which is ended if it takes longer than its limit, so that none keeps the others from being run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.figures import BENCHMARKS, HEAD, Figure, benchmark, machine
 
+MOST_S = {"reduce": 900.0, "graphs": 1200.0}
+"""Seconds on the clock that a benchmark may take; an idle machine of two cores takes a third of them, or less."""
+_MOST_ELSE_S = 600.0
 OUT = Path(__file__).with_name("out") / "figures.json"
 
 
@@ -41,6 +48,37 @@ def keep(name: str, figures: list[Figure]) -> None:
     OUT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
+def alone(name: str) -> list[str]:
+    """Run one benchmark here; what it misses."""
+    try:
+        figures = measure(name)
+    except (Exception, SystemExit) as error:
+        print(f"\n{name} could not be run: {error}\n", file=sys.stderr)
+        return [name]
+    keep(name, figures)
+    return [f"{name}: {figure.what}" for figure in figures if figure.reached is False]
+
+
+def apart(name: str) -> list[str]:
+    """The same in a process of its own, for so long as it may take."""
+    kept = json.loads(OUT.read_text()) if OUT.exists() else {}
+    if kept.pop(name, None) is not None:
+        OUT.write_text(json.dumps(kept, indent=1) + "\n")
+    most = MOST_S.get(name, _MOST_ELSE_S)
+    with subprocess.Popen([sys.executable, "-m", "benchmarks", name], start_new_session=True) as run:
+        try:
+            run.wait(most)
+        except BaseException as error:
+            os.killpg(run.pid, signal.SIGTERM)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            print(f"\n{name} was ended after {most:.0f} s.\n", file=sys.stderr)
+    figures = (json.loads(OUT.read_text()) if OUT.exists() else {}).get(name, {"figures": None})["figures"]
+    if figures is None:
+        return [f"{name}: not run to its end"]
+    return [f"{name}: {figure['what']}" for figure in figures if figure["reached"] is False]
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -51,16 +89,7 @@ def main() -> int:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
-    missed = []
-    for name in names:
-        try:
-            figures = measure(name)
-        except (Exception, SystemExit) as error:  # one that cannot be run does not keep the others from it
-            print(f"\n{name} could not be run: {error}\n", file=sys.stderr)
-            missed.append(name)
-            continue
-        keep(name, figures)
-        missed += [f"{name}: {figure.what}" for figure in figures if figure.reached is False]
+    missed = [line for name in names for line in (alone(name) if len(names) == 1 else apart(name))]
     if missed:
         print("Missed:", *missed, sep="\n- ")
     return bool(missed)

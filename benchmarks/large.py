@@ -73,7 +73,7 @@ def weights() -> Iterator[Figure]:
             yield Figure(f"{what}, 30 GB: peak memory, GB", seen.peak / 1e9, aim=_MACHINE_GB, note=note)
             yield Figure(f"{what}, 30 GB: left on the disk, GB", seen.left / 1e9)
     for what in commands(Path("decoder.onnx"), 20):
-        note = "`python -m benchmarks.large FOLDER`, with 20 GB of disk and of memory free"
+        note = "`python -m benchmarks.large FOLDER`, with 20 GB of disk free"
         yield Figure(f"{what}, 8 GB: peak memory, GB", None, aim=_MACHINE_GB, note=note)
 
 

@@ -127,7 +127,7 @@ class Reference:
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The values of those of the tensors that are known, in the order asked."""
         return {
-            name: self.inputs[name] if name in self.inputs else self._store.get(name)
+            name: self.inputs[name] if name in self.inputs else self._store.take(name)
             for name in names
             if name in self.infos
         }

@@ -56,6 +56,8 @@ _DATA, _STRINGS, _INDEX = "tensors.bin", "strings.npz", "index.json"
 _SCHEMA = 1
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
+_COPIED = 1 << 20
+"""Bytes up to which :meth:`ActivationStore.take` copies values."""
 
 
 class _Entry(NamedTuple):
@@ -251,6 +253,13 @@ class ActivationStore:
         seen = os.fstat(self._file)
         return seen.st_size, seen.st_mtime_ns
 
+    def _check_unchanged(self) -> None:
+        if self._look() != self._seen:
+            raise UnavailableError(
+                f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
+                "elsewhere, and start again"
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
         """The tensors, in the order they were added."""
@@ -285,17 +294,27 @@ class ActivationStore:
             UnavailableError: If the file has been changed since it was opened.
         """
         entry = self._entry(name)
-        if self._look() != self._seen:
-            raise UnavailableError(
-                f"The activations in {self.folder} were changed while they were in use; if that was a check, have it write "
-                "elsewhere, and start again"
-            )
+        self._check_unchanged()
         if entry.string is not None:
             return self._strings[entry.string].copy()
         dtype = dtype_from_name(entry.dtype)
         stop = entry.offset + dtype.itemsize * int(np.prod(entry.shape, dtype=np.int64))
         values: NDArray[Any] = self._data[entry.offset : stop].view(dtype).reshape(entry.shape)
         return values
+
+    def take(self, name: str) -> NDArray[Any]:
+        """The values while checks run, which may cut the file off: up to 1 MiB of them are a copy that this does not touch.
+
+        Raises:
+            KeyError: If there is no such tensor.
+            UnavailableError: If the file has been changed since it was opened.
+        """
+        values, entry = self.get(name), self._entry(name)
+        if entry.string is not None or not 0 < values.nbytes <= _COPIED:
+            return values
+        content = os.pread(self._file, values.nbytes, entry.offset)
+        self._check_unchanged()
+        return np.frombuffer(content, np.uint8).view(values.dtype).reshape(values.shape)
 
     def stats(self, name: str) -> TensorStats:
         """The range of a numeric tensor's values; computed when first asked for.

@@ -202,7 +202,7 @@ def _entry(
         "whole": passes,
         "code": None if snippet is None else list(snippet.lines),
         "code_ran": None if snippet is None else _run_lines(investigation, check, panel, settings, snippet.script),
-        "options": [*settings.flags(), *_places(investigation)],
+        "options": [*settings.flags(), *investigation.place_words],
         **said,
     }
 
@@ -238,11 +238,6 @@ def _run_lines(
         values = {name: outputs[f"arr_{place}"] for place, name in enumerate(names)}
     comparisons = compare_all(subject.values(base, base.outputs), values, check.tolerance)
     return True if all(each.passed for each in comparisons) else "were run here, and do not make it pass"
-
-
-def _places(investigation: Investigation) -> list[str]:
-    """Where the target runs, as options."""
-    return [word for place in investigation.subject.workers.places for word in ("--on", place.said)]
 
 
 def _interpreter(investigation: Investigation, settings: TargetSettings) -> str | None:
@@ -289,7 +284,7 @@ def _command(investigation: Investigation, check: CheckSettings) -> str:
         "cause",
         str(settings.path),
         *check.target.flags(),
-        *_places(investigation),
+        *investigation.place_words,
         *settings.words(),
     ]
     return f"`{shlex.join([*words, *check.tolerance.words()])}`"

@@ -47,6 +47,11 @@ class Examination:
     console: Console
     result: Result
 
+    @property
+    def place_words(self) -> list[str]:
+        """Where the target runs, as options."""
+        return [word for place in self.subject.workers.places for word in ("--on", place.said)]
+
 
 @dataclass(frozen=True)
 class Case:

@@ -145,13 +145,13 @@ class CheckSettings:
             for value in values:
                 yield from (option, str(value))
 
-    def how_to(self, command: str, model: Path, inputs: Path) -> str:
+    def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
         """``reduce`` or ``repeat`` by the same check of the user's on these values: a command line, or a call for a function."""
         if self.function is not None:
             name = getattr(self.function, "__name__", "check")
             return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
         words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
-        words += ["--load-inputs", str(inputs), *self.conditions()]
+        words += [*places, "--load-inputs", str(inputs), *self.conditions()]
         return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,62 @@ def test_properties_say_how_sure_they_are() -> None:
     lengths = find_common([sample(1, 9)] * 6, [sample(1, 4)] * 6)
     assert [entry["property"] for entry in lengths if entry["kind"] == "length"] == ["dimension 0 of 'x' is 9 or more"]
     assert find_common(failing, failing) == []
+
+
+def _drawn(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    length = int(rng.integers(4, 9))
+    mask = (rng.random((2, length)) < 0.8).astype(np.int64)
+    images = rng.standard_normal((1, 3, 4, 4)).astype(np.float32)
+    ids = rng.integers(8, 30, (2, length))
+    ids[0, 1] = 7  # somewhere, though not first, in all
+    return {"ids": ids, "mask": mask, "images": images, "lengths": mask.sum(axis=1)}
+
+
+def _plant_first(sample: dict[str, np.ndarray]) -> None:
+    sample["ids"][0, :2] = 7, 8
+
+
+def _plant_channel(sample: dict[str, np.ndarray]) -> None:
+    sample["images"][:, 1, 0, 0] = -9
+
+
+def _plant_order(sample: dict[str, np.ndarray]) -> None:
+    sample["ids"].sort(axis=-1)
+
+
+def _plant_length(sample: dict[str, np.ndarray]) -> None:
+    sample["lengths"][0] = sample["ids"].shape[1] + 3
+
+
+def _plant_denormal(sample: dict[str, np.ndarray]) -> None:
+    sample["images"][0, 0, 0, 0] = 1e-41
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (_plant_first, "place"),
+        (_plant_channel, "slice"),
+        (_plant_order, "order"),
+        (_plant_length, "related"),
+        (_plant_denormal, "extreme"),
+    ],
+)
+def test_what_was_planted_is_said_and_is_sure(plant: Callable[[dict[str, np.ndarray]], None], kind: str) -> None:
+    rng = np.random.default_rng(4)
+    failing, passing = ([_drawn(rng) for _ in range(15)] for _ in range(2))
+    for sample in failing:
+        plant(sample)
+    first = [entry for entry in find_common(failing, passing) if entry["separates"]]
+    assert kind in {each["kind"] for entry in first for each in (entry, *entry["also"])}
+    assert all(entry["sure"] and entry["p_corrected"] <= 0.05 for entry in first)
+
+
+def test_of_labels_by_chance_nothing_is_sure() -> None:
+    rng = np.random.default_rng(5)
+    sure = 0
+    for _ in range(30):
+        samples = [_drawn(rng) for _ in range(int(rng.integers(6, 20)))]
+        cut = int(rng.integers(2, len(samples) - 1))
+        sure += any(entry["sure"] for entry in find_common(samples[:cut], samples[cut:]))
+    assert sure <= 1

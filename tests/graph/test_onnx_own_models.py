@@ -16,7 +16,6 @@ import onnx.backend.test.case.node as onnx_cases
 import pytest
 from cutting import Cutter, activations, assert_same, check_definition, run
 from onnx import ModelProto, TensorProto, numpy_helper
-from support import rest_slow
 
 from bisect_trt.graph.network import Network
 
@@ -42,13 +41,13 @@ def operator_models(shard: int) -> Iterator[tuple[str, ModelProto, list[Any]]]:
             yield case.name, case.model, case.data_sets[0][0]
 
 
-@pytest.mark.parametrize("shard", rest_slow(range(SHARDS)))
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_operators(shard: int) -> None:
     ran = [check(name, model, values) for name, model, values in operator_models(shard)]
     assert ran.count(True) > 40
 
 
-@pytest.mark.parametrize("shard", rest_slow(range(SHARDS)))
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_exports(shard: int) -> None:
     ran = []
     for path in EXPORTS[shard::SHARDS]:

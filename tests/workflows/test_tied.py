@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
+from bisect_trt.graph.network import Network
 from bisect_trt.reporting.result import Result
+from bisect_trt.workflows.bits.implied import maker_of
 
 WIDTH, WORDS, TOKENS = 16, 40, 6
 
@@ -138,3 +140,11 @@ def test_scales_behind_a_stored_weight_that_contradict_it_are_not_to_blame(tmp_p
     (tmp_path / "right").mkdir()
     right = searched(tmp_path / "right", reference=False, factor=1.0, **how)
     assert not right.extra["suspected_weights"]
+
+
+def test_an_output_goes_by_its_own_name_in_the_model_from_before() -> None:
+    """The quantizer renames what it quantizes of the outputs; what else is made there says whether an activation was dropped."""
+    _, before = tied(stored=True, twice=False, by_channel=False, again=False, factor=1.0)
+    network = Network(before)
+    assert maker_of(network, "logits_QuantizeLinear_Input") == maker_of(network, "logits") == network.producer["logits"]
+    assert maker_of(network, "unheard_of_QuantizeLinear_Input") is None

@@ -45,7 +45,7 @@ def with_contradictions(subject: Subject, plain: Plain, misfits: list[list[Misfi
             scaled[name] = numpy_helper.from_array((value * (first.ratio or 1)).astype(value.dtype), name)
         network = Network(unquantize(subject.network, pairs, scaled))
         run = Reference(
-            network, subject.samples[0], subject.workspace, subject.models, 6001 + place, subject.swap_limit
+            network, subject.samples[0], subject.workspace, subject.models, 6101 + place, subject.swap_limit
         )
         left = _off(find_misfits(subject, replace(plain, network=network), activations, [run]))
         if len(off - left) >= _LEAST and len(left) <= len(off) * _LEFT:

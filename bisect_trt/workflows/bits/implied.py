@@ -75,7 +75,9 @@ def with_implied(subject: Subject, groups: Sequence[Group], weights: Stored, ori
     clips: dict[str, Clip | None] = {}
     if original is not None:
         clips = {
-            pair.tensor: _of_original(network, original, pair) for pair in open_ones if pair.tensor in original.producer
+            pair.tensor: _of_original(network, original, pair, index)
+            for pair in open_ones
+            if (index := maker_of(original, pair.tensor)) is not None
         }
         open_ones = [pair for pair in open_ones if pair.tensor not in clips]
     if not open_ones:
@@ -119,9 +121,14 @@ def _scalar(subject: Subject, name: str | None) -> float | None:
     return float(value.astype(np.float64).reshape(())) if value is not None and value.size == 1 else None
 
 
-def _of_original(network: Network, original: Network, pair: Pair) -> Clip | None:
+def maker_of(original: Network, tensor: str) -> int | None:
+    """Who makes a tensor in the original: ONNX Runtime's quantizer renames an output of the model that it quantizes."""
+    return original.producer.get(tensor, original.producer.get(tensor.removesuffix("_QuantizeLinear_Input")))
+
+
+def _of_original(network: Network, original: Network, pair: Pair, index: int) -> Clip | None:
     """The Relu or Clip that makes the tensor there, where something else makes it here."""
-    node = original.nodes[original.producer[pair.tensor]]
+    node = original.nodes[index]
     here = network.nodes[network.producer[pair.tensor]]
     if node.op_type == here.op_type or node.op_type not in ("Relu", "Clip"):
         return None

@@ -20,7 +20,7 @@ from bisect_trt.graph.qdq import Group, is_dequantize, is_quantize
 from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.protocol import Failed
-from bisect_trt.workflows.bits.implied import with_implied
+from bisect_trt.workflows.bits.implied import maker_of, with_implied
 from bisect_trt.workflows.bits.stored import dequantized
 from bisect_trt.workflows.subject import Subject
 
@@ -146,11 +146,10 @@ def _twin(network: Network, source: Network, index: int, names: Mapping[str, int
     node = network.nodes[index]
     if node.name and node.name in names and source.nodes[names[node.name]].op_type == node.op_type:
         return names[node.name]
-    for name in node.output:  # ONNX Runtime's quantizer renames an output of the model that it quantizes
-        for form in (name, name.removesuffix("_QuantizeLinear_Input")):
-            maker = source.producer.get(form)
-            if maker is not None and source.nodes[maker].op_type == node.op_type:
-                return maker
+    for name in node.output:
+        maker = maker_of(source, name)
+        if maker is not None and source.nodes[maker].op_type == node.op_type:
+            return maker
     return None
 
 

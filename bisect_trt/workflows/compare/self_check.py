@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.shapes import free_first_dimension
 from bisect_trt.probing.protocol import Failed, Series
@@ -88,6 +89,9 @@ def self_check(
     Returns:
         The result; ``self_check`` in it has an entry for each trial: ``target``, ``check``, ``what``, ``verdict`` (``PASS``,
         ``FAIL``, or ``UNRESOLVED`` where it was not tried or says nothing), ``why``, ``same_bits`` and ``comparison``.
+
+    Raises:
+        UnavailableError: Nothing could be tried.
     """
     console, result = examination.console, examination.result
     tolerance = replace(tolerance, nonfinite_equal=True)  # the same NaN twice is no contradiction
@@ -100,6 +104,8 @@ def self_check(
             console.say(f"  {_WORDS[entry['verdict']]} {trial.what}: {entry['why']}")
     failed = sum(entry["verdict"] == "FAIL" for entry in found)
     tried = sum(entry["verdict"] != "UNRESOLVED" for entry in found)
+    if not tried and all(entry["comparison"] is None for entry in found):
+        raise UnavailableError(f"nothing could be compared with itself: {found[0]['why']}.")
     result.extra["comparisons"] = [entry["comparison"] for entry in found if entry["comparison"] is not None]
     result.status, result.minimality = "not_reproduced" if failed else "found", "1-minimal"
     console.answer(
@@ -248,7 +254,7 @@ def _judge(
             f"; but {_SESSIONS} sessions with the same input, one after the other, differ too, so that is the reason "
             "(`bisect-trt repeat` says how often)"
         )
-    control = _try(examination, reference_settings(), trial, tolerance, timeout)
+    control = _try(examination, reference_settings(target), trial, tolerance, timeout)
     if control.failed is not None:
         more = f"the reference cannot be asked whether that is the model's own doing: {control.failed}"
         return {

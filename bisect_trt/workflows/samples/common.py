@@ -1,50 +1,35 @@
-"""What the samples that fail have in common, and those that pass have not: ranges, zeros, tokens, lengths.
+"""What the samples that fail have in common, and those that pass have not.
 
-Each property is held against all samples. How likely it is that it separates them so well by chance is Fisher's exact test,
-corrected for the number of thresholds that were tried of it, and of properties.
+Each property divides the samples in two, as a bound on a number does. How likely one divides those that fail from those that
+pass so well by chance is Fisher's exact test, corrected by Holm for all divisions that were looked at, each once however many
+properties make it. What is looked at beside (:mod:`bisect_trt.workflows.samples.properties`) is a family of its own, so that it
+costs what is looked at first no more than a factor of two: each has half of the error that is allowed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bisect_trt.search.exact import fisher, holm
+from bisect_trt.workflows.samples.properties import Looked, Values, look
 
-Values = Mapping[str, NDArray[Any]]
-MOST_TOKENS = 512
-"""So many different whole numbers are looked at one by one."""
 SHOWN = 10
 SURE = 0.05
+_MOST_BOUNDS = 64
+"""Of a number that takes more values, so many bounds are tried, evenly spread among them."""
 
 
 @dataclass(frozen=True)
-class Property:
-    """Something that some samples have.
-
-    Attributes:
-        said: In words.
-        input: Of which input.
-        kind: ``max``, ``min``, ``magnitude``, ``zeros``, ``length``, ``nan``, ``inf``, ``token``, ``negative``.
-        failing: How many of those that fail have it.
-        passing: How many of those that pass have it.
-        chance: That it separates them so well by chance, of itself.
-        bounds: How many bounds were tried for it.
-    """
+class _Property:
+    """A division of the samples, and what makes it."""
 
     said: str
-    input: str
-    kind: str
-    failing: int
-    passing: int
+    looked: Looked
+    mask: int
     chance: float
-    bounds: int = 1
 
 
 def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[dict[str, Any]]:
@@ -52,87 +37,86 @@ def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[di
 
     Returns:
         Of each ``property``, ``input``, ``kind``, ``failing`` and ``passing`` (``[with it, of]``), ``p_value``, ``p_corrected``,
-        and ``separates`` if all that fail have it and none that passes.
+        ``sure`` if that is at most 0.05, ``separates`` if all that fail have it and none that passes, and what ``also`` divides
+        the samples so.
     """
-    found: list[Property] = []
-    for name in failing[0]:
-        ours, others = [sample[name] for sample in failing], [sample[name] for sample in passing]
-        if ours[0].dtype.kind in "fiub":
-            found += _of_numbers(name, ours, others)
-        found += _of_shapes(name, ours, others)
-    corrected = holm([min(1.0, each.chance * each.bounds) for each in found])
-    entries: list[dict[str, Any]] = [
-        {
-            "property": each.said,
-            "input": each.input,
-            "kind": each.kind,
-            "failing": [each.failing, len(failing)],
-            "passing": [each.passing, len(passing)],
-            "p_value": each.chance,
-            "p_corrected": chance,
-            "separates": each.failing == len(failing) and each.passing == 0,
-        }
-        for each, chance in zip(found, corrected, strict=True)
-    ]
-    told = [entry for entry in entries if entry["separates"] or entry["p_corrected"] <= SURE]
+    bads, goods = len(failing), len(passing)
+    everything = (1 << (bads + goods)) - 1
+    ours = (1 << bads) - 1
+
+    @cache
+    def chance(bad: int, having: int) -> float:
+        return fisher(bad, bads, having - bad, goods)
+
+    families: dict[bool, dict[int, float]] = {False: {}, True: {}}
+    found: list[_Property] = []
+    for looked in sorted(look([*failing, *passing]), key=lambda each: each.more):
+        best: _Property | None = None
+        for mask, said in _divisions(looked):
+            bad, having = (mask & ours).bit_count(), mask.bit_count()
+            key = min(mask, everything ^ mask)
+            if not (looked.more and key in families[False]):
+                families[looked.more].setdefault(key, chance(bad, having))
+            if bad * goods < (having - bad) * bads:
+                continue  # it is those that pass which have it
+            here = _Property(said, looked, mask, chance(bad, having))
+            if best is None or (here.chance, -bad) < (best.chance, -(best.mask & ours).bit_count()):
+                best = here
+        if best is not None:
+            found.append(best)
+    corrected: dict[int, float] = {}
+    for family in (families[True], families[False]):
+        share = 2 if all(families.values()) else 1
+        corrected |= zip(family, (min(1.0, share * each) for each in holm([*family.values()])), strict=True)
+    entries = []
+    for each, also in _told_once(found):
+        bad = (each.mask & ours).bit_count()
+        good = each.mask.bit_count() - bad
+        sure = corrected[min(each.mask, everything ^ each.mask)]
+        entries.append(
+            {
+                "property": each.said,
+                "input": each.looked.input,
+                "kind": each.looked.kind,
+                "failing": [bad, bads],
+                "passing": [good, goods],
+                "p_value": each.chance,
+                "p_corrected": sure,
+                "sure": sure <= SURE,
+                "separates": bad == bads and good == 0,
+                "also": also,
+            }
+        )
+    told = [entry for entry in entries if entry["separates"] or entry["sure"]]
     return sorted(told, key=lambda entry: (entry["p_value"], not entry["separates"]))[:SHOWN]
 
 
-def _of_numbers(name: str, ours: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -> Iterator[Property]:
-    measures: dict[str, tuple[str, Callable[[NDArray[Any]], float]]] = {
-        "max": ("the largest element", lambda value: float(np.max(value))),
-        "min": ("the smallest element", lambda value: float(np.min(value))),
-        "magnitude": ("the largest magnitude", lambda value: float(np.max(np.abs(value.astype(np.float64))))),
-        "zeros": ("the number of zeros", lambda value: float(np.sum(value == 0))),
-    }
-    both = [*ours, *others]
-    if all(value.size for value in both):
-        finite = all(bool(np.isfinite(value).all()) for value in both)
-        for kind, (said, measure) in measures.items():
-            if finite or kind == "zeros":
-                yield from _threshold(name, kind, said, [*map(measure, ours)], [*map(measure, others)])
-    flags: dict[str, tuple[str, Callable[[NDArray[Any]], bool]]] = {
-        "nan": ("a NaN", lambda value: bool(np.isnan(value).any())),
-        "inf": ("an infinite element", lambda value: bool(np.isinf(value).any())),
-        "negative": ("a negative element", lambda value: bool((value < 0).any())),
-    }
-    for kind, (what, test) in flags.items():
-        yield from _flag(name, kind, f"{what} in '{name}'", [*map(test, ours)], [*map(test, others)])
-    if ours[0].dtype.kind in "iu":
-        tokens = np.unique(np.concatenate([np.unique(value) for value in ours]))[:MOST_TOKENS]
-        for token in tokens:
-            has = [[bool((value == token).any()) for value in side] for side in (ours, others)]
-            yield from _flag(name, "token", f"{token} in '{name}'", *has)
+def _told_once(found: Sequence[_Property]) -> list[tuple[_Property, list[dict[str, str]]]]:
+    """Each with what is looked at beside and divides the samples in the same way."""
+    also: dict[int, list[dict[str, str]]] = {}
+    first: list[_Property] = []
+    for each in found:
+        if each.looked.more and each.mask in also:
+            also[each.mask].append({"property": each.said, "kind": each.looked.kind})
+        else:
+            also.setdefault(each.mask, [])
+            first.append(each)
+    return [(each, also[each.mask]) for each in first]
 
 
-def _of_shapes(name: str, ours: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -> Iterator[Property]:
-    for axis in range(min(value.ndim for value in (*ours, *others))):
-        sizes = [[float(value.shape[axis]) for value in side] for side in (ours, others)]
-        yield from _threshold(name, "length", f"dimension {axis}", *sizes)
+def _divisions(looked: Looked) -> Iterator[tuple[int, str]]:
+    """The samples that have a property, a bit for each, and the property in words; from above and from below for a number."""
+    levels = sorted(set(looked.values))
+    if looked.flag:
+        if len(levels) > 1:
+            yield _mask(looked, above=1), looked.said
+        return
+    steps = range(1, len(levels))
+    for place in steps if len(steps) <= _MOST_BOUNDS else steps[:: len(steps) // _MOST_BOUNDS]:
+        mask = _mask(looked, above=levels[place])
+        yield mask, f"{looked.said} is {levels[place]:g} or more"
+        yield ((1 << len(looked.values)) - 1) ^ mask, f"{looked.said} is {levels[place - 1]:g} or less"
 
 
-def _flag(name: str, kind: str, said: str, ours: Sequence[bool], others: Sequence[bool]) -> Iterator[Property]:
-    bad, good = sum(ours), sum(others)
-    if 0 < bad + good < len(ours) + len(others):
-        yield Property(said, name, kind, bad, good, fisher(bad, len(ours), good, len(others)))
-
-
-def _threshold(name: str, kind: str, said: str, ours: Sequence[float], others: Sequence[float]) -> Iterator[Property]:
-    """The bound, from above or from below, that separates best."""
-    levels = sorted({*ours, *others})
-    best: Property | None = None
-    for below, above in pairwise(levels):
-        for high in (True, False):
-            bound = above if high else below
-            bad, good = (
-                sum((value >= bound) if high else (value <= bound) for value in side) for side in (ours, others)
-            )
-            if bad * len(others) < good * len(ours):
-                continue
-            chance = fisher(bad, len(ours), good, len(others))
-            words = f"{said} of '{name}' is {bound:g} or {'more' if high else 'less'}"
-            found = Property(words, name, kind, bad, good, chance, len(levels) - 1)
-            if best is None or (found.chance, -found.failing) < (best.chance, -best.failing):
-                best = found
-    if best is not None and not math.isnan(best.chance):
-        yield best
+def _mask(looked: Looked, above: float) -> int:
+    return sum(1 << place for place, value in enumerate(looked.values) if value >= above)

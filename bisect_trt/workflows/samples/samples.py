@@ -23,7 +23,7 @@ from bisect_trt.workflows.samples.fed import Fed, Values
 from bisect_trt.workflows.samples.smallest import reduce_input
 from bisect_trt.workflows.settings import CheckSettings
 
-_SHOWN = 12
+_SHOWN, _MOST_ALSO = 12, 3
 _MOST_ELEMENTS = 1000
 """So many elements of the smallest input are in the JSON one by one."""
 
@@ -150,9 +150,11 @@ def _tell_common(
     for entry in common:
         (bad, bads), (good, goods) = entry["failing"], entry["passing"]
         sure = f"p = {entry['p_value']:.2g}, {entry['p_corrected']:.2g} for as many as were looked at"
-        console.answer(f"  {entry['property']}: {bad} of {bads} that fail, {good} of {goods} that pass ({sure})")
+        sure += "" if entry["sure"] else ": it may be chance"
+        also = "".join(f"; likewise {each['property']}" for each in entry["also"][:_MOST_ALSO])
+        console.answer(f"  {entry['property']}: {bad} of {bads} that fail, {good} of {goods} that pass ({sure}){also}")
     if not common:
-        console.say("  nothing that was looked at: ranges, zeros, tokens, lengths, NaN and Inf")
+        console.say("  nothing that was looked at: ranges, sums, zeros, tokens, lengths, order, slices, NaN and Inf")
     return common
 
 
@@ -224,8 +226,14 @@ def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) 
     """What shows the failure with the written input: it was probed so, as the command opens the model."""
     model, check = str(investigation.subject.settings.path), settings.check
     if check.target is None:
-        return check.how_to("reduce", investigation.subject.settings.path, settings.output)
-    words = [*check.target.flags(), "--load-inputs", str(settings.output), *check.tolerance.words()]
+        return check.how_to("reduce", investigation.subject.settings.path, settings.output, investigation.place_words)
+    words = [
+        *check.target.flags(),
+        *investigation.place_words,
+        "--load-inputs",
+        str(settings.output),
+        *check.tolerance.words(),
+    ]
     if fed.free:  # run fixes shapes
         return shlex.join(["bisect-trt", "diagnose", model, *words])
     return shlex.join(["bisect-trt", "run", model, *words])

@@ -16,7 +16,7 @@ from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Ask, Verdict, over_units
 from bisect_trt.search.size_conditions import Point
-from bisect_trt.search.size_relations import guess
+from bisect_trt.search.size_relations import FRESH, Guess, guess
 from bisect_trt.search.size_rules import fit, intervals
 from bisect_trt.search.sizes import AskSize, nth, sweep_points
 from bisect_trt.targets.settings import TargetSettings
@@ -190,8 +190,10 @@ def _fill(
             }
         )
     base = _crossing(swept, seen)
+    together = guess([each.sizes for each in swept], seen) if len(swept) > 1 else None
+    places = range(0 if base is None else len(swept))
     told = {
-        "dimensions": [] if base is None else [_dimension(swept, place, base, seen) for place in range(len(swept))],
+        "dimensions": [_dimension(swept, place, base, seen, together) for place in places if base is not None],
         "tried": len(seen),
         "of": number,
         "exhaustive": len(seen) == number,
@@ -199,17 +201,14 @@ def _fill(
         "shapes": None if smallest is None else {n: list(s) for n, s in sized.shapes(smallest).items()},
         "map": entries,
     }
-    told["relation"] = _relation(swept, seen) if len(swept) > 1 else None
+    told["relation"] = None if together is None else _relation(swept, together, seen)
     told["said"] = sentence(told)
     investigation.result.extra["sweep"] = told
     return smallest
 
 
-def _relation(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> dict[str, Any] | None:
+def _relation(swept: Sequence[Dimension], found: Guess, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
     """The rule that all points obey, of all dimensions together."""
-    found = guess([each.sizes for each in swept], seen)
-    if found is None:
-        return None
     names = [each.name for each in swept]
     return {
         "said": found.relation.said(names),
@@ -227,6 +226,7 @@ def _relation(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> dict
         ],
         "obeyed_by": sum(verdict is not Verdict.UNRESOLVED for verdict in seen.values()),
         "foretold": found.fresh,
+        "sure": not found.others and found.fresh >= FRESH,
         "others": [each.said(names) for each in found.others],
     }
 
@@ -242,11 +242,16 @@ def _crossing(swept: Sequence[Dimension], seen: Mapping[Point, Verdict]) -> Poin
     return None
 
 
-def _dimension(swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict]) -> dict[str, Any]:
-    """What was seen along one dimension, the others as at a point."""
+def _dimension(
+    swept: Sequence[Dimension], place: int, base: Point, seen: Mapping[Point, Verdict], together: Guess | None
+) -> dict[str, Any]:
+    """What was seen along one dimension, the others as at a point; no rule that the one of all dimensions contradicts."""
     each = swept[place]
     line = {point[place]: verdict for point, verdict in seen.items() if _at(point, place) == _at(base, place)}
     rule = fit(line)
+    if rule is not None and together is not None:
+        whole = [together.relation.fails((*base[:place], size, *base[place + 1 :])) for size in each.sizes]
+        rule = rule if whole == [rule.fails(size) for size in each.sizes] else None
     by_verdict = {v: sorted(size for size, seen_ in line.items() if seen_ is v) for v in Verdict}
     return {
         "name": each.name,
@@ -313,7 +318,7 @@ def _leave(
         fixed = steady and investigation.prober.probe(sized.candidate(smallest, fixed=True)).verdict is Verdict.FAIL
         known = steady
     target = settings.check.target if fixed else sized.target
-    command = _command(sized.file(), settings.check, path, "diagnose" if steady else "repeat", target)
+    command = _command(investigation, sized.file(), settings.check, path, "diagnose" if steady else "repeat", target)
     result.extra["sweep"] |= {"needs_free_dimensions": not fixed if known else None, "command": command}
     where = f"The smallest that fails is {_named(swept, smallest)}"
     how = "with its shapes fixed too" if fixed else "only while its dimensions are free"
@@ -323,9 +328,25 @@ def _leave(
     console.answer(f"To {'find out why' if steady else 'see how often'}: {command}")
 
 
-def _command(model: Path, check: CheckSettings, inputs: Path, name: str, target: TargetSettings | None) -> str:
+def _command(
+    investigation: Investigation,
+    model: Path,
+    check: CheckSettings,
+    inputs: Path,
+    name: str,
+    target: TargetSettings | None,
+) -> str:
     """How to go on from a size: ``diagnose`` or ``repeat``, in place of the former ``reduce`` where a check says good or bad."""
     if target is None:
-        return check.how_to("reduce" if name == "diagnose" else name, model, inputs)
-    words = ["bisect-trt", name, str(model), *target.flags(), "--load-inputs", str(inputs), *check.tolerance.words()]
+        return check.how_to("reduce" if name == "diagnose" else name, model, inputs, investigation.place_words)
+    words = [
+        "bisect-trt",
+        name,
+        str(model),
+        *target.flags(),
+        *investigation.place_words,
+        "--load-inputs",
+        str(inputs),
+        *check.tolerance.words(),
+    ]
     return shlex.join(words)

@@ -24,6 +24,8 @@ def sentence(told: Json) -> str:
         return f"{tried}{limit}."
     parts = [] if told["relation"] is None else [_together(told)]
     for each in told["dimensions"]:
+        if each["rule"] is None and told["relation"] is not None:
+            continue  # what is said of all dimensions together says more than a list
         at = ", ".join(f"{name}={size}" for name, size in each["at"].items())
         where = f" (with {at})" if at else ""
         rule = each["rule"]["said"] if each["rule"] is not None else f"at {_list(each['fail'])}, by no simple rule"
@@ -39,7 +41,7 @@ def _together(told: Json) -> str:
         return f"where {rule['said']}"
     sure = f"as all {rule['obeyed_by']} that were tried say, {rule['foretold']} of them after it was guessed"
     also = "".join(f", or where {each}, which nothing that was tried tells apart" for each in rule["others"])
-    return f"where {rule['said']}, {sure}{also}"
+    return f"{'' if rule['sure'] else 'perhaps '}where {rule['said']}, {sure}{also}"
 
 
 def _list(sizes: Sequence[int]) -> str:
