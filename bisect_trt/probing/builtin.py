@@ -156,6 +156,8 @@ def outcome_of_comparisons(
     severity = None if strict else max((weight * comparison.severity for comparison in comparisons), default=None)
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
+        left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
+        said += f" (not compared: {'; '.join(left_out)})" if left_out else ""
         known: dict[str, Any] = {
             "comparisons": tuple(comparisons),
             "latency_ms": reply.latency_ms,

@@ -445,6 +445,8 @@ class Answer:
 
 BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
+READY = b"ready\n"
+"""It may say so when the runtime is there: what it took to start and to import that is no time of the model's."""
 _REQUESTS = (About, Build, Collect, Compare, Describe, Execute, Look, Lower, Measure, Series, Trace)
 _REPLIES = (Compared, Described, Died, Done, Executed, Failed, Looked, Lowered, Measured, Misuse, Started, Traced)
 _KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}

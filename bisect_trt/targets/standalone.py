@@ -97,13 +97,10 @@ def _look(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
     try:
         outputs = run(folder / case["model"], inputs, case["settings"])
-    except Refused as refused:
-        print(f"REFUSED: {refused}")
-        seen = "{}: {}".format(refused.doing, sign(refused, case["names"]))
-        if seen == case["failure"]:
-            return THERE
-        print("cannot tell: that is another failure than the one looked for ({})".format(case["failure"]))
-        return UNKNOWN
+    except ImportError:
+        raise
+    except Exception as error:
+        return _refused(case, error, sign)
     found = False
     for name, (atol, rtol, statistic, step, most) in case["tolerances"].items():
         if name not in golden:
@@ -120,6 +117,21 @@ def _look(case: Mapping[str, Any], run: Run, sign: Sign) -> int:
         print("cannot tell: the failure looked for is gone ({}), and there is another".format(case["failure"]))
         return UNKNOWN
     return THERE if found else GONE
+
+
+def _refused(case: Mapping[str, Any], error: Exception, sign: Sign) -> int:
+    """What it means that the model does not run."""
+    if isinstance(error, Refused):
+        said, seen = str(error), "{}: {}".format(error.doing, sign(error, case["names"]))
+    else:
+        said, seen = f"{type(error).__name__}: {error}", f"run: {type(error).__name__}"
+        if seen != case["failure"]:
+            raise error
+    print(f"REFUSED: {said}")
+    if seen == case["failure"]:
+        return THERE
+    print("cannot tell: that is another failure than the one looked for ({})".format(case["failure"]))
+    return UNKNOWN
 
 
 def load(path: pathlib.Path) -> dict[str, Any]:

@@ -51,6 +51,17 @@ def test_run_says_what_matches(cli: CommandLine, fan: Path) -> None:
     assert matches() == {"fine": True, "bad": True, "worse": True}
 
 
+def test_outputs_that_are_no_arrays_are_named(cli: CommandLine, fan: Path) -> None:
+    proto = onnx.load(fan)
+    proto.graph.node.append(helper.make_node("SequenceConstruct", ["fine", "bad"], ["several"]))
+    proto.graph.output.append(helper.make_tensor_sequence_value_info("several", onnx.TensorProto.FLOAT, None))
+    onnx.save(proto, fan)
+    ran = cli("run", fan, "--onnxrt")
+    assert (ran.status, "'several' is not compared: a seq(tensor(float))" in ran.err) == (0, True)
+    ran = cli("run", fan, "--onnxrt", "--onnx-outputs", "several")
+    assert (ran.status, "No output is left to compare" in ran.err) == (4, True)
+
+
 def test_fail_fast(cli: CommandLine, fan: Path) -> None:
     assert cli("run", fan, *FP16, "--fail-fast", "--json", "r.json").status == 1
     assert matches() == {"fine": True, "bad": False}

@@ -255,6 +255,14 @@ def test_an_exit_of_the_targets_own_is_no_failure(tmp_path: Path) -> None:
     assert (status, "cannot tell: " in out) == (2, True)
 
 
+def test_an_error_of_the_runtimes_own_kind_counts_by_its_type(tmp_path: Path) -> None:
+    shadowed(tmp_path, "raise KeyError('oops')")
+    status, out = reproduce(tmp_path, "run: KeyError")
+    assert (status, "REFUSED: KeyError: 'oops'" in out) == (1, True)
+    status, out = reproduce(tmp_path, "run: TypeError")
+    assert (status, "cannot tell: KeyError" in out) == (2, True)
+
+
 def test_a_time_out_is_waited_for(tmp_path: Path) -> None:
     shadowed(tmp_path, "import time\ntime.sleep(1000)")
     status, out = reproduce(tmp_path, "time-out", timeout=2)

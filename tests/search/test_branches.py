@@ -16,7 +16,7 @@ from fakes import scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import node_names
+from support import node_names, rest_slow
 
 from bisect_trt.probing.journal import Journal, Record
 from bisect_trt.probing.ledger import Budget, Ledger
@@ -139,7 +139,7 @@ class Model:
             return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]
 
 
-@pytest.fixture(scope="module", params=[two_branches, two_heads, residual_blocks])
+@pytest.fixture(scope="module", params=rest_slow([residual_blocks, two_branches, two_heads]))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     made = Model(tmp_path_factory.mktemp("branches"), request.param)
     with made.subject:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
 from bisect_trt.probing.protocol import (
     BEGUN,
+    READY,
     About,
     Answer,
     Build,
@@ -53,7 +54,7 @@ _TIDY_SECONDS = 2.0
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
 LEAST_SECONDS = 30.0
-"""How long what is no probe may take at least, and a worker to start: a time for a probe may be too short for either."""
+"""How long what is no probe may take at least, and a start with the runtime's import: too much for the time of a probe."""
 GROWTH_LIMIT = 4 << 30
 """Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
 
@@ -140,12 +141,12 @@ class WorkerProcess:
         line: bytes | None = b""
         with contextlib.suppress(BrokenPipeError):
             _write(self._request_write, encode(order))
-            first = self._read_line(limits)
-            begun = first == BEGUN
-            if begun:  # a slow start is none of what it was asked
+            line = self._read_line(limits)
+            begun = line == BEGUN
+            if begun and (line := self._read_line(limits)) == READY:  # a slow start is none of what it was asked
                 began = time.monotonic()
                 limits.begun()
-            line = self._read_line(limits) if begun else first
+                line = self._read_line(limits)
         if line is None and begun and self.place is not None and self._give_up():
             raise WorkerDied(_ended(limits.past, None, time.monotonic() - began))
         if not line:

@@ -25,6 +25,7 @@ from bisect_trt.errors import BisectError, UnavailableError
 from bisect_trt.probing.outcome import LOST
 from bisect_trt.probing.protocol import (
     BEGUN,
+    READY,
     About,
     Answer,
     Build,
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
     from bisect_trt.probing.places.connection import Connection
 
 _MOST_RUNTIMES = 16
+_RUN = (Build, Collect, Compare, Measure, Series)
+"""What has a model run or built."""
 TIMED_RUNS = 20
 """How often a model runs for the median of its latency."""
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -80,9 +83,10 @@ _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Worker:
     """Serves requests; runtimes stay loaded between them."""
 
-    def __init__(self, place: Connection | None = None) -> None:
-        """``place`` is where targets run, if that is not here."""
+    def __init__(self, place: Connection | None = None, ready: Callable[[], object] = bool) -> None:
+        """``place`` is where targets run, if that is not here; ``ready`` is called when the runtime asked for is there."""
         self._place = place
+        self._ready = ready
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, Session] | None = None
         self._serve: dict[type[Request[Any]], Callable[[Any], Reply]] = {
@@ -135,12 +139,12 @@ class Worker:
 
     def _asked(self, request: Request[Any]) -> Reply:
         if self._place is None:
-            return self._serve[type(request)](request)
+            return self._served(request)
         from bisect_trt.probing.places.connection import PlaceLost, ProcessDied  # noqa: PLC0415 - for a place alone
         from bisect_trt.probing.places.runtime import PlaceError  # noqa: PLC0415 - as above
 
         try:
-            return self._serve[type(request)](request)
+            return self._served(request)
         except PlaceLost as lost:
             self._runtimes.clear()
             return Failed("lost", str(lost), LOST)
@@ -149,6 +153,12 @@ class Worker:
             return Died(death.code, death.over_memory)
         except PlaceError as error:
             return Failed("run", str(error), f"run: {error.name}")
+
+    def _served(self, request: Request[Any]) -> Reply:
+        if isinstance(request, _RUN):
+            self._runtime(request.target)
+            self._ready()
+        return self._serve[type(request)](request)
 
     def _there(self, reply: Reply) -> Answer:
         """An answer with what the process in the place holds; what was printed there goes to the log."""
@@ -394,7 +404,8 @@ def _compare_sample(session: Session, request: Compare, sample: Sample, number: 
     if request.save_outputs:
         save_npz(request.save_outputs[number - 1], outputs)
     reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
-    wanted: Iterable[str] = request.names or outputs
+    # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
+    wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
     if request.unfused:
         wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
@@ -446,14 +457,17 @@ def main() -> None:
     connection = None if place is None else _connection(json.loads(place))
     if connection is not None:
         signal.signal(signal.SIGUSR1, lambda *_: connection.give_up())
-    worker = Worker(connection)
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as out:
+
+        def say(line: bytes) -> None:
+            out.write(line)
+            out.flush()
+
+        worker = Worker(connection, lambda: say(READY))
         for line in lines:
             worker.begin()
-            out.write(BEGUN)
-            out.flush()
-            out.write(encode(_answer(worker, line)))
-            out.flush()
+            say(BEGUN)
+            say(encode(_answer(worker, line)))
     worker.close()
 
 

@@ -213,6 +213,11 @@ class _Samples:
             )
         self.latency_ms = reply.latency_ms
         comparisons = list(reply.comparisons)
+        left_out = {name: why for name, why in reply.skipped.items() if name in self._names}
+        for name, why in left_out.items():
+            self._console.warn(f"'{name}' is not compared: {why}")
+        if left_out and not comparisons:
+            raise UnavailableError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
         if self._unfused:
             shown = {comparison.name for comparison in comparisons}
             self._console.say(f"  {len(shown)} of {len(self._names)} tensors are there; the rest is fused away")
