@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
+from bisect_trt.graph.ir import lower_ir_version
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
@@ -66,10 +67,12 @@ class Subject:
         declared: The shapes that its file gives the inputs, by name.
         truth: The graph whose run is the reference: the model's own, unless that is not what is right.
         console: Who is told what is noticed on the way.
+        ir_version: That of the ``file`` and that which is ``written``, where these differ.
         freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
 
     freed: Freed | None = None
+    ir_version: Mapping[str, int] | None = None
 
     def __init__(
         self,
@@ -117,6 +120,12 @@ class Subject:
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
+        if settings.older and (said := lower_ir_version(proto)) is not None:
+            self.ir_version = {"file": said, "written": proto.ir_version}
+            self.console.warn(
+                f"the model's file says IR version {said}, which older runtimes refuse, and nothing in it needs more than "
+                f"{proto.ir_version}: it is run as {proto.ir_version}, and all that is written of it is; the file stays as it is"
+            )
         self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
             self.network = Network(proto)
@@ -337,6 +346,8 @@ class Subject:
         result.artifacts["run"] = str(self.workspace.folder)
         if (slicing := self.workers.slicing) is not None and slicing.models:
             result.extra["sliced"] = {"limit_mb": slicing.limit >> 20, "runs": slicing.models, "slices": slicing.most}
+        if self.ir_version is not None:
+            result.extra["ir_version"] = dict(self.ir_version)
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:
