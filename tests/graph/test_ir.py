@@ -41,7 +41,8 @@ def within(model: ModelProto) -> onnx.GraphProto:
     """The body of a node that is itself in a body."""
     inner = helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto())
     model.graph.node.append(helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto(node=[inner])))
-    return model.graph.node[-1].attribute[0].g.node[0].attribute[0].g
+    body: onnx.GraphProto = model.graph.node[-1].attribute[0].g.node[0].attribute[0].g
+    return body
 
 
 @given(models(), st.integers(4, onnx.IR_VERSION), st.sets(st.sampled_from(sorted(NEWER))))
