@@ -72,13 +72,6 @@ def needed_ir_version(model: onnx.ModelProto) -> int:
     return min(model.ir_version, max((least, *_needs(model))))
 
 
-def lower_ir_version(model: onnx.ModelProto) -> int | None:
-    """Write the lowest IR version that a model needs into it; the one it had, if that was another."""
-    before = model.ir_version
-    model.ir_version = needed_ir_version(model)
-    return None if model.ir_version == before else before
-
-
 def _needs(model: onnx.ModelProto) -> Iterator[int]:
     """The version that brought each thing in a model which older ones lack."""
     waiting: list[Message] = [model]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import onnx
 
-from bisect_trt.graph.ir import lower_ir_version
+from bisect_trt.graph.ir import needed_ir_version
 from bisect_trt.graph.load import load_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.metric import Metric
@@ -40,7 +40,7 @@ class ModelSettings:
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         memory_limit: Bytes that one probe, with all that it starts, may hold.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
-        older: Whether runtimes are asked that may be older than its IR version; it then gets the lowest that it needs.
+        older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class ModelSettings:
         """
         model = load_model(self.path, self.external_data_dir)
         if self.older:
-            lower_ir_version(model)
+            model.ir_version = needed_ir_version(model)
         return model
 
     def words(self) -> list[str]:
