@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,14 +30,15 @@ from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessD
 from bisect_trt.probing.places.place import Place, Where, make_place, parse
 from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
 from bisect_trt.probing.places.sent import wire
-from bisect_trt.probing.protocol import Execute
-from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.protocol import BEGUN, Collect, Done, Execute
+from bisect_trt.probing.workers.pool import WorkerPool, WorkerProcess
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -485,6 +487,35 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_an_answer_that_nobody_waited_for_is_none_to_the_next_question(
+    failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe that is ended while its runtime starts says that it has started, and then what came of it."""
+    cancel, read, give_up = Cancel(), WorkerProcess._read_line, WorkerProcess._give_up
+
+    def hasty(worker: WorkerProcess, limits: Any) -> bytes | None:  # noqa: ANN401 - passed on
+        line = read(worker, limits)
+        if line == BEGUN:
+            cancel.set()
+        return line
+
+    def late(worker: WorkerProcess) -> bool:
+        select.select([worker._reply_read], [], [])
+        return give_up(worker)
+
+    np.savez(tmp_path / "in.npz", x=np.ones(4, np.float32))
+    target = reference_settings(None)
+    request = Collect(target, failing / "m.onnx", tmp_path / "in.npz", tmp_path / "out.npz")
+    with pooled(tmp_path) as workers:
+        assert executed(workers, "true").code == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerProcess, "_read_line", hasty)
+            patch.setattr(WorkerProcess, "_give_up", late)
+            ask(workers, request, cancel=cancel)
+        assert executed(workers, "false").code == 1
+        assert isinstance(ask(workers, request), Done)
 
 
 def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:

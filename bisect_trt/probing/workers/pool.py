@@ -201,7 +201,11 @@ class WorkerProcess:
         """Have the process in the place ended, and keep the connection; whether that worked."""
         with contextlib.suppress(OSError):
             os.kill(self._process.pid, signal.SIGUSR1)
-            if self._read_line(Limits(time.monotonic(), _GIVE_UP_SECONDS, None, None)):
+            limits = Limits(time.monotonic(), _GIVE_UP_SECONDS, None, None)
+            line = self._read_line(limits)
+            if line == READY:  # its start ended just then; what it answers is none to the next request
+                line = self._read_line(limits)
+            if line:
                 self.served, self._busy = 0, False
                 return True
         return False
