@@ -19,7 +19,7 @@ from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions, automatic_tolerance
 from bisect_trt.workflows.fault.evidence import Evidence, Values, decides
 
-Whose = Literal["target", "reference", "precision", "tie", "random", "unknown"]
+Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 MUCH_WORSE = 4.0
 """How many times the error of rounding alone, or of the reference, a target may make before it is a bug: it may round more
 often."""
@@ -30,7 +30,8 @@ class Fault:
     """Whose fault a failure is.
 
     Attributes:
-        whose: The target's, the reference's, the precision's; ``tie`` where a decision is too near to its edge for either
+        whose: The target's, the reference's, the low precision's; ``rounding`` where fp32 itself must be so far
+            off; ``tie`` where a decision is too near to its edge for either
             to be wrong; ``random`` where a node draws its numbers; ``unknown`` where that cannot be told.
         sentence: Why, with the figures.
         figures: The same as numbers: errors by who makes them, in units of the tolerance and absolute.
@@ -253,7 +254,7 @@ def _inherent(evidence: Evidence, tolerance: ToleranceOptions, who: str, referen
         "precision": low,
         "arbiter": _who_arbitrates(evidence),
     }
-    return Fault("precision", sentence, figures)
+    return Fault("rounding", sentence, figures)
 
 
 def _rounding(
