@@ -50,6 +50,8 @@ _TYPES = {
     "INT2": 13,
 }
 """The version that brought an element type."""
+_PLAIN = frozenset({"opset_import", "shape", "metadata_props"})
+"""Fields with messages that are of every version."""
 _NAMES: dict[int, str] = {number: name for name, number in TensorProto.DataType.items()}
 _STANDARD = "ai.onnx"
 
@@ -85,7 +87,7 @@ def _needs(model: onnx.ModelProto) -> Iterator[int]:
             yield _FIELDS.get(f"{kind}.{field.name}", 0)
             if field.name == "elem_type" and isinstance(value, int):
                 yield _type(value)
-            elif field.message_type is not None:
+            elif field.message_type is not None and field.name not in _PLAIN:
                 waiting += _messages(value)
 
 
