@@ -158,7 +158,7 @@ class Reference:
         """
         nodes = list(self._network.order)
         problem = self._try(nodes)
-        if problem is not None and (refusal := self._collect(_nothing_special(self._network.proto))) is not None:
+        if problem is not None and (refusal := self._collect(nothing_special(self._network.proto))) is not None:
             self.refused = refusal.message
             nodes = []
             problem = self._try(nodes)
@@ -242,7 +242,7 @@ class _Problem:
     build: bool = False
 
 
-def _nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
+def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model like another in all but its nodes: it has one, which every runtime knows."""
     plain = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     if all(opset.domain not in {"", "ai.onnx"} for opset in model.opset_import):

@@ -70,13 +70,13 @@ class Job:
     where: Where = HERE
     metric: MetricSettings | None = None
 
-    def subject(self, timeout: float | None, target: TargetSettings | None = None) -> Subject:
-        """The model, opened for a target; to be closed."""
+    def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
+        """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
         fresh, model = self.fresh_process, self.model
         if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
             model = replace(model, data=replace(model.data, most=1))
         return Subject(
-            model,
+            replace(model, older=older or bool(self.where.places)),
             self.workspace,
             self.console,
             fresh_process=fresh,
@@ -93,7 +93,7 @@ class Job:
         # How long the original runs is what a fix is held against, which does not build that again.
         timed = target is not None and target.target.capabilities.timed and self.metric is None
         settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
-        opened = self.subject(settings.check.timeout, target)
+        opened = self.subject(settings.check.timeout, target, older=settings.releases)
         with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
             if self.metric is not None:
                 from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
@@ -132,7 +132,7 @@ class Job:
 
         target = check.target
         check = replace(check, target=None) if check.argv else check
-        with self.subject(check.timeout) as subject:
+        with self.subject(check.timeout, older=True) as subject:
 
             def elsewhere(here: Check) -> Check:
                 return in_releases(here, subject, target)

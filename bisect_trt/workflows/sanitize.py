@@ -13,7 +13,6 @@ from bisect_trt.errors import BisectError
 from bisect_trt.graph.cut import extract
 from bisect_trt.graph.externals import share_weights, tensor_bytes
 from bisect_trt.graph.fold import Folding, Removed, constant_value, fold_shapes, remove_unread, sort_nodes, to_tensor
-from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos
@@ -186,7 +185,7 @@ def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
     """
     subject, console, result = examination.subject, examination.console, examination.result
     path, changes = subject.settings.path, Changes()
-    model = load_model(path, subject.settings.external_data_dir)
+    model = subject.settings.load()
     before = len(model.graph.node)
     share_weights(model, path, subject.workspace.candidates, subject.settings.weights)
     if settings.input_shapes:

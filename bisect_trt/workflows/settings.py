@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import onnx
+
+from bisect_trt.graph.ir import needed_ir_version
+from bisect_trt.graph.load import load_model
 from bisect_trt.options.choices import Mode
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.searches import Reduce
@@ -36,6 +40,7 @@ class ModelSettings:
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         memory_limit: Bytes that one probe, with all that it starts, may hold.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
+        older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
     """
 
     path: Path
@@ -47,6 +52,18 @@ class ModelSettings:
     shape_inference: bool = False
     memory_limit: int | None = None
     any_shapes: bool = False
+    older: bool = False
+
+    def load(self) -> onnx.ModelProto:
+        """The model as all that is made of it is written.
+
+        Raises:
+            UnavailableError: As :func:`load_model`; and UsageError.
+        """
+        model = load_model(self.path, self.external_data_dir)
+        if self.older:
+            model.ir_version = needed_ir_version(model)
+        return model
 
     def words(self) -> list[str]:
         """What was said of it, as options of a command line; what has its default is left out."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
+from bisect_trt.graph.ir import needed_ir_version
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.patterns import Patterns
@@ -22,7 +23,7 @@ from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_i
 from bisect_trt.graph.slices import held_bytes
 from bisect_trt.graph.units import Units
 from bisect_trt.graph.values import to_info
-from bisect_trt.probing.activations import Constants, Reference
+from bisect_trt.probing.activations import Constants, Reference, nothing_special
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.pin import Pin
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from bisect_trt.workflows.freed import Freed
 
 
+_KNOWN_IR = 10
+"""Every ONNX Runtime that the reference may be takes this IR version: 1.18 does."""
 _MADE = ("infos", "units", "patterns", "constants", "original")
 """What is made of the network when first asked for."""
 
@@ -66,10 +69,12 @@ class Subject:
         declared: The shapes that its file gives the inputs, by name.
         truth: The graph whose run is the reference: the model's own, unless that is not what is right.
         console: Who is told what is noticed on the way.
+        ir_version: That of the ``file`` and that which is ``written``, where these differ.
         freed: The dimensions that candidates keep free, where the failure needs that; see :mod:`bisect_trt.workflows.freed`.
     """
 
     freed: Freed | None = None
+    ir_version: Mapping[str, int] | None = None
 
     def __init__(
         self,
@@ -117,6 +122,7 @@ class Subject:
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
         proto = load_model(settings.path, settings.external_data_dir)
+        self._lower_version(proto)
         self.workspace.weights.refer(proto, settings.path, settings.weights)
         try:
             self.network = Network(proto)
@@ -129,6 +135,29 @@ class Subject:
         self._about: dict[TargetSettings, Started] = {}
         if settings.shape_inference:
             self._declare_shapes()
+
+    def _lower_version(self, proto: onnx.ModelProto) -> None:
+        """Write the lowest IR version that a model needs into it, where a runtime may refuse its own, and say so."""
+        said, needed = proto.ir_version, needed_ir_version(proto)
+        if needed == said or not (self.settings.older or self._refuses(proto, needed)):
+            return
+        who = "older runtimes refuse" if self.settings.older else "the ONNX Runtime here refuses"
+        self.settings = replace(self.settings, older=True)
+        proto.ir_version = needed
+        self.ir_version = {"file": said, "written": needed}
+        self.console.warn(
+            f"the model's file says IR version {said}, which {who}, and nothing in it needs more than {needed}: it is run "
+            f"as {needed}, and all that is written of it is; the file stays as it is"
+        )
+
+    def _refuses(self, proto: onnx.ModelProto, needed: int) -> bool:
+        """Whether the reference refuses a model for its IR version alone: the same with a lower one runs."""
+        if proto.ir_version <= _KNOWN_IR:
+            return False
+        tiny = nothing_special(proto)
+        refused = isinstance(self.models.run("version", tiny, {}), Failed)
+        tiny.ir_version = needed
+        return refused and not isinstance(self.models.run("version", tiny, {}), Failed)
 
     def _slice_if_large(self) -> None:
         """Have models run in slices that are too large for memory, if this one is; in places there is other memory."""
@@ -337,6 +366,8 @@ class Subject:
         result.artifacts["run"] = str(self.workspace.folder)
         if (slicing := self.workers.slicing) is not None and slicing.models:
             result.extra["sliced"] = {"limit_mb": slicing.limit >> 20, "runs": slicing.models, "slices": slicing.most}
+        if self.ir_version is not None:
+            result.extra["ir_version"] = dict(self.ir_version)
         if self.seen:
             result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
         if prober is not None:

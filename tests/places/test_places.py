@@ -31,10 +31,14 @@ from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import Execute
 from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workspace import Workspace
+from bisect_trt.reporting.console import Console
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.workflows.subject import Subject
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
@@ -380,6 +384,27 @@ def test_the_answer_is_that_of_this_interpreter_for_any_places(failing: Path) ->
         assert len(result.get("places", [])) == len(words) // 2 - (number == 2)
     assert answers[0] == answers[1] == answers[2]
     assert decisions[0] == decisions[1] == decisions[2]
+
+
+def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(failing: Path) -> None:
+    """Only where runtimes are asked that may be older than this file says."""
+    model = onnx.load(failing / "m.onnx")
+    model.ir_version = 10
+    onnx.save(model, failing / "newer.onnx")
+    words = ("reduce", "newer.onnx", "--onnxrt", "--fp16", "-o", "low.onnx", "--json", "low.json", "--on", HERE)
+    done = run(*words, cwd=failing)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((failing / "low.json").read_text())
+    assert result["ir_version"] == {"file": 10, "written": 8}
+    assert done.stderr.count("the model's file says IR version 10, which older runtimes refuse") == 1
+    assert onnx.load(failing / "low.onnx").ir_version == 8
+    assert onnx.load(failing / "newer.onnx").ir_version == 10
+    for older, version in ((False, 10), (True, 8)):
+        source = ModelSettings(failing / "newer.onnx", older=older)
+        with Subject(source, Workspace(failing / f"{older}"), Console(-1)) as subject:
+            cuts = [subject.original.proto, subject.cut(frozenset({0, 1})).proto, source.load()]
+            assert [proto.ir_version for proto in cuts] == [version] * 3
+            assert (subject.ir_version is not None) == older
 
 
 def test_diagnose_tries_its_script_where_the_target_runs(failing: Path) -> None:

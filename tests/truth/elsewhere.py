@@ -12,6 +12,8 @@ import pytest
 
 from truth.answers import Record, bisect_trt, judge, script_status
 from truth.cases import Case, cases_elsewhere
+from truth.networks import generated
+from truth.patterns import TRANSPOSED_GEMM
 from truth.releases import interpreter, onnxruntime
 
 NEWEST = "1.31.1"
@@ -38,3 +40,33 @@ def test_a_bug_of_another_release_is_named_and_dated(case: Case, tmp_path: Path,
         here, tmp_path, "releases", "reproducer", "--onnxrt", "--from", "1.16", "--to", "1.31", "--json", "result.json"
     )
     assert (again, found["first_failing"], found["first_passing"]) == (0, *boundaries)
+
+
+def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new(tmp_path: Path) -> None:
+    """ONNX Runtime 1.17 takes 9 at most; the model, of opset 17, says 10, and its nodes have notes, which came with that."""
+    network, release = generated(TRANSPOSED_GEMM, 60, 1, 3), onnxruntime("1.17.3")
+    network.model.ir_version = 10
+    for node in network.model.graph.node:
+        node.metadata_props.add(key="namespace", value="net.layer")
+    onnx.save(network.model, str(tmp_path / "model.onnx"))
+    here = interpreter(onnxruntime(NEWEST), tool=True)
+    words = (
+        "diagnose",
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        f"env={release}",
+        "-o",
+        "reproducer",
+        "--json",
+        "result.json",
+    )
+    status, result = bisect_trt(here, tmp_path, *words)
+    assert (status, result["status"], result["minimality"]) == (0, "found", "1-minimal")
+    assert {node["name"] for node in result["culprits"]} == set(network.guilty[0])
+    assert result["ir_version"] == {"file": 10, "written": 8}
+    assert script_status(tmp_path / "reproducer" / "reproduce.py", interpreter(release)) == 1
+    words = ("releases", "model.onnx", "--onnxrt", "--from", "1.16", "--to", "1.31", "--json", "result.json")
+    status, result = bisect_trt(here, tmp_path, *words)
+    assert (status, result["first_passing"]) == (0, TRANSPOSED_GEMM.went)
+    assert result["releases"]["1.16.0"] == "FAIL"

@@ -71,7 +71,7 @@ class GroupLowering:
             UsageError: It cannot be written.
         """
         source = self._subject.settings
-        network = Network(load_model(source.path, source.external_data_dir))
+        network = Network(source.load())
         model = onnx.ModelProto()
         model.CopyFrom(unquantize(network, self.pairs(keep), self._weights) if keep else network.proto)
         save_model(model, source.weights, path)

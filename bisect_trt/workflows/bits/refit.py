@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.unquantize import drop_unused, rescale
@@ -75,7 +74,7 @@ def try_refit(task: Task, misfits: Sequence[Sequence[Misfit]], kept: Subset) -> 
     output = task.settings.output
     path = output.with_name(f"{output.stem}-refitted{output.suffix}")
     source = task.subject.settings
-    save_model(_model(task, Network(load_model(source.path, source.external_data_dir)), found), source.weights, path)
+    save_model(_model(task, Network(source.load()), found), source.weights, path)
     return Refit(tuple(found), passed=True, reason=record.reason, path=path)
 
 

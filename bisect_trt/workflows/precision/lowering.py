@@ -224,7 +224,7 @@ class CastLowering:
             UsageError: It cannot be written.
         """
         source = self._subject.settings
-        proto = load_model(source.path, source.external_data_dir)
+        proto = source.load()
         model = self._lower(_sorted(proto, self._subject.network), keep)
         if not self._keep_weights:
             store_weights(model, source.weights, self._low)

@@ -11,7 +11,6 @@ import onnx
 from bisect_trt.errors import first_few, quoted
 from bisect_trt.graph.barrier import can_bar, with_barriers
 from bisect_trt.graph.cut import mark_outputs
-from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
 from bisect_trt.graph.save import save_model
@@ -168,7 +167,7 @@ def _what(name: str, some: Sequence[Fragment], view: View) -> str:
 
 def _as_written(subject: Subject) -> Network:
     """The user's file; its shapes may be free, so that nothing is made of the shapes of one run."""
-    return Network(load_model(subject.settings.path, subject.settings.external_data_dir))
+    return Network(subject.settings.load())
 
 
 def prove_written(prover: Prover, way: Way, change: Change, output: Path) -> Way:
