@@ -5,7 +5,7 @@ Read once, never changed. Nodes are kept as the protobuf messages of the origina
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from sys import intern
@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
 from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
 
@@ -61,11 +62,6 @@ def _sinks(parents: Sequence[Sequence[int]]) -> list[int]:
     used = {parent for node in parents for parent in node}
     return [node for node in range(len(parents)) if node not in used] + list(range(len(parents)))
 
-
-# They depend on no input but give something new each time, so they are no constants.
-RANDOM_OPERATORS = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
 
 _INFER_LIMIT_BYTES = 1 << 30
 """Shape inference makes a copy, and no message can be of more than twice this."""
@@ -164,13 +160,13 @@ class Network:
 
     def _find_constants(self) -> list[bool]:
         inputs = set(self.inputs)
-        random = _random_functions(self.proto)
+        random = Draws(self.proto, {}, unsure=True)  # they depend on no input, and are no constants
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
                 not any(name in inputs for name in self.reads[index])
                 and all(constant[parent] for parent in self.parents(index))
-                and not _is_random(self.nodes[index], random)
+                and not random.by(self.nodes[index])
             )
         if all(constant):
             # A model without inputs: every node that computes is worth searching, only bare weights are not.
@@ -333,24 +329,6 @@ class Network:
         """Where a node was written, in words; see :func:`~bisect_trt.graph.exported.describe_module`."""
         module = module_of(self.nodes[index])
         return None if module is None else describe_module(module.to_json(), short=short)
-
-
-def _random_functions(proto: onnx.ModelProto) -> set[tuple[str, str]]:
-    """The functions that draw random numbers, themselves or through others."""
-    random: set[tuple[str, str]] = set()
-    while True:
-        rest = [each for each in proto.functions if (each.domain, each.name) not in random]
-        more = {(each.domain, each.name) for each in rest if any(_is_random(node, random) for node in each.node)}
-        if not more:
-            return random
-        random |= more
-
-
-def _is_random(node: onnx.NodeProto, functions: Collection[tuple[str, str]]) -> bool:
-    """Whether a node, or one in a body of it, draws random numbers, or calls one of these functions."""
-    if node.op_type in RANDOM_OPERATORS or (node.domain, node.op_type) in functions:
-        return True
-    return any(_is_random(inner, functions) for body in bodies(node) for inner in body.node)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -32,6 +32,9 @@ def by_blame(investigation: Investigation, answer: Candidate, suspects: Sequence
     """
     network = investigation.subject.network
     nodes = [network.order[unit] for unit in sorted(answer.units) if not network.constant[network.order[unit]]]
+    if not nodes:  # what fails depends on no input
+        made = {network.producer.get(name) for node in answer.proto.graph.node for name in node.output}
+        nodes = [index for index in network.order if index in made and network.reads[index]]
     errors = _own_errors(investigation, answer, nodes) if len(nodes) > 1 else {}
     ranks = {node: place for place, node in enumerate(suspects)}
     return sorted(nodes, key=lambda node: (-errors.get(node, 0.0), ranks.get(node, len(ranks)), network.rank[node]))

@@ -29,7 +29,11 @@ from bisect_trt.workflows.switched import Found, Panel, make_panel, nodes, searc
 _TOOLS = ("polygraphy", "trtexec")
 _MOST_SECONDS = 300.0
 """What the lines of an answer may take to open and run the model."""
-_NOT_ITS = {"precision": "rounding by itself makes this error", "reference": "the reference is wrong"}
+_NOT_ITS = {
+    "precision": "rounding by itself makes this error",
+    "reference": "the reference is wrong",
+    "random": "a node draws random numbers",
+}
 """Whose fault a failure may be that no switch of the target mends."""
 _PLURALS = {"property": "properties"}
 _MOST, _MOST_COSTLY = 24, 8

@@ -68,11 +68,27 @@ def require_reference(subject: Subject) -> None:
         UnavailableError: ONNX Runtime cannot run a node of the model, and it is the target as well.
     """
     for index, why in subject.reference.missing.items():
+        fed = _drawn_integers(subject)
+        mend = (
+            f" Perhaps that is because {fed} random: give real data (--load-inputs), or the range of what is valid (--val-range)."
+            if fed
+            else ""
+        )
         raise UnavailableError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}. So there is nothing to compare; "
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{mend} So there is nothing to compare; "
             "`bisect-trt reduce` with a --check command of your own goes on all the same, and `bisect-trt diagnose --self-check` "
             "compares the target with itself."
         )
+
+
+def _drawn_integers(subject: Subject) -> str:
+    """Which inputs of integers, such as indices, hold random values, in words; empty if there are none."""
+    data = subject.settings.data
+    if data.load_inputs or data.data_loader_script is not None:
+        return ""
+    names = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
+    listed = ", ".join(f"'{name}'" for name in names[:4])
+    return f"{listed}{', ...' if len(names) > 4 else ''} {'is' if len(names) == 1 else 'are'}" if names else ""
 
 
 def tell_unused(target: TargetSettings, console: Console) -> None:

@@ -257,5 +257,7 @@ def describe_answer(network: Network, nodes: Sequence[int]) -> str:
     """The answer in a sentence, the guilty first."""
     if len(nodes) == 1:
         return f"{network.describe(nodes[0])} fails alone"
+    if not nodes:
+        return "No node is needed to fail: what the model hands out of its inputs and weights as they are is off"
     names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
     return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"

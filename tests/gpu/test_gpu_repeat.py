@@ -137,7 +137,7 @@ def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Calla
         builds_made.append(real.built)
         named = {choice for reason in reasons for choice in reason.choices if reason.proven}
         exact += named == {guilty}
-        table = compare_builds(builds).proven(frozenset(named))
+        table = compare_builds(builds).proven(frozenset(named), builds)
         print(
             f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, {real.built} builds, "
             f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}",

@@ -83,7 +83,7 @@ def test_one_wrong_kernel_among_decoys(seed: int, chance: float) -> None:
     (reason,) = find_reasons(stand, builds, 10)
     assert (named(reason.choices), reason.proven) == (wrong("bad1"), True)
     assert stand.built - before < 40
-    table = compare_builds(builds).proven(reason.choices)
+    table = compare_builds(builds).proven(reason.choices, builds)
     assert [named([row.choice]) for row in table.rows if row.proven] == [wrong("bad1")]
     assert (table.rows[0].good, table.rows[0].bad) == (0, table.bad)
 
@@ -95,8 +95,17 @@ def test_kernels_that_are_wrong_together(seed: int, chance: float, tries: int) -
     random.seed(seed)
     both = {"bad1", "bad2"}
     stand = Stand(network(*LAYERS), chance, lambda chosen: unsteady_builds.wrong_nodes(list(chosen)) == both)
-    (reason,) = find_reasons(stand, stand.until_both(), tries)
+    builds = stand.until_both()
+    (reason,) = find_reasons(stand, builds, tries)
     assert (named(reason.choices), reason.proven) == (wrong("bad1", "bad2"), True)
+    # The table has both, also one that all builds made so that it tells none from another.
+    rows = compare_builds(builds).proven(reason.choices, builds).rows
+    assert named([row.choice for row in rows if row.proven]) == wrong("bad1", "bad2")
+    counts = {row.choice: (row.good, row.bad) for row in rows}
+    made = {each: [build.good for build in builds if each in build.choices] for each in reason.choices}
+    assert {each: counts[each] for each in made} == {
+        each: (sum(good), len(good) - sum(good)) for each, good in made.items()
+    }
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -71,9 +71,16 @@ class Table:
     bad: int
     compared: int
 
-    def proven(self, choices: frozenset[Choice]) -> Table:
-        """The same with some choices proven, which come first."""
+    def proven(self, choices: frozenset[Choice], builds: Sequence[Build]) -> Table:
+        """The same with some choices proven, which come first.
+
+        One that all of these builds made, or none, is no comparison, and proven all the same where it takes others to be bad: it
+        has a row here too.
+        """
         rows = [replace(row, proven=row.choice in choices) for row in self.rows]
+        for choice in sorted(choices - {row.choice for row in rows}):
+            made = [build.good for build in builds if choice in build.choices]
+            rows.append(Row(choice, sum(made), len(made) - sum(made), p=1.0, alone=1.0, proven=True))
         return replace(self, rows=tuple(sorted(rows, key=lambda row: not row.proven)))
 
     def to_json(self) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def _prove(story: _Story, builds: Sequence[Build], table: Table) -> None:
         more += tried  # another reason than those that were seen until now
         reasons = find_reasons(bench, [*builds, *more], tries, reasons)
     proven = frozenset(choice for reason in reasons if reason.proven for choice in reason.choices)
-    result.extra |= table.proven(proven).to_json()
+    result.extra |= table.proven(proven, builds).to_json()
     result.extra["reasons"] = [
         {"choices": [_said(each) for each in sorted(reason.choices)], "proven": reason.proven, "why": reason.why}
         for reason in reasons

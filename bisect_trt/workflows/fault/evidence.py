@@ -19,6 +19,7 @@ from bisect_trt.probing.protocol import Collect, Failed
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.margins import DECIDING
 from bisect_trt.tensors.npz import load_npz
+from bisect_trt.workflows.fault.conditioning import expected_movement, spelled
 from bisect_trt.workflows.subject import Subject
 
 Values = Mapping[str, NDArray[Any]]
@@ -48,6 +49,7 @@ class Evidence:
         low: That precision.
         read: The inputs as the target rounds them.
         others: Precisions of the target that are not emulated here.
+        movement: How far rounding in fp32, or TF32, must be expected to move each output; ``None`` where that is not known.
     """
 
     model: onnx.ModelProto
@@ -61,6 +63,7 @@ class Evidence:
     low: str | None = None
     read: Values = field(default_factory=dict)
     others: tuple[str, ...] = ()
+    movement: Values | None = None
 
     @property
     def arbiter(self) -> Values | str:
@@ -87,12 +90,14 @@ def gather(subject: Subject, candidate: Candidate, target: TargetSettings, *, re
         reference = made if not isinstance(made, str) else golden
     low, others = _low(settings)
     rounded = None if low is None else _rounded(subject, marked, inputs, settings, low)
+    seen = refused if refused is not None else _of_target(subject, candidate, marked, inputs, settings, golden)
+    fp32 = low is None and not others and not isinstance(seen, str)
     return Evidence(
         marked,
         tuple(name for name in candidate.outputs if name in golden),
         inputs,
         {**reference, **golden},
-        refused if refused is not None else _of_target(subject, candidate, marked, inputs, settings, golden),
+        seen,
         _run(subject, "fault-evaluator", marked, inputs, _EVALUATOR),
         _wide(subject, marked, inputs),
         rounded,
@@ -101,6 +106,7 @@ def gather(subject: Subject, candidate: Candidate, target: TargetSettings, *, re
         if low is None
         else {name: _round(value, low) for name, value in inputs.items() if value.dtype == np.float32},
         others,
+        _movement(subject, marked, inputs, "tf32" in settings.low_precisions) if fp32 else None,
     )
 
 
@@ -174,8 +180,26 @@ def _wide(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Values | 
         wide = widened(model, subject.workspace.weights.folder_of(model))
     except Exception as error:  # weights that are not there, and whatever else ONNX raises
         return str(error)
-    fed = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in inputs.items()}
-    return _run(subject, "fault-float64", wide, fed, _EVALUATOR)
+    return _run(subject, "fault-float64", wide, _doubled(inputs), _EVALUATOR)
+
+
+def _movement(subject: Subject, model: onnx.ModelProto, inputs: Values, tf32: bool) -> Values | None:
+    """How far rounding moves the outputs, as float64 has it."""
+    fed, unit = _doubled(inputs), 2.0**-10 if tf32 else 2.0**-23
+
+    def compute(wide: onnx.ModelProto) -> Values | str:
+        return _run(subject, "fault-moved", wide, fed, _EVALUATOR)
+
+    try:
+        simple = spelled(model)
+        wide = widened(simple, subject.workspace.weights.folder_of(model))
+        return expected_movement(simple, wide, inputs, unit, compute)
+    except Exception:  # as above, where it is said; and a node whose shapes are not those of its operator
+        return None
+
+
+def _doubled(inputs: Values) -> Values:
+    return {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in inputs.items()}
 
 
 def _rounded(

@@ -12,15 +12,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bisect_trt.graph.randomness import Draws
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions, automatic_tolerance
 from bisect_trt.workflows.fault.evidence import Evidence, Values, decides
 
-Whose = Literal["target", "reference", "precision", "tie", "unknown"]
+Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 MUCH_WORSE = 4.0
-"""How many times the error of rounding alone a target may make before it is a bug: it may round more often."""
+"""How many times the error of rounding alone, or of the reference, a target may make before it is a bug: it may round more
+often."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class Fault:
     """Whose fault a failure is.
 
     Attributes:
-        whose: The target's, the reference's, the precision's; ``tie`` where a decision is too near to its edge for either
-            to be wrong; ``unknown`` where that cannot be told.
+        whose: The target's, the reference's, the low precision's; ``rounding`` where fp32 itself must be so far
+            off; ``tie`` where a decision is too near to its edge for either
+            to be wrong; ``random`` where a node draws its numbers; ``unknown`` where that cannot be told.
         sentence: Why, with the figures.
         figures: The same as numbers: errors by who makes them, in units of the tolerance and absolute.
     """
@@ -87,13 +90,15 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
     )
     if isinstance(evidence.target, str):
         return _refused(evidence, own, who, reference)
-    if (tie := _tie(evidence, evidence.target, tolerance)) is not None:
-        return tie
+    if (neither := _random(evidence, who) or _tie(evidence, evidence.target, tolerance)) is not None:
+        return neither
     seen = _error(evidence, evidence.reference, evidence.target, tolerance)
     figures: dict[str, Any] = {"target_error": seen.largest, "severity": seen.severity}
     if seen.passed:
         why = "run once more beside the others, the target did not show the failure"
         return Fault("unknown", f"Whose fault it is cannot be told: {why}.", figures)
+    if (inherent := _inherent(evidence, tolerance, who, reference)) is not None:
+        return inherent
     if own is not None and not isinstance(arbiter, str):
         figures |= {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
         if not own.passed:
@@ -126,6 +131,12 @@ def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -
         why = f"{_EVALUATOR} does not run it either ({_short(str(evidence.arbiter))})"
         return Fault("unknown", f"Whose fault it is cannot be told: {who} does not run the case, and {why}.")
     figures = {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
+    if (drawn := _drawn(evidence)) is not None:
+        sentence = (
+            f"It is a bug of {who}, or an operator that it has not: {_who_arbitrates(evidence)} and {reference} both run it. "
+            f"They make other numbers of it each time, for {drawn[0]} draws them. {drawn[2]}"
+        )
+        return Fault("target", sentence, figures)
     if not own.passed:
         return Fault(
             "unknown",
@@ -169,6 +180,81 @@ def _reference_is_off(
         f"{reference}, by {own.words()}."
     )
     return Fault("unknown", sentence, figures)
+
+
+def _drawn(evidence: Evidence) -> tuple[str, onnx.NodeProto, str] | None:
+    """The first node that draws random numbers, in words and itself, and what to do about it."""
+    draws = Draws(evidence.model, {**evidence.reference, **evidence.inputs}, unsure=False)
+    node = next((node for node in evidence.model.graph.node if draws.by(node)), None)
+    if node is None:
+        return None
+    named = f"{node.op_type} '{node.name or node.output[0]}'"
+    if draws.drops(node):
+        return (
+            named,
+            node,
+            "Export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false.",
+        )
+    seeded = any(attribute.name == "seed" for attribute in node.attribute)
+    seed = "Its seed makes" if seeded else "Its attribute `seed` would make"
+    advice = f"{seed} one runtime repeat itself; to compare two of them, make what it draws an input of the model."
+    return named, node, advice
+
+
+def _random(evidence: Evidence, who: str) -> Fault | None:
+    """Whether the case draws random numbers."""
+    if (drawn := _drawn(evidence)) is None:
+        return None
+    named, node, advice = drawn
+    sentence = (
+        f"{named} draws random numbers, so two runtimes, or two runs, need not agree: it is no bug of {who}. {advice}"
+    )
+    return Fault("random", sentence, {"node": node.name or node.output[0], "op": node.op_type})
+
+
+def _inherent(evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str) -> Fault | None:
+    """Whether all that both are off float64 is what rounding must be expected to make of these very values."""
+    if evidence.movement is None or isinstance(evidence.wide, str) or isinstance(evidence.target, str):
+        return None
+    wide, expected = evidence.wide, evidence.movement
+
+    def forgiven(values: Values) -> Values:
+        made = {name: values[name] for name in evidence.outputs if name in values and name in expected}
+        numbers = {name: value for name, value in made.items() if value.dtype.kind == "f"}
+        result = dict(values)
+        for name, value in numbers.items():
+            if value.shape == expected[name].shape == wide[name].shape:
+                with np.errstate(all="ignore"):
+                    near = np.abs(value.astype(np.float64) - wide[name]) <= MUCH_WORSE * expected[name]
+                result[name] = np.where(near, wide[name], value)
+        return result
+
+    if not _error(evidence, wide, forgiven(evidence.target), tolerance).passed:
+        return None
+    exact = _exact(tolerance, evidence)
+    target, own = _error(evidence, wide, evidence.target, tolerance), _error(evidence, wide, evidence.reference, exact)
+    if (
+        not _error(evidence, wide, forgiven(evidence.reference), exact).passed
+        or _times_worse(target, own) >= MUCH_WORSE
+    ):
+        return None
+    most = max(
+        (float(np.max(expected[name], initial=0.0)) for name in evidence.outputs if name in expected), default=0.0
+    )
+    low = "tf32" if tolerance.precision is Precision.TF32 else "fp32"
+    sentence = (
+        f"{low} cannot hold these values: what moves each tensor in its last place moves the outputs by up to {most:.3g} in "
+        f"float64, of which {who} is off by {target.words()}, and {reference} by {own.words()}. So it is no bug of {who}, but "
+        f"a matter of how large what is computed with is beside what is left of it: subtract the mean, or scale, before."
+    )
+    figures = {
+        "target_error": target.largest,
+        "reference_error": own.largest,
+        "rounding_error": most,
+        "precision": low,
+        "arbiter": _who_arbitrates(evidence),
+    }
+    return Fault("rounding", sentence, figures)
 
 
 def _rounding(

@@ -47,7 +47,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     tell_modules(investigation.subject.network, blamed, console)
     console.answer(fault.sentence)
     console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
-    if fault.whose == "reference":
+    if fault.whose in ("reference", "random"):
         console.answer("The target is not wrong, so there is nothing to work around.")
     else:
         if fault.whose != "precision":
@@ -57,6 +57,6 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     add_precision(result)
     tell(result, investigation.console)
     passes = any(way["passes"] for way in result.extra["workarounds"])
-    why = None if passes or fault.whose == "reference" else "no way around it was found"
+    why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
     investigation.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
     return result

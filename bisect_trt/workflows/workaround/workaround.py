@@ -221,7 +221,7 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
     result = investigation.result
     result.extra |= {"workarounds": [], "workaround_baseline": None}
     console.step("What makes the whole model pass?")
-    if fault.whose in ("reference", "tie"):
+    if fault.whose in ("reference", "tie", "random"):
         console.say("  the target is not wrong, so there is nothing to work around")
         return
     if target.target.capabilities.costly:
