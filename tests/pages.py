@@ -170,8 +170,8 @@ class Reader:
 
 
 def masked(text: str) -> str:
-    """Without what differs from run to run: numbers, and how far columns are apart."""
-    return re.sub(r" {2,}", "  ", re.sub(r"\d+(\.\d+)?(e[-+]\d+)?", "#", text))
+    """Without what differs from run to run: numbers, how far columns are apart, and that a version is none of a release."""
+    return re.sub(r" {2,}", "  ", re.sub(r"\d+(\.\d+)?(\.dev\d+|e[-+]\d+)?", "#", text))
 
 
 def matches(shown: list[str], printed: str) -> bool:
