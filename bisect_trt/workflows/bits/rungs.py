@@ -97,16 +97,22 @@ def node_rungs(
     return nodes
 
 
+def kept_units(task: Task) -> frozenset[int]:
+    """The units of a search among nodes that its answer keeps in fp32."""
+    network = task.subject.network
+    kept = {name for node in task.result.extra["keep_fp32"] for name in node["outputs"]}
+    return frozenset(u for u in task.lowering.units if not kept.isdisjoint(network.nodes[network.order[u]].output))
+
+
 def rungs_of_nodes(task: Task) -> dict[str, Any]:
     """For the result of a search among nodes alone: which is on which rung.
 
     Args:
         task: The search, its answer in the result.
     """
-    network, rungs, extra = task.subject.network, task.settings.rungs, task.result.extra
-    kept = {name for node in extra["keep_fp32"] for name in node["outputs"]}
-    units = {network.order[unit] for unit in task.lowering.units}
-    low = {index for index in units if kept.isdisjoint(network.nodes[index].output)}
+    network, rungs = task.subject.network, task.settings.rungs
+    kept = kept_units(task)
+    low = {network.order[unit] for unit in task.lowering.units if unit not in kept}
     nodes = node_rungs(network, {}, low, task.settings.half, known_types(task.subject))
     return {
         "rungs": [*rungs],

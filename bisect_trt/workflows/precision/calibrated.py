@@ -16,7 +16,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.qdq import is_dequantize, is_quantize
 from bisect_trt.options.choices import Cost
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.bits.rungs import Assignment, node_rungs
+from bisect_trt.workflows.bits.rungs import Assignment, kept_units, node_rungs
 from bisect_trt.workflows.checks import lowers_by, require_target
 from bisect_trt.workflows.engine_layers import engine_layers
 from bisect_trt.workflows.precision.by_layer import ENGINES
@@ -119,8 +119,7 @@ def calibrated_ladder(task: Task) -> dict[str, Any]:
         task: The search, its answer in the result.
     """
     network, ladder, extra = task.subject.network, task.settings.rungs, task.result.extra
-    kept = {name for node in extra["keep_fp32"] for name in node["outputs"]}
-    keep = frozenset(u for u in task.lowering.units if not kept.isdisjoint(network.nodes[network.order[u]].output))
+    keep = kept_units(task)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(keep).key)
     lowered = [network.order[unit] for unit in task.lowering.units if unit not in keep]
     chosen = rungs_chosen(network, lowered, () if outcome is None else outcome.layers, ladder)
