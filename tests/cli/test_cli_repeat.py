@@ -254,7 +254,11 @@ def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> Non
     assert cli("diff", *sorted(good.iterdir()), *sorted(bad.iterdir())).out == ran.out
     shown = cli("inspect", "tactics", bad / "replay_0.json", "--json", "i.json")
     assert "tactic 2147483657:-7" in shown.out
-    assert [each["name"] for each in read_json(Path("i.json"))["tactics"]["layers"]] == ["conv0 + tanh0", "conv1", "shape_call"]
+    assert [each["name"] for each in read_json(Path("i.json"))["tactics"]["layers"]] == [
+        "conv0 + tanh0",
+        "conv1",
+        "shape_call",
+    ]
     same = cli("diff", good / "replay_0.json", good / "replay_0.json", "-b", good / "replay_0.json")
     assert same.status == 1
     assert "No choice is made by bad builds alone." in same.out

@@ -61,7 +61,9 @@ def _of_replay(plain: object) -> list[Choice] | None:
             found.append(Choice(str(layer), TACTIC, value, pins=True))
             types = dict.fromkeys(_type(str(each["dtype"])) for each in outputs)
             formats = [_format(each) for each in [*inputs, *outputs]]
-            found += [Choice(str(layer), kind, ", ".join(of)) for kind, of in ((PRECISION, types), (FORMAT, formats)) if of]
+            found += [
+                Choice(str(layer), kind, ", ".join(of)) for kind, of in ((PRECISION, types), (FORMAT, formats)) if of
+            ]
     except (KeyError, TypeError, ValueError):
         return None
     return found
