@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.activations import Reference
@@ -143,9 +144,10 @@ def _bound(network: Network, node: onnx.NodeProto, place: int, name: str) -> flo
         tensor = network.initializers.get(node.input[place])
         maker = network.producer.get(node.input[place])
         if tensor is None and maker is not None:
-            tensor = next((a.t for a in network.nodes[maker].attribute if a.name == "value"), None)
+            tensor = held(network.nodes[maker])
         return None if tensor is None else float(onnx.numpy_helper.to_array(tensor).reshape(()))
-    return next((float(a.f) for a in node.attribute if a.name == name), None)
+    bound = attribute(node, name)
+    return None if bound is None else float(bound)
 
 
 def _look(
