@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.graph.qdq import Pair
 
 _HIDES = 20.0
@@ -69,9 +70,10 @@ def clip_bound(network: Network, node: onnx.NodeProto, place: int, name: str) ->
         tensor = network.initializers.get(node.input[place])
         maker = network.producer.get(node.input[place])
         if tensor is None and maker is not None:
-            tensor = next((a.t for a in network.nodes[maker].attribute if a.name == "value"), None)
+            tensor = held(network.nodes[maker])
         return None if tensor is None else float(numpy_helper.to_array(tensor).reshape(()))
-    return next((float(a.f) for a in node.attribute if a.name == name), None)
+    bound = attribute(node, name)
+    return None if bound is None else float(bound)
 
 
 def _axes(network: Network, node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
@@ -80,7 +82,7 @@ def _axes(network: Network, node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
         (each.version for each in network.proto.opset_import if each.domain in ("", "ai.onnx")), default=_BY_ROWS
     )
     by_rows = opset >= _BY_ROWS
-    axis = next((int(a.i) for a in node.attribute if a.name == "axis"), -1 if by_rows else 1) % max(rank, 1)
+    axis = int(attribute(node, "axis", -1 if by_rows else 1)) % max(rank, 1)
     return (axis,) if by_rows else tuple(range(axis, rank))
 
 
