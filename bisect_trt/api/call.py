@@ -46,13 +46,14 @@ from bisect_trt.workflows.from_options import (
     metric_files,
     metric_settings,
     model_settings,
+    search_settings,
 )
 from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
@@ -100,6 +101,7 @@ class Call:
         Raises:
             UsageError: An option does not exist, or the folder cannot be made.
         """
+        _refuse_target(check)
         words = given.words(_FREE)
         groups = COMMANDS[command]
         self.target = given.group(Target)
@@ -166,6 +168,11 @@ class Call:
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    @property
+    def search_settings(self) -> SearchSettings:
+        """How the search is run."""
+        return search_settings(self.search)
 
     @property
     def check_options(self) -> CheckOptions:
@@ -273,7 +280,7 @@ def _quiet_console(command: str) -> Console:
     return QuietConsole() if show is None else NotebookConsole(command, show)
 
 
-def refuse_target(check: object) -> None:
+def _refuse_target(check: object) -> None:
     """Make sure that a target's name does not stand where a check belongs.
 
     Raises:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.lower import LOW_TYPES, lower_roundtrip
 from bisect_trt.graph.lower.rewriter import round_to_bfloat16, round_to_half
+from bisect_trt.graph.nodes import attribute
 from bisect_trt.graph.widen import widened
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import Collect, Failed
@@ -154,8 +155,7 @@ def _marked(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Sequence[str]]:
 
 def decides(node: onnx.NodeProto) -> bool:
     """Whether the least difference of what a node reads may make a wholly different result."""
-    to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
-    return node.op_type in DECIDING and (node.op_type != "Cast" or to in _WHOLE)
+    return node.op_type in DECIDING and (node.op_type != "Cast" or attribute(node, "to") in _WHOLE)
 
 
 def _run(
