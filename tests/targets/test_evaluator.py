@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: ty
     shape: Sequence[int] = () if axis is None else ((3, 5)[axis],)
     rng = np.random.default_rng(opset)
     scale, zero = rng.uniform(0.01, 0.1, shape).astype(np.float32), rng.integers(0, 9, shape).astype(dtype)
-    along = {} if axis is None else {"axis": axis}
+    along: dict[str, Any] = {} if axis is None else {"axis": axis}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **along),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **along),
