@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import onnx
 
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, attribute
 from bisect_trt.graph.shapes import inferred_infos
 
 Axis = tuple[str, int]
@@ -54,7 +55,7 @@ def _pairs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     """What a node links; pairs may name axes of other sizes or that do not exist."""
     reads, makes = ([name for name in names if name] for names in (node.input, node.output))
     known = [name for name in (*reads, *makes) if name in shapes]
-    if len(known) < len(reads) + len(makes) or node.domain not in ("", "ai.onnx"):
+    if len(known) < len(reads) + len(makes) or node.domain not in DEFAULT_DOMAINS:
         yield from _by_size(known, shapes)
     elif node.op_type in _RULES:
         yield from _RULES[node.op_type](node, shapes)
@@ -85,10 +86,6 @@ def _by_size(names: Iterable[str], shapes: Mapping[str, Shape]) -> Pairs:
             yield first.setdefault(size, (name, axis)), (name, axis)
 
 
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
-
-
 def _matmul(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     left, right, made = node.input[0], node.input[1], node.output[0]
     a, b, c = len(shapes[left]), len(shapes[right]), len(shapes[made])
@@ -104,7 +101,7 @@ def _matmul(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
 
 def _gemm(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     left, right, made = node.input[0], node.input[1], node.output[0]
-    turned, other = _attribute(node, "transA", 0), _attribute(node, "transB", 0)
+    turned, other = attribute(node, "transA", 0), attribute(node, "transB", 0)
     yield (left, turned), (made, 0)
     yield (right, 1 - other), (made, 1)
     yield (left, 1 - turned), (right, other)
@@ -114,8 +111,7 @@ def _gemm(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
 
 def _transpose(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     read, made = node.input[0], node.output[0]
-    given = [attribute.ints for attribute in node.attribute if attribute.name == "perm"]
-    order = given[0] if given else range(len(shapes[read]) - 1, -1, -1)
+    order = attribute(node, "perm") or range(len(shapes[read]) - 1, -1, -1)
     yield from _zipped(read, order, made, range(len(shapes[made])))
 
 
@@ -123,7 +119,7 @@ def _conv(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     read, weight, made = node.input[0], node.input[1], node.output[0]
     rank = len(shapes[read])
     yield from _zipped(read, (0, *range(2, rank)), made, (0, *range(2, rank)))
-    if _attribute(node, "group", 1) != 1:
+    if attribute(node, "group", 1) != 1:
         yield from _by_size(
             [read, weight, made, *node.input[2:]], {name: shapes[name][:2] for name in (*node.input, made)}
         )
@@ -141,7 +137,7 @@ def _quantized(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     yield from _zipped(read, range(rank), made, range(rank))
     for name in filter(None, node.input[1:]):
         if len(shapes[name]) == 1:
-            yield (name, 0), (read, _attribute(node, "axis", 1) % rank)
+            yield (name, 0), (read, attribute(node, "axis", 1) % rank)
         else:
             yield from _zipped(name, range(rank), read, range(rank))
 
@@ -158,7 +154,7 @@ def _joined(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     """``Concat`` and ``Split``: all axes but one."""
     names = [name for name in (*node.input, *node.output) if name]
     rank = len(shapes[node.output[0]])
-    kept = [axis for axis in range(rank) if axis != _attribute(node, "axis", 0) % rank]
+    kept = [axis for axis in range(rank) if axis != attribute(node, "axis", 0) % rank]
     for name in names:
         if len(shapes[name]) == rank:  # not the sizes of a Split
             yield from _zipped(name, kept, node.output[0], kept)
@@ -166,7 +162,7 @@ def _joined(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
 
 def _gather(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Pairs:
     data, indices, made = node.input[0], node.input[1], node.output[0]
-    axis, rank, more = _attribute(node, "axis", 0) % len(shapes[data]), len(shapes[data]), len(shapes[indices])
+    axis, rank, more = attribute(node, "axis", 0) % len(shapes[data]), len(shapes[data]), len(shapes[indices])
     yield from _zipped(data, range(axis), made, range(axis))
     yield from _zipped(indices, range(more), made, range(axis, axis + more))
     yield from _zipped(data, range(axis + 1, rank), made, range(axis + more, rank - 1 + more))
@@ -213,7 +209,7 @@ def parameters_fit(network: Network) -> bool:
     return all(
         shapes.get(name, (length,)) in ((length,), *loose)
         for node in network.nodes
-        if node.domain in ("", "ai.onnx")
+        if node.domain in DEFAULT_DOMAINS
         for name, length, loose in _parameters(node, shapes)
     )
 
@@ -227,12 +223,12 @@ def _parameters(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> Iterator[t
     elif node.op_type in ("Conv", "ConvTranspose") and len(weight) > 1:
         turned = node.op_type == "ConvTranspose"
         yield from (
-            (name, weight[1] * _attribute(node, "group", 1) if turned else weight[0], ()) for name in node.input[2:]
+            (name, weight[1] * attribute(node, "group", 1) if turned else weight[0], ()) for name in node.input[2:]
         )
     elif node.op_type == "QLinearConv" and len(filters := shapes.get(inputs.get(3, ""), ())) > 1:
         yield from ((name, filters[0], ((), (1,))) for name in node.input[4:6])
         yield from ((name, filters[0], ()) for name in node.input[8:])
-    elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and read and not _attribute(node, "block_size", 0):
-        axis = _attribute(node, "axis", 1)
+    elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and read and not attribute(node, "block_size", 0):
+        axis = attribute(node, "axis", 1)
         if -len(read) <= axis < len(read):
             yield from ((name, read[axis], ((), (1,))) for name in node.input[1:])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx
 
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import rename_reads
+from bisect_trt.graph.nodes import rename_reads
 from bisect_trt.tensors.info import TensorInfo
 
 _SINCE = {"f": 8, "i": 12, "u": 12}

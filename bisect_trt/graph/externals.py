@@ -23,6 +23,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.nodes import all_nodes, bodies
 
 EMBED_LIMIT_BYTES = 64 << 20
 """Weights up to this much in all stay inside each candidate; past it they are shared."""
@@ -46,29 +47,16 @@ _ELEMENTS_IN_A_BYTE = {
 }
 
 
-def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Every weight of a graph: initializers and the tensors in attributes, those of nested graphs too."""
-    yield from graph.initializer
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
+def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every weight of a model, initializers and the tensors in attributes, those in bodies and functions too."""
+    yield from model.graph.initializer
+    for node in all_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from graph_tensors(attribute.g)
-            for nested in attribute.graphs:
-                yield from graph_tensors(nested)
-
-
-def model_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every weight of a model, those in its functions too."""
-    yield from graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
+        for body in bodies(node):
+            yield from body.initializer
 
 
 def external_files(model: onnx.ModelProto) -> dict[str, int]:
@@ -213,23 +201,6 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
-
-
-ELSEWHERE = "weights.folder"
-"""Beside candidates: names the folder with the weights' files that do not lie there themselves."""
-
-
-def weights_folder(model: onnx.ModelProto, path: Path) -> Path:
-    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along.
-
-    Args:
-        model: The model.
-        path: Its file.
-    """
-    folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
-    if not note.exists() or all((folder / location).exists() for location in external_files(model)):
-        return folder
-    return Path(os.fsdecode(note.read_bytes()))
 
 
 def copy_file(source: Path, target: Path) -> None:

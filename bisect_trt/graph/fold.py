@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.graph.lower.plan import DEFAULT_DOMAINS
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, attribute, held
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS, number
 from bisect_trt.graph.values import element_type, to_info
 from bisect_trt.tensors.info import is_extension
@@ -111,8 +111,7 @@ def _shape_value(node: onnx.NodeProto, shape: list[int]) -> NDArray[np.int64]:
     """What the node makes of a tensor of this shape; ``start`` and ``end`` are there since opset 15."""
     if node.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
-    ends = {attribute.name: int(attribute.i) for attribute in node.attribute}
-    return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
+    return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)
 
 
 def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
@@ -133,15 +132,13 @@ def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.
 
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor that a ``Constant`` holds; ``None`` for another node, or one that holds it in another form."""
-    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+    tensor = None if attribute(node, "value") is None else held(node)
+    if tensor is None:
         return None
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(attribute.t)
-            tensor.name = node.output[0]
-            return tensor
-    return None
+    named = onnx.TensorProto()
+    named.CopyFrom(tensor)
+    named.name = node.output[0]
+    return named
 
 
 def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:

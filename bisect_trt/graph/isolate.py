@@ -12,7 +12,8 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import captured_names
 from bisect_trt.graph.surgeon import selection, splice
 from bisect_trt.tensors.info import TensorInfo
 
@@ -120,7 +121,7 @@ def _fresh_names(network: Network, names: Iterable[str]) -> dict[str, str]:
     """A name for each tensor that nothing in the model has, bodies of control flow included."""
     taken = set(network.producer) | set(network.inputs) | set(network.initializers) | set(network.sparse_initializers)
     for node in network.nodes:
-        taken.update(_inner_names(node))
+        taken |= captured_names(node)
     fresh: dict[str, str] = {}
     for name in names:
         new = f"{name}_reference"
@@ -129,15 +130,6 @@ def _fresh_names(network: Network, names: Iterable[str]) -> dict[str, str]:
         taken.add(new)
         fresh[name] = new
     return fresh
-
-
-def _inner_names(node: onnx.NodeProto) -> Iterable[str]:
-    for body in bodies(node):
-        yield from (value.name for value in body.input)
-        yield from (tensor.name for tensor in body.initializer)
-        for inner in body.node:
-            yield from inner.output
-            yield from _inner_names(inner)
 
 
 def _size(info: TensorInfo) -> int:

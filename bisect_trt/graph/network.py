@@ -5,21 +5,24 @@ Read once, never changed. Nodes are kept as the protobuf messages of the origina
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from sys import intern
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.nodes import reads
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
 from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -101,7 +104,7 @@ class Network:
         self.outputs = [value.name for value in graph.output]
         # Protobuf is slow to ask again, and makes each name anew.
         self._made = [[name for name in map(intern, node.output) if name] for node in self.nodes]
-        self.reads = [tuple(dict.fromkeys(map(intern, _reads(node)))) for node in self.nodes]
+        self.reads = [tuple(dict.fromkeys(map(intern, reads(node)))) for node in self.nodes]
         self.producer: dict[str, int] = {}
         self._find_producers(weights)
         self.consumers: dict[str, list[int]] = {}
@@ -206,6 +209,8 @@ class Network:
         Nodes have no attributes; what their bodies take from outside is among their inputs. Tensors have no types and no
         data. Treat it as read-only; its ``copy()`` can be changed.
         """
+        import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches select by numbers, and their start would wait for it
+
         model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
         graph = model.graph
         for index, node in enumerate(self.nodes):
@@ -329,27 +334,3 @@ class Network:
         """Where a node was written, in words; see :func:`~bisect_trt.graph.exported.describe_module`."""
         module = module_of(self.nodes[index])
         return None if module is None else describe_module(module.to_json(), short=short)
-
-
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs inside a node: branches of an If, bodies of Loop and Scan."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    yield from (name for name in node.input if name)
-    for body in bodies(node):
-        yield from _captured(body)
-
-
-def _captured(graph: onnx.GraphProto) -> Iterator[str]:
-    """Tensors that a nested graph (the body of an If, Loop or Scan) takes from outside."""
-    local = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    local |= {tensor.values.name for tensor in graph.sparse_initializer}
-    local |= {name for node in graph.node for name in node.output}
-    for node in graph.node:
-        yield from (name for name in _reads(node) if name not in local)
-    yield from (value.name for value in graph.output if value.name not in local)

@@ -10,7 +10,8 @@ from typing import Literal
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import attribute, bodies, held
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -237,8 +238,7 @@ class PairFinder:
         tensor = node.input[0]
         constant = not quantize or self._is_constant(tensor)
         kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
-        attributes = {attribute.name: int(attribute.i) for attribute in node.attribute}
-        axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+        axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
         return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block), None
 
     def _is_constant(self, name: str) -> bool:
@@ -247,7 +247,7 @@ class PairFinder:
 
     def _element(self, node: onnx.NodeProto, zero: str | None) -> int:
         """The quantized type: the zero point's, else as the attribute says, else as stored."""
-        told = next((a.i for a in node.attribute if a.name == "output_dtype" and a.i), 0)
+        told = int(attribute(node, "output_dtype", 0))
         if is_quantize(node):
             return self._type_of(zero) or told or TensorProto.UINT8
         return self._type_of(node.input[0]) or self._type_of(zero) or TensorProto.UINT8
@@ -259,7 +259,7 @@ class PairFinder:
         if name in network.initializers:
             return int(network.initializers[name].data_type)
         maker = network.producer.get(name)
-        if maker is not None and network.nodes[maker].op_type == "Constant":
-            return next((int(a.t.data_type) for a in network.nodes[maker].attribute if a.name == "value"), 0)
+        if maker is not None and (tensor := held(network.nodes[maker])) is not None:
+            return int(tensor.data_type)
         declared = network.declared.get(name) or network.inferred.get(name)
         return int(declared.type.tensor_type.elem_type) if declared is not None else 0

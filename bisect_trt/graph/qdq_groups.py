@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import bodies
 from bisect_trt.graph.qdq import (
     MOVES,
     SAME_SCALE,

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.tensors.tolerance import Step
 
 Values = Callable[[str], "NDArray[Any] | None"]
@@ -52,8 +53,8 @@ def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
     """The same of a main graph."""
     stored: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant":
-            stored.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+        if (tensor := held(node)) is not None:
+            stored[node.output[0]] = tensor
 
     def value(name: str) -> NDArray[Any] | None:
         known = stored.get(name)
@@ -80,8 +81,8 @@ def _made(node: onnx.NodeProto, steps: Mapping[str, Step], value: Values) -> dic
     made = Step(None, after=True)
     if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
         if (scale := value(node.input[1])) is not None:
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
-            made = Step(np.abs(scale.astype(np.float64)).reshape(-1) * first.size, after=after, axis=axis)
+            sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
+            made = Step(sizes, after=after, axis=attribute(node, "axis", 1))
     elif (
         size is not None
         and size.size == 1

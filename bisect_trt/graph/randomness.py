@@ -10,6 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from bisect_trt.graph.nodes import held, inner_nodes
+
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
@@ -39,12 +41,10 @@ class Draws:
 
     def by(self, node: onnx.NodeProto) -> bool:
         """Whether a node, one in a body of it, or one of a function that it calls does."""
-        if node.op_type in _RANDOM or (node.domain, node.op_type) in self._functions or self.drops(node):
-            return True
-        graphs = (
-            graph for each in node.attribute for graph in (*each.graphs, *([each.g] if each.HasField("g") else ()))
+        return any(
+            each.op_type in _RANDOM or (each.domain, each.op_type) in self._functions or self.drops(each)
+            for each in inner_nodes([node])
         )
-        return any(self.by(inner) for graph in graphs for inner in graph.node)
 
     def drops(self, node: onnx.NodeProto) -> bool:
         """Whether a node is a Dropout in training mode."""
@@ -58,8 +58,8 @@ class Draws:
         nodes = [*self._model.graph.node, *(node for function in self._model.functions for node in function.node)]
         stored = {tensor.name: tensor for tensor in self._model.graph.initializer}
         for node in nodes:
-            if node.op_type == "Constant":
-                stored |= {name: each.t for name in node.output for each in node.attribute if each.HasField("t")}
+            if (tensor := held(node)) is not None:
+                stored[node.output[0]] = tensor
         known = {
             name: numpy_helper.to_array(tensor)
             for name, tensor in stored.items()

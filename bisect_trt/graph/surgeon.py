@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import onnx
-import onnx_graphsurgeon as gs
 from onnx.helper import make_tensor_value_info
 
 from bisect_trt.graph.externals import has_external_data
-from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import rename_reads
 from bisect_trt.graph.values import value_info
 from bisect_trt.graph.wire import graph_field
 from bisect_trt.tensors.info import TensorInfo
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 PRODUCER = "bisect-trt"
 IR_WITHOUT_INITIALIZER_INPUTS = 4
@@ -231,26 +235,3 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
     content = head.SerializeToString() + graph_field(*parts) + tail.SerializeToString(deterministic=True)
     return Spliced(content, not network.has_external_data)
-
-
-def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy of a node that reads other tensors, in its bodies too."""
-    new = onnx.NodeProto()
-    new.CopyFrom(node)
-    new.input[:] = [names.get(name, name) for name in node.input]
-    for body in bodies(new):
-        _rename_captured(body, names)
-    return new
-
-
-def _rename_captured(body: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename what a body takes from outside; what it names so itself is its own."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
-    own |= {name for inner in body.node for name in inner.output}
-    outer = {name: new for name, new in names.items() if name not in own}
-    renamed = [rename_reads(inner, outer) for inner in body.node]
-    del body.node[:]
-    body.node.extend(renamed)
-    for value in body.output:
-        value.name = outer.get(value.name, value.name)

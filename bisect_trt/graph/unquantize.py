@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import reads, rename_reads
 from bisect_trt.graph.qdq import Pair
 
 Stored = Mapping[str, TensorProto]
@@ -49,16 +50,15 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
                 graph.initializer.append(weights[node.output[0]])
     ends = {index: network.nodes[index].output[0] for index in passed}
     sources = {index: instead.pop(made) for index, made in ends.items()}
+    finally_ = {name: _end(name, instead) for name in instead}
     kept = []
     for index, node in enumerate(graph.node):
         if index in passed:
-            kept += _passed_on(network, passed[index], _end(sources[index], instead), ends[index])
+            kept += _passed_on(network, passed[index], finally_.get(sources[index], sources[index]), ends[index])
         elif index not in gone:
-            _rename(node, instead)
-            kept.append(node)
-    copies = [_copy(node) for node in kept]
+            kept.append(rename_reads(node, finally_))
     del graph.node[:]
-    graph.node.extend(copies)
+    graph.node.extend(kept)
     _forget(graph, {*moved, *(network.nodes[index].output[0] for index in gone.difference(passed))})
     drop_unused(model)
     return model
@@ -139,28 +139,6 @@ def _bounded(name: str, to: str, bounds: Mapping[str, float | None], element: in
         name = made
 
 
-def _rename(node: onnx.NodeProto, instead: Mapping[str, str]) -> None:
-    """Read other tensors, in nested graphs too."""
-    for place, name in enumerate(node.input):
-        if name in instead:
-            node.input[place] = _end(name, instead)
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {name for inner in graph.node for name in inner.output} | {value.name for value in graph.input}
-            captured = {name: other for name, other in instead.items() if name not in own}
-            for inner in graph.node:
-                _rename(inner, captured)
-            for value in graph.output:
-                if value.name in captured:
-                    value.name = _end(value.name, captured)
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
-
-
 def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
     """Drop what is declared of tensors that are gone, or of another type now."""
     kept = [value for value in graph.value_info if value.name not in names]
@@ -174,7 +152,7 @@ def drop_unused(model: onnx.ModelProto) -> None:
     """Drop initializers, and nodes that make constants, that nobody reads, in place."""
     graph = model.graph
     while True:
-        read = set(_read(graph)) | {value.name for value in graph.output}
+        read = {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
         spare = [
             i
             for i, node in enumerate(graph.node)
@@ -192,12 +170,3 @@ def drop_unused(model: onnx.ModelProto) -> None:
 
 def _is_scale_of(node: onnx.NodeProto) -> bool:
     return node.op_type in ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
-
-
-def _read(graph: onnx.GraphProto) -> Iterable[str]:
-    for node in graph.node:
-        yield from filter(None, node.input)
-        for attribute in node.attribute:
-            for nested in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _read(nested)
-                yield from (value.name for value in nested.output)

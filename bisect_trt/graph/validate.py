@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
-import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.externals import model_tensors, tensor_bytes
+from bisect_trt.graph.nodes import all_nodes, inner_nodes
 
 EXPANDED_NODES = 250_000
 """A model whose functions would make more nodes than this, written out where they are called, is not read: shape
@@ -32,32 +32,12 @@ def check_model(model: ModelProto) -> None:
     Raises:
         UnavailableError: Something does not hold.
     """
-    nodes = list(_all_nodes(model))
+    nodes = list(all_nodes(model))
     _check_names(model, nodes)
     _check_attributes(model)
     _check_functions(model)
     for tensor in model_tensors(model):
         _check_tensor(tensor)
-
-
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Those of functions and bodies too."""
-    yield from _inner_nodes(model.graph.node)
-    for function in model.functions:
-        yield from _inner_nodes(function.node)
-
-
-def _inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    waiting = [iter(nodes)]
-    while waiting:
-        for node in waiting.pop():
-            yield node
-            for attribute in node.attribute:
-                waiting += [iter(body.node) for body in _graphs(attribute)]
-
-
-def _graphs(attribute: onnx.AttributeProto) -> list[GraphProto]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
 def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
@@ -91,7 +71,7 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
 
 def _check_attributes(model: ModelProto) -> None:
     """Make sure that what nodes outside functions are told is told: a reference means something inside them only."""
-    for node in _inner_nodes(model.graph.node):
+    for node in inner_nodes(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
                 name = node.name or next(iter(node.output), "?")
@@ -150,7 +130,7 @@ def _amount(count: int) -> str:
 
 def _calls(nodes: Iterable[NodeProto]) -> list[_Key]:
     """What each node calls, those in bodies too: a function, if there is one of this name."""
-    return [(node.domain, node.op_type, _overload(node)) for node in _inner_nodes(nodes)]
+    return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
 
 
 def _overload(message: NodeProto | FunctionProto) -> str:

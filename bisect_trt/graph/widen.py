@@ -10,7 +10,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from bisect_trt.graph.externals import model_tensors
-from bisect_trt.graph.network import bodies
+from bisect_trt.graph.nodes import bodies
 
 _TYPES = ("to", "dtype", "stash_type", "output_dtype")
 """Attributes that name an element type."""

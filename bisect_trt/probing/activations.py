@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import held
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import Slice, plan_slices, slice_model
 from bisect_trt.graph.units import Units
@@ -44,7 +45,7 @@ class Constants:
         """
         if name not in self._values:
             node = self._network.nodes[self._network.producer[name]]
-            tensor = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+            tensor = held(node)
             copy = onnx.TensorProto()
             copy.CopyFrom(tensor if tensor is not None else self._compute(name))
             copy.name = name

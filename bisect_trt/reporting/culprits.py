@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS
 from bisect_trt.reporting.markdown import code, prose
 
 _SHOWN = 12
@@ -66,7 +67,7 @@ def _written(node: onnx.NodeProto, written: Mapping[str, str]) -> str:
 
 
 def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else node.op_type
 
 
 def _end(name: str, tensors: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import BisectError
+from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.protocol import Compare, Failed, Sample
@@ -24,7 +25,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.info import is_extension
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
-from bisect_trt.workflows.switched import Found, Panel, make_panel, nodes, search_switches, suspected_operators
+from bisect_trt.workflows.switched import Found, Panel, make_panel, search_switches, suspected_operators
 
 _TOOLS = ("polygraphy", "trtexec")
 _MOST_SECONDS = 300.0
@@ -86,7 +87,7 @@ def name_cause(investigation: Investigation, check: CheckSettings, case: Candida
         return []
     try:
         held = replace(case.target or target, keep=case.keep or target.keep, held=case.held or target.held)
-        operators = frozenset(node.op_type for node in nodes(case.proto))
+        operators = frozenset(node.op_type for node in all_nodes(case.proto))
         panel = make_panel(investigation, held, replace(case, title="the minimal case"), operators)
         # Whether it is precision is a step of its own.
         panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])

@@ -15,7 +15,8 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from bisect_trt.graph.exported import in_module, module_of
 from bisect_trt.graph.externals import tensor_bytes
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.network import Network, bodies
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, bodies
 from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.values import element_dtype
 from bisect_trt.reporting.tree import Branch
@@ -65,7 +66,7 @@ def describe_model(
 
 
 def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else str(node.op_type)
+    return f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else str(node.op_type)
 
 
 def _tensor(name: str, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:

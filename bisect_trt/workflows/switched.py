@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnx import ModelProto, NodeProto
-
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.network import bodies
+from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import Failed, Trace
 from bisect_trt.search.alternatives import Alternatives, find_alternatives
@@ -117,7 +115,7 @@ def make_panel(
     feed = models.feed("trace.in", subject.values(base, base.inputs))
     reply = models.ask(Trace(target, models.write("trace", base.proto), feed))
     trace = None if isinstance(reply, Failed) else reply.found
-    operators = frozenset(node.op_type for node in nodes(base.proto))
+    operators = frozenset(node.op_type for node in all_nodes(base.proto))
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
         raise UsageError(f"{target.target.title} has nothing that can be turned, as it is set up.")
@@ -180,12 +178,3 @@ def search_switches(investigation: Investigation, panel: Panel, most: int | None
     return investigation.prober.search(
         over_units(Verdict.PASS, limited), panel.candidate, investigation.subject.original
     )
-
-
-def nodes(proto: ModelProto) -> Iterable[NodeProto]:
-    """All nodes of a model, in bodies and functions too."""
-    pending = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += [inner for body in bodies(node) for inner in body.node]

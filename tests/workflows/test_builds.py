@@ -121,6 +121,17 @@ def test_each_of_several_reasons(seed: int) -> None:
     assert all(reason.proven for reason in reasons)
 
 
+def test_a_bad_build_that_left_no_choices_is_said_and_hides_no_other() -> None:
+    random.seed(3)
+    stand = Stand(network(*LAYERS[:7]), 0.5, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
+    builds = [Build("build 0", good=False, choices=frozenset()), *stand.until_both()]
+    found, silent = find_reasons(stand, builds, 10)
+    assert (named(found.choices), found.proven) == (wrong("bad1"), True)
+    assert (silent.choices, silent.proven) == (frozenset(), False)
+    assert silent.why is not None
+    assert silent.why.startswith("build 0 left no choice that can be pinned")
+
+
 def test_what_cannot_be_pinned_is_never_a_proven_reason() -> None:
     random.seed(1)
 

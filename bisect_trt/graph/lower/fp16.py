@@ -8,9 +8,9 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from bisect_trt.graph.lower.plan import READS_ANY_TYPE, captured_names, plan_slots, tensor_dtypes
+from bisect_trt.graph.lower.plan import READS_ANY_TYPE, plan_slots, tensor_dtypes
 from bisect_trt.graph.lower.rewriter import Rewriter, lower_tensor
-from bisect_trt.graph.network import bodies
+from bisect_trt.graph.nodes import attribute, bodies, captured_names
 
 
 def lower_fp16(
@@ -163,7 +163,7 @@ def _float_ends(graph: GraphProto) -> tuple[set[str], set[str]]:
 
 
 def _to(node: NodeProto) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "to"), 0)
+    return int(attribute(node, "to", 0))
 
 
 def _is_low(graph: GraphProto, name: str, low: int) -> bool:

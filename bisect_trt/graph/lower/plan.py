@@ -11,7 +11,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.network import bodies
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, bodies, captured_names
 
 LOW_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """The precisions that a model can be lowered to, and ONNX's element types for them."""
@@ -19,7 +19,6 @@ LOW_NAMES = {element: name for name, element in LOW_TYPES.items()}
 FIRST_OPSET: dict[int, int] = {TensorProto.FLOAT16: 6, TensorProto.BFLOAT16: 13}
 """The first opset with a Cast to it; Cast names its type by number, as lowering does, since opset 6."""
 FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer is listed as a graph input too
-DEFAULT_DOMAINS = ("", "ai.onnx")
 CONSTANT_OPS = ("Constant", "ConstantOfShape")
 
 
@@ -77,22 +76,6 @@ def check_opset(model: ModelProto, low: int) -> int | None:
             "onnx.version_converter first."
         )
     return opset
-
-
-def captured_names(node: NodeProto) -> set[str]:
-    """Returns the names that a node's bodies may capture from outside; their own are among them."""
-    return {name for body in bodies(node) for name in mentioned_names(body)}
-
-
-def mentioned_names(graph: GraphProto) -> set[str]:
-    """Returns every tensor name in a graph and in the bodies within it."""
-    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        names.update(node.input, node.output)
-        for body in bodies(node):
-            names |= mentioned_names(body)
-    return names - {""}
 
 
 READS_ANY_TYPE = ("Shape", "Size", "Cast")

@@ -11,14 +11,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower.plan import (
     CONSTANT_OPS,
-    DEFAULT_DOMAINS,
     FIRST_IR_WITH_FREE_INITIALIZERS,
     FIRST_OPSET,
     LOW_NAMES,
-    captured_names,
     check_opset,
-    mentioned_names,
 )
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, attribute, captured_names, held, mentioned_names
 
 
 def round_to_half(values: np.ndarray) -> np.ndarray:
@@ -253,16 +251,9 @@ class Rewriter:
 
 def _constant_value(node: NodeProto) -> TensorProto | None:
     """Returns the float32 value of a Constant, or the fill of a ConstantOfShape; None for any other type."""
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    value: TensorProto | None = None
-    if "value" in attributes:
-        value = attributes["value"].t
-    elif node.op_type == "ConstantOfShape":
-        value = numpy_helper.from_array(np.zeros(1, np.float32))
-    elif "value_float" in attributes:
-        value = numpy_helper.from_array(np.array(attributes["value_float"].f, np.float32))
-    elif "value_floats" in attributes:
-        value = numpy_helper.from_array(np.array(attributes["value_floats"].floats, np.float32))
+    value: TensorProto | None = held(node)
+    if node.op_type == "ConstantOfShape":
+        value = attribute(node, "value", numpy_helper.from_array(np.zeros(1, np.float32)))
     return value if value is not None and value.data_type == TensorProto.FLOAT else None
 
 

@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from bisect_trt.graph.lower.plan import DEFAULT_DOMAINS, plan_slots, tensor_dtypes
+from bisect_trt.graph.lower.plan import plan_slots, tensor_dtypes
 from bisect_trt.graph.lower.rewriter import Rewriter, widen_tensor
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS
 
 EXACT_OPS = frozenset({
     "Abs", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bisect_trt.graph.rewrites.view import Fragment, View, attribute
+from bisect_trt.graph.nodes import attribute
+from bisect_trt.graph.rewrites.view import Fragment, View
 
 MASKED = 6e4
 """In place of a constant past fp16's largest number, 65504: room is left for what it is added to."""

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from bisect_trt.graph.rewrites.view import Fragment, View, attribute
+from bisect_trt.graph.nodes import attribute
+from bisect_trt.graph.rewrites.view import Fragment, View
 
 _SMALLEST = 2.0**-14
 """fp16's smallest normal number: what is scaled to 1 by less could overflow on the way."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bisect_trt.graph.rewrites.view import Fragment, View, attribute
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, attribute
+from bisect_trt.graph.rewrites.view import Fragment, View
 from bisect_trt.graph.values import element_dtype
 
 
@@ -22,7 +23,7 @@ def redundant(view: View, index: int) -> Fragment | None:
 
 def _does_nothing(view: View, index: int) -> bool:  # noqa: PLR0911 - one an operator
     node = view.node(index)
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in DEFAULT_DOMAINS:
         return False
     op, value = node.op_type, node.input[0]
     if op == "Identity":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS
 from bisect_trt.graph.rewrites.activations import log_softmax, mask, sigmoid, softmax, softplus, spelled_softmax
 from bisect_trt.graph.rewrites.norms import (
     layer_norm,
@@ -61,7 +62,7 @@ def matches(view: View, name: str) -> list[Fragment]:
         return []
     found = []
     for index in view.network.order:
-        if view.node(index).domain in ("", "ai.onnx") and not view.network.constant[index]:
+        if view.node(index).domain in DEFAULT_DOMAINS and not view.network.constant[index]:
             fragment = RULES[name].rule(view, index)
             if fragment is not None:
                 found.append(fragment)

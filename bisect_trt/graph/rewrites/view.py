@@ -15,14 +15,14 @@ from onnx import numpy_helper
 
 from bisect_trt.graph.lower import LOW_TYPES
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS, rename_reads
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, attribute, held, reads, rename_reads
+from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.graph.values import to_info
 from bisect_trt.tensors.info import TensorInfo
 
 Array = NDArray[Any]
 _SMALL_BYTES = 1 << 20
 """Of a constant that a pattern looks at; larger ones are weights."""
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 class View:
@@ -36,7 +36,7 @@ class View:
     def __init__(self, network: Network, infos: Mapping[str, TensorInfo] | None = None) -> None:
         """``infos`` are types and shapes that are known better than by inference."""
         self.network = network
-        self.opset = next((o.version for o in network.proto.opset_import if o.domain in _DEFAULT_DOMAINS), 1)
+        self.opset = next((o.version for o in network.proto.opset_import if o.domain in DEFAULT_DOMAINS), 1)
         self._infos = infos or {}
 
     @cached_property
@@ -55,7 +55,7 @@ class View:
         if index is None:
             return None
         node = self.network.nodes[index]
-        return index if node.op_type in ops and node.domain in _DEFAULT_DOMAINS else None
+        return index if node.op_type in ops and node.domain in DEFAULT_DOMAINS else None
 
     def readers(self, name: str) -> list[int]:
         """The nodes that read a tensor."""
@@ -75,8 +75,8 @@ class View:
                     return value
                 to = attribute(node, "to")
                 return value.astype(onnx.helper.tensor_dtype_to_np_dtype(to)) if to not in LOW_TYPES.values() else None
-            return _constant(node)
-        if tensor.external_data or tensor.ByteSize() > _SMALL_BYTES:
+            tensor = held(node)
+        if tensor is None or tensor.external_data or tensor.ByteSize() > _SMALL_BYTES:
             return None
         return np.asarray(numpy_helper.to_array(tensor))
 
@@ -113,21 +113,6 @@ class View:
             value = self.value(node.input[1])
             named = None if value is None else value.reshape(-1).tolist()
         return None if named is None else [int(axis) for axis in named]
-
-
-def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """An attribute of a node."""
-    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
-
-
-def _constant(node: onnx.NodeProto) -> Array | None:
-    for each in node.attribute:
-        if each.name == "value" and each.t.ByteSize() <= _SMALL_BYTES and not each.t.external_data:
-            return np.asarray(numpy_helper.to_array(each.t))
-        if each.name in ("value_float", "value_int", "value_floats", "value_ints"):
-            value = onnx.helper.get_attribute_value(each)
-            return np.array(value, np.float32 if "float" in each.name else np.int64)
-    return None
 
 
 @dataclass
@@ -234,7 +219,7 @@ def splice_in(view: View, fragments: Iterable[Fragment]) -> onnx.ModelProto:
     final = {name: _follow(aliases, name) for name in aliases}
     order = range(len(network.nodes)) if network.is_sorted else network.order
     nodes = [node for index in order for node in (made[index] if index in gone else [network.nodes[index]])]
-    nodes = [rename_reads(node, final) if final and set(_reads(node)) & final.keys() else node for node in nodes]
+    nodes = [rename_reads(node, final) if final and final.keys() & reads(node) else node for node in nodes]
     dead = {id(network.nodes[index]) for fragment in chosen for index in fragment.matched}
     nodes = _pruned(nodes, set(network.outputs), dead)
     return _model(network, nodes, weights)
@@ -246,15 +231,6 @@ def _follow(aliases: Mapping[str, str], name: str) -> str:
     return name
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
-    names = [name for name in node.input if name]
-    for each in node.attribute:
-        for body in (*([each.g] if each.HasField("g") else []), *each.graphs):
-            names += [name for inner in body.node for name in _reads(inner)]
-            names += [value.name for value in body.output]
-    return names
-
-
 def _pruned(nodes: list[onnx.NodeProto], outputs: set[str], maybe: set[int]) -> list[onnx.NodeProto]:
     """Without those of some nodes whose results nothing reads."""
     kept: list[onnx.NodeProto] = []
@@ -262,7 +238,7 @@ def _pruned(nodes: list[onnx.NodeProto], outputs: set[str], maybe: set[int]) -> 
     for node in reversed(nodes):
         if id(node) in maybe and not read.intersection(node.output):
             continue
-        read.update(_reads(node))
+        read.update(reads(node))
         kept.append(node)
     return kept[::-1]
 
@@ -273,7 +249,7 @@ def _model(network: Network, nodes: Sequence[onnx.NodeProto], weights: Iterable[
     graph = model.graph
     del graph.node[:]
     graph.node.extend(nodes)
-    read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+    read = {name for node in nodes for name in reads(node)} | {value.name for value in graph.output}
     # What is listed as an input too would have to be fed if its value were gone.
     read |= {value.name for value in graph.input}
     stored = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in network.consumers]

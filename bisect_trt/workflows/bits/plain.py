@@ -16,6 +16,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.externals import external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import held
 from bisect_trt.graph.qdq import Group, is_dequantize, is_quantize
 from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
@@ -160,8 +161,8 @@ def _constant(network: Network, name: str) -> NDArray[Any] | None:
     if maker is None:
         return None
     node = network.nodes[maker]
-    if node.op_type == "Constant":
-        return next((np.asarray(numpy_helper.to_array(a.t)) for a in node.attribute if a.name == "value"), None)
+    if (tensor := held(node)) is not None:
+        return np.asarray(numpy_helper.to_array(tensor))
     return _constant(network, node.input[0]) if node.op_type in ("Identity", "Cast") else None
 
 

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from bisect_trt.graph.lower import LOW_TYPES, first_output
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.graph.qdq import is_dequantize, is_quantize
 from bisect_trt.graph.qdq_groups import HUB, find_quantized
 from bisect_trt.options.choices import Cost
@@ -129,8 +130,8 @@ def weight_bytes(model: onnx.ModelProto) -> int:
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant":
-            stored.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+        if (tensor := held(node)) is not None:
+            stored[node.output[0]] = tensor
     types = {name: tensor.data_type for name, tensor in stored.items()}
     taken: dict[str, list[int]] = {}
     for node in graph.node:
@@ -154,7 +155,7 @@ def _taken_as(node: onnx.NodeProto, place: int, types: Mapping[str, int]) -> int
     if place == 0 and is_quantize(node):
         return types.get(node.input[2], TensorProto.UINT8) if len(node.input) > 2 else TensorProto.UINT8
     if node.op_type == "Cast":
-        to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), 0)
+        to = attribute(node, "to", 0)
         return int(to) if to in LOW_TYPES.values() else 0
     return 0
 

@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import held
 from bisect_trt.probing.protocol import Failed
 from bisect_trt.workflows.subject import Subject
 
@@ -32,8 +33,7 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
     if tensor is None and (maker is None or not network.constant[maker]):
         return None
     if tensor is None and maker is not None:
-        node = network.nodes[maker]
-        tensor = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+        tensor = held(network.nodes[maker])
     try:
         if tensor is not None:
             folder = subject.workspace.weights.folder_of(network.proto)

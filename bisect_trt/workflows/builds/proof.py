@@ -118,7 +118,8 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int, known: Seque
     """
     reasons = list(known)
     goods = [_pinnable(build) for build in builds if build.good]
-    for build in sorted((build for build in builds if not build.good), key=lambda each: len(_pinnable(each))):
+    bads = [build for build in builds if not build.good]
+    for build in sorted(bads, key=lambda each: (not _pinnable(each), len(_pinnable(each)))):
         if any(reason.choices and reason.choices <= build.choices for reason in reasons):
             continue
         if len(reasons) == MOST_REASONS:
@@ -189,6 +190,9 @@ def _passing(bench: Bench, reason: Reason, bad: Build, tries: int) -> Mapping[Pl
 def _explain(bench: Bench, bad: Build, goods: Sequence[Mapping[Place, Choice]]) -> Reason:
     """The fewest choices of a bad build that make a good one bad."""
     chosen = _pinnable(bad)
+    if not chosen:
+        why = f"{bad.name} left no choice that can be pinned, as one that ends before it has chosen"
+        return Reason(frozenset(), proven=False, why=why)
     found: Minimum | str = "it chose what a good build did, of what can be pinned"
     for good in (_unlike(chosen, goods), _nearest(chosen, goods)):
         pair = Pair(chosen, good, bad.name)

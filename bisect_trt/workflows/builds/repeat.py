@@ -169,7 +169,8 @@ def _conclude(story: _Story, table: Table) -> None:
     )
     extra = result.extra
     runs, broke = extra["runs"], extra["unresolved"]
-    odd = f" {broke} broke in another way." if broke else ""
+    other = next((each["reason"] for each in extra["builds"] if each["verdict"] == Verdict.UNRESOLVED.value), "")
+    odd = f" {broke} broke in another way: {other}" if broke else ""
     result.minimality = "1-minimal"
     if not table.good + table.bad:
         result.status, result.minimality = "inconclusive", "unproven"
@@ -194,6 +195,9 @@ def _conclude(story: _Story, table: Table) -> None:
         result.status, result.minimality = "inconclusive", "unproven"
         result.why = f"no {' or '.join(missing)} {what} was seen in {runs}"
         console.answer(f"Stopped before --until {settings.until}: {result.why}; -n allows more.")
+    elif table.bad == 1 and not table.good:
+        result.why = f"the only {what} that was judged fails, so whether all do is not known"
+        console.answer(f"{result.why[0].upper()}{result.why[1:]}; `--until both` goes on until one passes.")
     elif not table.good:
         result.why = f"it fails in every {what}: that is no matter of chance"
         console.answer(f"{result.why[0].upper()}{result.why[1:]}, so `bisect-trt diagnose` is what finds the reason.")

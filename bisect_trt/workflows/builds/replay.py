@@ -60,8 +60,10 @@ def _of_replay(plain: object) -> list[Choice] | None:
             value = f"{algorithm['implementation']}:{algorithm['tactic']}"
             found.append(Choice(str(layer), TACTIC, value, pins=True))
             types = dict.fromkeys(_type(str(each["dtype"])) for each in outputs)
-            found.append(Choice(str(layer), PRECISION, ", ".join(types)))
-            found.append(Choice(str(layer), FORMAT, ", ".join(_format(each) for each in [*inputs, *outputs])))
+            formats = [_format(each) for each in [*inputs, *outputs]]
+            found += [
+                Choice(str(layer), kind, ", ".join(of)) for kind, of in ((PRECISION, types), (FORMAT, formats)) if of
+            ]
     except (KeyError, TypeError, ValueError):
         return None
     return found

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.graph.lower.roundtrip import EXACT_OPS
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import bodies
 from bisect_trt.graph.rewrites.registry import matches
 from bisect_trt.graph.rewrites.view import View, splice_in
 from bisect_trt.tensors.margins import DECIDING
@@ -91,8 +92,7 @@ def expected_movement(
 
 def _nests(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     functions = {(each.domain, each.name) for each in model.functions}
-    bodied = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-    return bodied or (node.domain, node.op_type) in functions
+    return any(bodies(node)) or (node.domain, node.op_type) in functions
 
 
 def spelled(model: onnx.ModelProto) -> onnx.ModelProto:

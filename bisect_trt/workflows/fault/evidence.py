@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.lower import LOW_TYPES, lower_roundtrip
 from bisect_trt.graph.lower.rewriter import round_to_bfloat16, round_to_half
+from bisect_trt.graph.nodes import attribute
 from bisect_trt.graph.widen import widened
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.protocol import Collect, Failed
@@ -110,6 +111,38 @@ def gather(subject: Subject, candidate: Candidate, target: TargetSettings, *, re
     )
 
 
+def unheeded(subject: Subject, evidence: Evidence) -> str | None:
+    """An attribute that the evaluator passes over, in words: without it it makes the same, and the reference does not.
+
+    The evaluator knows not each attribute of each operator (``input_forget`` of an LSTM, say), and does not say so.
+    """
+    model, made = evidence.model, evidence.evaluator
+    if isinstance(made, str):
+        return None
+    for number, node in enumerate(model.graph.node):
+        for name in [each.name for each in node.attribute]:
+            bare = onnx.ModelProto()
+            bare.CopyFrom(model)
+            left = [each for each in node.attribute if each.name != name]
+            del bare.graph.node[number].attribute[:]
+            bare.graph.node[number].attribute.extend(left)
+            without = _run(subject, "fault-bare", bare, evidence.inputs, _EVALUATOR)
+            if isinstance(without, str) or not _alike(without, made):
+                continue
+            reference = _run(subject, "fault-bare", bare, evidence.inputs, None)
+            if not isinstance(reference, str) and not _alike(reference, evidence.reference):
+                return f"it passes over '{name}' of {node.op_type}"
+    return None
+
+
+def _alike(some: Values, others: Values) -> bool:
+    return all(
+        np.array_equal(value, others[name], equal_nan=value.dtype.kind == "f")
+        for name, value in some.items()
+        if name in others
+    )
+
+
 def _low(target: TargetSettings) -> tuple[str | None, tuple[str, ...]]:
     """The one low precision that can be emulated here, and those that cannot; TF32 is a matter of tolerance."""
     names = tuple(name for name in target.low_precisions if name != "tf32")
@@ -154,8 +187,7 @@ def _marked(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Sequence[str]]:
 
 def decides(node: onnx.NodeProto) -> bool:
     """Whether the least difference of what a node reads may make a wholly different result."""
-    to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
-    return node.op_type in DECIDING and (node.op_type != "Cast" or to in _WHOLE)
+    return node.op_type in DECIDING and (node.op_type != "Cast" or attribute(node, "to") in _WHOLE)
 
 
 def _run(

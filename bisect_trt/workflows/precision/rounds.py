@@ -11,6 +11,7 @@ import numpy as np
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import attribute
 from bisect_trt.graph.shapes import input_infos
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.models import Models
@@ -207,8 +208,7 @@ def table_sizes(network: Network) -> dict[str, int]:
             for reader in network.consumers.get(name, ()):
                 node = network.nodes[reader]
                 if node.op_type == "Gather" and node.input[1] == name and node.input[0] in network.initializers:
-                    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-                    size = int(network.initializers[node.input[0]].dims[axis])
+                    size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
                     sizes[given] = min(size, sizes.get(given, size))
                 if node.op_type in _PASSES_ON and node.input[0] == name:
                     new = [made for made in network.made(reader) if made not in reached]

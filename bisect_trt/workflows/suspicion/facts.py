@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from bisect_trt.graph.lower import LOW_TYPES, plan_slots
+from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.graph.values import element_type
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.workflows.subject import Subject
@@ -172,8 +173,7 @@ class Facts:
 
     def attribute(self, index: int, name: str, default: Any = None) -> Any:  # noqa: ANN401 - ONNX's are of any type
         """An attribute's value."""
-        found = (each for each in self.node(index).attribute if each.name == name)
-        return next((onnx.helper.get_attribute_value(each) for each in found), default)
+        return attribute(self.node(index), name, default)
 
     def is_weight(self, name: str) -> bool:
         """Whether a tensor depends on no input."""
@@ -234,8 +234,7 @@ class Facts:
         """The values of an initializer, or of what a Constant node holds."""
         tensor = self.network.initializers.get(name)
         if tensor is None and name in self.network.producer and self.is_weight(name):
-            node = self.network.nodes[self.network.producer[name]]
-            tensor = next((a.t for a in node.attribute if a.name == "value" and node.op_type == "Constant"), None)
+            tensor = held(self.network.nodes[self.network.producer[name]])
         if tensor is None:
             return None
         return np.asarray(

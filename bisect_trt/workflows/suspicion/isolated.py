@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.graph.lower.roundtrip import EXACT_OPS
-from bisect_trt.graph.network import bodies
+from bisect_trt.graph.nodes import bodies
 from bisect_trt.graph.values import from_info, value_info
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.tensors.store import ActivationStore
