@@ -43,6 +43,7 @@ class Problem:
         proof: How many questions the proof takes.
         aim: How many questions at most for each of bound and proof; ``None`` if that is not an aim.
         untold: The share of the answers that say nothing.
+        blind: The information in how many there are, and whether they come in pairs or triples, for who is not told.
     """
 
     name: str
@@ -52,11 +53,22 @@ class Problem:
     proof: int
     aim: float | None = None
     untold: float = 0.0
+    blind: float = 0.0
 
     @property
     def bound(self) -> float:
         """The least questions, proof included."""
         return self.bits / (1 - self.untold) + self.proof
+
+    @property
+    def blind_bound(self) -> float:
+        """The same for who is not told how many there are, nor of what kind."""
+        return (self.bits + self.blind) / (1 - self.untold) + self.proof
+
+
+def so_many(count: int, units: int) -> float:
+    """The bits in a count of which nothing is known: odds of 1/k for k, up to so many units."""
+    return math.log2(count * sum(1 / k for k in range(1, units + 1)))
 
 
 class Check:
@@ -125,7 +137,8 @@ def scattered(units: int, count: int, aim: float | None = None, untold: float = 
     """Culprits anywhere."""
     bits, proof = math.log2(math.comb(units, count)), count if count > 1 else 0
     name = f"{count} of {units}{', 20% UNRESOLVED' if untold else ''}"
-    return Problem(name, units, lambda rng: frozenset(rng.sample(range(units), count)), bits, proof, aim, untold)
+    blind = so_many(count, units)
+    return Problem(name, units, lambda rng: frozenset(rng.sample(range(units), count)), bits, proof, aim, untold, blind)
 
 
 def fused(units: int, count: int, width: int, aim: float | None = None) -> Problem:
@@ -137,7 +150,8 @@ def fused(units: int, count: int, width: int, aim: float | None = None) -> Probl
         return frozenset(start + place for start in starts for place in range(width))
 
     kind = {2: "pairs", 3: "triples"}[width]
-    return Problem(f"{count} {kind} in {units}", units, plant, math.log2(math.comb(free, count)), count * width, aim)
+    bits, blind = math.log2(math.comb(free, count)), so_many(count, units) + math.log2(3)
+    return Problem(f"{count} {kind} in {units}", units, plant, bits, count * width, aim, blind=blind)
 
 
 def problems() -> Iterator[Problem]:
@@ -161,6 +175,8 @@ def figures() -> Iterator[Figure]:
             mean = cost(problem, search, goal)
             bits = problem.bits / (1 - problem.untold)
             note = f"{mean:.1f} questions; bound {bits:.1f} + {problem.proof}"
+            if problem.aim:
+                note += f", not told how many or of what kind {problem.blind_bound:.1f}: {mean / problem.blind_bound:.2f} of that"
             yield Figure(f"{name}: {problem.name}, of the bound", mean / problem.bound, problem.aim, note=note)
 
 

@@ -18,6 +18,10 @@ been seen to be needed, and so many not."""
 _SURE = 0.5
 """So likely a unit is taken as needed without a question of its own: that of the proof asks the same."""
 
+_SURER, _TRUST = 0.7, 4
+"""The same where the one before it was not asked about either. That teaches nothing of how long runs are, so it is done so often
+at most for each unit that was asked about there and is needed; and never where runs are longer than those told apart here."""
+
 _EXACT = (0.6, 0.2, 0.02)
 """How likely exactly one, two and three are needed; the rest of the odds is shared out among densities."""
 
@@ -63,6 +67,8 @@ class Density:
         self._exactly = [0.0, *_EXACT] if units else []  # by how many are left
         self._neighbours = neighbours
         self._runs = [list(run) for run in _RUNS]
+        self._taken = False  # whether the last was not asked about
+        self._unasked = [0] * len(_RUNS)  # after one that was not either
         self._run = 0  # needed units in a row, up to here
         self._suspects: float = math.inf  # how far off they begin
 
@@ -79,7 +85,7 @@ class Density:
         self._met(count)
         if self._run:
             self._runs[self._run - 1][1] += 1
-            self._run = 0
+            self._run, self._taken = 0, False
             self._left -= 1
             count -= 1
         if count:
@@ -92,6 +98,7 @@ class Density:
     def hit(self) -> None:
         """The next unit is needed."""
         self._met(1)
+        self._taken = False
         if self._run:
             self._runs[self._run - 1][0] += 1
             self._learn(dict.fromkeys(self._weights, 1.0), [float(left > 0) for left in range(len(self._exactly))])
@@ -114,12 +121,19 @@ class Density:
 
     def sure(self) -> bool:
         """Whether the next unit is so likely needed that it need not be asked about here."""
-        return bool(self._run) and self._chance_of_any(1) > _SURE
+        if not self._run or not self._taken:
+            return bool(self._run) and self._chance_of_any(1) > _SURE
+        place = self._run - 1
+        allowed = _TRUST * (self._runs[place][0] - _RUNS[place][0])
+        return self._run < len(_RUNS) and self._unasked[place] < allowed and self._chance_of_any(1) > _SURER
 
     def taken(self) -> None:
         """The next unit is taken as needed, and was not asked about."""
         self._met(1)
         self._left -= 1
+        if self._taken:
+            self._unasked[self._run - 1] += 1
+        self._taken = bool(self._run)
         self._run = min(self._run + 1, len(_RUNS))
 
     def _met(self, count: int) -> None:

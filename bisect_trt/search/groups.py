@@ -149,7 +149,7 @@ class Kept:
         self._run += doubtful
         if self.goal is Verdict.FAIL and not self._tally.unresolved:
             self._look_again()
-            self._found += group
+            self._found += () if doubtful else group
 
     def _look_again(self) -> None:
         """Leave out units that were found once more, if it is time for that."""
@@ -171,7 +171,9 @@ class Kept:
 
     def settle(self) -> None:
         """Ask about each unit that was taken as needed, with all others that are left kept."""
-        for unit in self._presumed:
+        # Ends of runs first: what is not needed most often stands there, and the rest of the questions are those of the proof
+        # only if it is gone by then.
+        for unit in sorted(self._presumed, key=lambda unit: {unit - 1, unit + 1} <= self.needed):
             if unit in self.units:
                 self.leave_out(frozenset({unit}))
         self._presumed = []
@@ -189,7 +191,6 @@ class _Walk:
         self._density = density
         self._place = 0
         self._end = end
-        self._presumed = False  # the last was taken as needed without a question
         self._doubtful = False  # whether one really cannot be left out is not known
 
     @property
@@ -203,10 +204,10 @@ class _Walk:
             self._hit(group)
         elif not group <= self._kept.units:  # it went with the second half of others
             self._pass(1)
-        elif self._end is None and not self._presumed and len(group) == 1 and self._density.sure():
+        elif self._end is None and len(group) == 1 and self._density.sure():
             self._density.taken()
             self._kept.found(group, doubtful=True)
-            self._place, self._presumed = self._place + 1, True
+            self._place += 1
         else:
             self._ask()
 
@@ -223,7 +224,7 @@ class _Walk:
             self._density.hit()
         self._kept.found(group, doubtful=self._doubtful)
         self._place, self._end = self._place + 1, None
-        self._presumed = self._doubtful = False
+        self._doubtful = False
 
     def _ask(self) -> None:
         kept, place = self._kept, self._place
@@ -231,7 +232,7 @@ class _Walk:
         best = self._density.group(width, dirty=self._end is not None)
         sizes = list(skipping(best, range(1, width + (self._end is None))))
         for number, size in enumerate((*sizes, best)):
-            again = SKIPS + 1 - number if number == len(sizes) else 0
+            again = SKIPS + 2 - number if number == len(sizes) <= SKIPS else 0
             verdict = kept.leave_out(frozenset().union(*self._groups[place : place + size]), again=again)
             if verdict is not Verdict.UNRESOLVED:
                 break

@@ -68,8 +68,8 @@ def shortest_failing_prefix(
                 middle = near
                 break
         else:
-            if again is not None:
-                verdict = again(kept.union(units[:middle]), SKIPS + 1 - len(lengths))
+            if again is not None and len(lengths) <= SKIPS:
+                verdict = again(kept.union(units[:middle]), SKIPS + 2 - len(lengths))
         if verdict is Verdict.FAIL:
             longest = middle
         else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.questions import RANKINGS, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
+from benchmarks.questions import RANKINGS, Problem, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
 from bisect_trt.search.density import Density, cold
 from bisect_trt.search.groups import Kept, skipping
 from bisect_trt.search.keep import find_keep
@@ -113,3 +114,35 @@ def test_what_came_side_by_side_is_expected_to_again() -> None:
         density.cleared(20)
     density.hit()
     assert density.sure()
+
+
+def test_the_third_in_a_row_is_taken_too_but_now_and_then_it_is_asked_about() -> None:
+    density = Density(cold(500), units=500)
+    for _ in range(3):
+        density.hit()
+    taken = 0
+    for _ in range(12):
+        density.cleared(10)
+        density.hit()
+        assert density.sure()
+        density.taken()
+        if not density.sure():
+            break
+        density.taken()
+        taken += 1
+    assert 0 < taken < 12
+    density.hit()
+    density.cleared(10)
+    density.hit()
+    density.taken()
+    assert density.sure()
+
+
+@pytest.mark.parametrize(("search", "goal"), SIDES)
+def test_a_neighbour_that_was_taken_wrongly_is_no_sign_of_a_flaky_check(search: object, goal: Verdict) -> None:
+    runs = Problem("two runs of eight in 668", 668, lambda rng: _runs(rng, 2, 8), 17.7, 16)
+    assert cost(runs, search, goal, SEARCHES) <= 2 * runs.bound  # type: ignore[arg-type]
+
+
+def _runs(rng: Random, count: int, width: int) -> Subset:
+    return frozenset(place + start for start in rng.sample(range(0, 660, 2 * width), count) for place in range(width))
