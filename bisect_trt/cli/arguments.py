@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -25,15 +26,57 @@ class Invocation:
         resumed: The folder of the run that goes on, if one does.
         folder: The run's folder, once it is open.
         began: When the process began, on the monotonic clock, if it is one of its own.
+        kept: What it has to itself until it ends.
     """
 
     argv: tuple[str, ...] = ()
     resumed: Path | None = None
     folder: Path | None = None
     began: float | None = None
+    kept: ExitStack = field(default_factory=ExitStack)
 
 
 invocation = Invocation()
+
+
+SPELLINGS: Mapping[str, str] = {
+    "--abs-tol": "--atol",
+    "--check-inference": "--check",
+    "--do-shape-inference": "--shape-inference",
+    "--execution-providers": "--providers",
+    "--ext": "--external-data-dir",
+    "--fail-returncode": "--fail-code",
+    "--gen": "--gen-script",
+    "--ignore-fail-returncode": "--ignore-fail-code",
+    "--intermediate-artifact": "--candidate",
+    "--iter-artifact": "--candidate",
+    "--iters": "--iterations",
+    "--load-external-data": "--external-data-dir",
+    "--load-input-data": "--load-inputs",
+    "--load-results": "--load-outputs",
+    "--load-tactic-replay": "--load-tactics",
+    "--memory-pool-limit": "--pool-limit",
+    "--minimal-good": "--min-good",
+    "--model-inputs": "--model-input-shapes",
+    "--override-inputs": "--override-input-shapes",
+    "--rel-tol": "--rtol",
+    "--save-input-data": "--save-inputs",
+    "--save-results": "--save-outputs",
+    "--save-tactic-replay": "--save-tactics",
+    "--silent": "--quiet",
+}
+"""Polygraphy's other words for options, which are taken as well."""
+
+
+def respell(words: Sequence[str]) -> list[str]:
+    """Options by the names that they have here, up to those of a check command."""
+    done: list[str] = []
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        done.append(SPELLINGS.get(flag, flag) + equals + value)
+        if done[-1] == CHECK:
+            return [*done, *words[place + 1 :]]
+    return done
 
 
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
@@ -73,6 +116,9 @@ _TENSORFLOW = (
     "--tf",
     "--tftrt",
     "--tf-trt",
+    "--use-tftrt",
+    "--minimum-segment-size",
+    "--dynamic-op",
     "--tf-outputs",
     "--ckpt",
     "--freeze-graph",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bisect_trt.cli.arguments import invocation, refuse_foreign, rewrite
+from bisect_trt.cli.arguments import invocation, refuse_foreign, respell, rewrite
 from bisect_trt.cli.parser import parse, several
 from bisect_trt.errors import BisectError
 from bisect_trt.workflows.commands import COMMANDS
@@ -25,9 +25,10 @@ def main(began: float | None = None) -> NoReturn:
 def run_command_line(argv: Sequence[str]) -> NoReturn:
     """Run a command line, the words after the program's name, and end the process."""
     named = next((word for word in argv if word in COMMANDS), None)
+    words = respell(argv)
     try:
-        refuse_foreign(argv)
-        parse(argv if named is None else rewrite(argv, several(named)), _perform)
+        refuse_foreign(words)
+        parse(words if named is None else rewrite(words, several(named)), _perform)
     except BisectError as error:
         from bisect_trt.cli.app import fail  # noqa: PLC0415 - it takes NumPy and ONNX, and a command line is read without
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples
 
-from bisect_trt.cli.arguments import rewrite
+from bisect_trt.cli.arguments import CHECK, SPELLINGS, respell, rewrite
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -136,6 +136,23 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: 
     given_words = make_command(name).make_context(name, rewrite(typed, several(name))).params
     own = {other.name: needed[other.name] for other in entries(group) if other.name in needed}
     assert from_words(group, given_words) == from_python(group, {**own, entry.name: value})
+
+
+@pytest.mark.parametrize("theirs", sorted(SPELLINGS))
+def test_another_word_for_an_option_is_that_option(theirs: str) -> None:
+    known = {
+        part for groups in COMMANDS.values() for group in groups for entry in entries(group) for part in flags(entry)
+    }
+    assert SPELLINGS[theirs] in known
+    assert theirs not in known
+    ours = SPELLINGS[theirs]
+    last = f"{theirs}=2" if ours == CHECK else f"{ours}=2"  # words of a check command are its own
+    assert respell(["reduce", theirs, "1", f"{theirs}=2"]) == ["reduce", ours, "1", last]
+    assert respell(["reduce", "--check", "./mine", theirs]) == ["reduce", "--check", "./mine", theirs]
+
+
+def flags(entry: Entry) -> list[str]:
+    return [part for flag in entry.flags for part in flag.split("/")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -56,6 +56,7 @@ SAMPLES: dict[str, Any] = {
     "optimization_profile": 1,
     "weight_streaming_budget": "40%",
     "allocation_strategy": "runtime",
+    "dla_workspace_allocation_strategy": "shared_static",
     "calib_base_cls": "IInt8MinMaxCalibrator",
     "quantile": 0.9,
     "regression_cutoff": 0.9,

@@ -248,6 +248,7 @@ def _deserialise(plan: bytes, tensorrt: TensorRt, own: TrtSettings) -> Any:
                 f"--load-runtime: TensorRT {tensorrt.trt.__version__} cannot load {own.load_runtime}: "
                 f"{why}; name the lean runtime of the TensorRT that built the engine."
             )
+    knobs.prepare_runtime(tensorrt.trt, runtime, vars(own))
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise failed(tensorrt, "the engine cannot be loaded, and TensorRT does not say why")

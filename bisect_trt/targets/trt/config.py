@@ -14,7 +14,7 @@ import numpy as np
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, turn
+from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, prepare_runtime, turn
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
@@ -86,6 +86,7 @@ def _check_own(settings: TargetSettings, tensorrt: TensorRt) -> None:
         )
     try:
         check_running(vars(own), tensorrt.version, said)
+        prepare_runtime(tensorrt.trt, tensorrt.runtime, vars(own))
     except NoSuch as error:
         raise UsageError(f"{error}.") from error
     if own.save_tactics is not None and not tensorrt.has("IAlgorithmSelector", "select_algorithms"):

@@ -22,6 +22,11 @@ ENUMS = {
     "tiling_optimization_level": "TilingOptimizationLevel",
 }
 """Attributes of the builder configuration that are members of an enumeration."""
+NAMED_ATTRIBUTES = (
+    *("engine_capability", "max_aux_streams", "profiling_verbosity", "quantization_flags", "runtime_platform"),
+    "tiling_optimization_level",
+)
+"""Those that have an option by their name; the others are said by ``--builder-set``."""
 _KEPT: list[Any] = []
 """The last selectors: a configuration need not keep its own alive."""
 _PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
@@ -72,15 +77,20 @@ def set_attribute(trt: Any, config: Any, name: str, value: str) -> None:
     Raises:
         NoSuch: There is no such attribute, or it takes other values.
     """
+    named = f"--{name.replace('_', '-')} or " if name in NAMED_ATTRIBUTES else ""
+    option = f"{named}--builder-set {name}"
     if name == "quantization_flags":
-        for flag in value.split(","):
-            config.set_quantization_flag(member(trt, "QuantizationFlag", flag, "--builder-set quantization_flags"))
+        chosen = {member(trt, "QuantizationFlag", flag, option) for flag in value.split(",") if flag.lower() != "none"}
+        for known_flag in getattr(getattr(trt, "QuantizationFlag", None), "__members__", {}).values():
+            (config.set_quantization_flag if known_flag in chosen else config.clear_quantization_flag)(known_flag)
         return
+    if name in NAMED_ATTRIBUTES and not hasattr(config, name):
+        raise NoSuch(f"{option}: this is TensorRT {trt.__version__}, which has no such setting; leave it out")
     if name.startswith(_METHODS) or not hasattr(config, name):
         known = ", ".join(each for each in dir(config) if not each.startswith(_METHODS))
         raise NoSuch(f"--builder-set: the builder configuration has no attribute '{name}'; it has: {known}")
     if name in ENUMS:
-        word = member(trt, ENUMS[name], value, f"--builder-set {name}")
+        word = member(trt, ENUMS[name], value, option)
     elif name == "plugins_to_serialize":
         word = value.split(",")
     else:
@@ -167,6 +177,17 @@ def stream_weights(engine: Any, budget: str | None) -> None:
     else:
         size = int(budget)
     engine.weight_streaming_budget_v2 = size
+
+
+def prepare_runtime(trt: Any, runtime: Any, settings: Mapping[str, Any]) -> None:
+    """Tell a runtime how engines on one DLA share their memory; before one is loaded.
+
+    Raises:
+        NoSuch: This version does not have it.
+    """
+    name, option = settings["dla_workspace_allocation_strategy"], "--dla-workspace-allocation-strategy"
+    if name is not None:
+        runtime.dla_workspace_allocation_strategy = member(trt, "DLAWorkspaceAllocationStrategy", name, option)
 
 
 def make_context(trt: Any, engine: Any, settings: Mapping[str, Any], stream: int | None) -> Any:

@@ -13,12 +13,16 @@ from bisect_trt.options.reading import assignment, pool_limit, shape, streaming_
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
+from bisect_trt.targets.trt.knobs import NAMED_ATTRIBUTES
 from bisect_trt.targets.trt.settings import TrtSettings
 
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
 
-_RUN = ("load-runtime", "optimization-profile", "allocation-strategy", "weight-streaming-budget")
+_RUN = (
+    *("load-runtime", "optimization-profile", "allocation-strategy", "weight-streaming-budget"),
+    "dla-workspace-allocation-strategy",
+)
 """What says how an engine is run, not how it is built."""
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *_RUN)
 """What a prebuilt engine leaves to be said."""
@@ -34,6 +38,7 @@ BUILDER_FLAGS = {
     "disable_compilation_cache": "DISABLE_COMPILATION_CACHE",
     "direct_io": "DIRECT_IO",
     "allow_gpu_fallback": "GPU_FALLBACK",
+    "trt_safety_restricted": "SAFETY_SCOPE",
 }
 """Options that set a builder flag, under the names that Polygraphy has for them."""
 OWN_OPTIONS = ("builder_optimization_level", "hardware_compatibility_level")
@@ -134,6 +139,22 @@ class TrtOptions(OwnOptions):
     onnx_flags: Annotated[list[str], option(metavar="NAME", help="Flags of the ONNX parser (T).")] = field(
         default_factory=list
     )
+    engine_capability: Annotated[
+        str | None, option(metavar="NAME", help="standard, safety, dla_standalone; not all can be run here (T).")
+    ] = None
+    trt_safety_restricted: Annotated[bool, switch("Refuse what the safe runtime does not have (T).")] = False
+    profiling_verbosity: Annotated[
+        str | None, option(metavar="NAME", help="What engines tell of layers: detailed unless said (T).")
+    ] = None
+    quantization_flags: Annotated[
+        list[str] | None, option(metavar="NAME", help="Only these flags of --int8; none: no others (T).")
+    ] = None
+    runtime_platform: Annotated[
+        str | None, option(metavar="NAME", help="For which system: same_as_build, windows_amd64 (T).")
+    ] = None
+    tiling_optimization_level: Annotated[
+        str | None, option(metavar="LEVEL", help="none, fast, moderate, full (T).")
+    ] = None
     builder_flag: Annotated[
         list[str], option(metavar="NAME", help="Any other flag of TensorRT's BuilderFlag, as DIRECT_IO (T).")
     ] = field(default_factory=list)
@@ -188,6 +209,9 @@ class TrtOptions(OwnOptions):
     ] = None
     allocation_strategy: Annotated[
         Allocation | None, option(help="When memory for activations is taken; default static (T).")
+    ] = None
+    dla_workspace_allocation_strategy: Annotated[
+        str | None, option(metavar="NAME", help="default, or shared_static for engines on one DLA (T).")
     ] = None
     weight_streaming_budget: Annotated[
         str | None,
@@ -254,8 +278,10 @@ class TrtOptions(OwnOptions):
             UsageError: One is given twice, or has an option of its own.
         """
         pairs = list(self.builder_set)
-        if self.max_aux_streams is not None:
-            pairs.append(("max_aux_streams", str(self.max_aux_streams)))
+        for name in NAMED_ATTRIBUTES:
+            value = getattr(self, name)
+            if value is not None:
+                pairs.append((name, ",".join(value) if isinstance(value, list) else str(value)))
         if self.use_dla:
             pairs += [("default_device_type", "DLA"), *([] if "DLA_core" in dict(pairs) else [("DLA_core", "0")])]
         for name in (names := [name for name, _ in pairs]):

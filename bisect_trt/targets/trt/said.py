@@ -52,6 +52,11 @@ def _range(name: str) -> Words:
     return lambda value: [name, *(f"{key}:{list(shape)}".replace(" ", "") for key, shape in value)]
 
 
+def _words(name: str, value: str) -> list[str]:
+    """The value of an attribute; flags are several."""
+    return [flag for flag in value.split(",") if flag != "none"] if name == "quantization_flags" else [value]
+
+
 def _budget(value: Value) -> str:
     """``-1``, ``-2``, ``40%``, ``1024B``."""
     return f"{value}B" if str(value).isdigit() else str(value)
@@ -72,6 +77,7 @@ _POLYGRAPHY_FLAGS = {
     "DISABLE_COMPILATION_CACHE": "--disable-compilation-cache",
     "DIRECT_IO": "--direct-io",
     "GPU_FALLBACK": "--allow-gpu-fallback",
+    "SAFETY_SCOPE": "--trt-safety-restricted",
 }
 _TRTEXEC_FLAGS = {
     "SPARSE_WEIGHTS": "--sparsity=enable",
@@ -109,8 +115,8 @@ _TRTEXEC_SETTINGS = {
 """What of TensorRT's flags and attributes each tool has options for."""
 
 
-_POLYGRAPHYS = ("calib_base_cls", "quantile", "regression_cutoff")
-"""What `trtexec`, which calibrates by entropy alone, has no words for."""
+_POLYGRAPHYS = ("calib_base_cls", "quantile", "regression_cutoff", "dla_workspace_allocation_strategy")
+"""What `trtexec` has no words for: it calibrates by entropy alone."""
 
 
 def unsaid(tool: str, own: Mapping[str, Value]) -> str | None:
@@ -154,7 +160,7 @@ SAID: Mapping[str, Said] = {
         lambda value: [_TRTEXEC_FLAGS[name] for name in value],
     ),
     "builder_settings": Said(
-        lambda value: [word for name, each in value for word in (_POLYGRAPHY_SETTINGS[name], each)],
+        lambda value: [word for name, each in value for word in (_POLYGRAPHY_SETTINGS[name], *_words(name, each))],
         lambda value: [f"{_TRTEXEC_SETTINGS[name]}={each}" for name, each in value],
     ),
     "preview_features": Said(
@@ -168,6 +174,10 @@ SAID: Mapping[str, Said] = {
     "load_runtime": Said(_option("--load-runtime"), lambda value: ["--useRuntime=lean", f"--leanDLLPath={value}"]),
     "weight_streaming_budget": Said(_option("--weight-streaming-budget"), _equals("--weightStreamingBudget", _budget)),
     "allocation_strategy": Said(_option("--allocation-strategy"), _equals("--allocationStrategy")),
+    "dla_workspace_allocation_strategy": Said(
+        _option("--dla-workspace-allocation-strategy"),
+        lambda value: [],  # noqa: ARG005 - see unsaid
+    ),
     "calib_base_cls": Said(_option("--calib-base-cls"), lambda value: []),  # noqa: ARG005 - see unsaid
     "quantile": Said(_option("--quantile"), lambda value: []),  # noqa: ARG005 - as above
     "regression_cutoff": Said(_option("--regression-cutoff"), lambda value: []),  # noqa: ARG005 - as above

@@ -68,6 +68,10 @@ class There:
                 self._runtime = self._runtime.load_runtime(settings["load_runtime"])
         except Exception as error:
             raise UnavailableError(f"TensorRT {tensorrt.__version__} cannot use the GPU there: {error}.") from error
+        try:
+            knobs.prepare_runtime(tensorrt, self._runtime, settings)
+        except knobs.NoSuch as error:
+            raise UsageError(f"TensorRT {tensorrt.__version__} is there: {error}.") from error
         by_cast = settings["lowering"] == "cast" or settings["strongly_typed"] or version >= _STRONG_ONLY
         self.facts = {"lowers_by": "cast" if by_cast else "layer", "version": str(tensorrt.__version__)}
 

@@ -45,6 +45,7 @@ class TrtSettings(OwnSettings):
         optimization_profile: Which profile of a prebuilt engine is run, from 0; ``None`` for the first.
         weight_streaming_budget: Weights that the GPU holds: bytes, ``N%``, ``-1`` for TensorRT's choice, ``-2`` for all.
         allocation_strategy: When memory for activations is taken: ``static``, ``profile`` or ``runtime``.
+        dla_workspace_allocation_strategy: How engines on one DLA share memory: ``default`` or ``shared_static``.
         plugin_instancenorm: Whether InstanceNormalization is the plugin's.
         calib_base_cls: Which of TensorRT's calibrators finds ranges for INT8; ``None`` for ``IInt8EntropyCalibrator2``.
         quantile: Of the legacy calibrator; ``None`` for 0.5.
@@ -82,6 +83,7 @@ class TrtSettings(OwnSettings):
     optimization_profile: int | None = None
     weight_streaming_budget: str | None = None
     allocation_strategy: Literal["static", "profile", "runtime"] | None = None
+    dla_workspace_allocation_strategy: str | None = None
     plugin_instancenorm: bool = False
     calib_base_cls: str | None = None
     quantile: float | None = None

@@ -19,6 +19,7 @@ from bisect_trt.targets.trt.knobs import (
     make_context,
     missed,
     plug_instancenorm,
+    prepare_runtime,
     set_parser_flags,
     turn,
 )
@@ -43,6 +44,7 @@ def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, An
     runtime = tensorrt.Runtime(logger)
     if settings["load_runtime"] is not None:
         runtime = runtime.load_runtime(str(path.parent / settings["load_runtime"]))
+    prepare_runtime(tensorrt, runtime, settings)
     return execute(tensorrt, runtime.deserialize_cuda_engine(plan), inputs, errors, settings)
 
 

@@ -189,7 +189,10 @@ def trt_snippet(settings: TargetSettings) -> Snippet:
     if own.hardware_compatibility_level is not None:
         level = own.hardware_compatibility_level.upper()
         lines.append(f"config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.{level}")
-    lines += [f"config.{name} = {_literal(name, value)}" for name, value in own.builder_settings]
+    for name, value in own.builder_settings:
+        flags = value.upper().split(",") if name == "quantization_flags" else []
+        lines += [f"config.set_quantization_flag(trt.QuantizationFlag.{flag})" for flag in flags if flag != "NONE"]
+        lines += [] if flags else [f"config.{name} = {_literal(name, value)}"]
     for name in own.preview_features or ():
         lines.append(f"config.set_preview_feature(trt.PreviewFeature.{name.upper()}, True)")
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]

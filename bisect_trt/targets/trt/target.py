@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.switches import Looked, Snippet, Switch
 
-_RUN = ("load_runtime", "allocation_strategy", "weight_streaming_budget")
+_RUN = ("load_runtime", "allocation_strategy", "weight_streaming_budget", "dla_workspace_allocation_strategy")
 """What says how an engine is run that another process has built."""
 _REPEATED = {
     "builder_flags": "--builder-flag",

@@ -125,6 +125,66 @@ def test_a_selector_of_tactics_is_refused_where_there_is_none() -> None:
         set_parser_flags(make_module(OLD), StandIn(OLD, "OnnxParser"), ("native_instancenorm",))
 
 
+ATTRIBUTES: dict[str, str] = {
+    "engine_capability": "standard",
+    "profiling_verbosity": "none",
+    "runtime_platform": "same_as_build",
+    "tiling_optimization_level": "full",
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
+def test_attributes_with_options_of_their_own(version: str, name: str) -> None:
+    settings = asked(**{name: ATTRIBUTES[name]}).of(TrtSettings)
+    assert settings.builder_settings == ((name, ATTRIBUTES[name]),)
+    option = f"--{name.replace('_', '-')}"
+    if version == OLD and name in ("runtime_platform", "tiling_optimization_level"):
+        with pytest.raises(
+            UsageError, match=f"{option} or .*: this is TensorRT 8.6.0, which has no such setting; leave it out"
+        ):
+            configure(version, builder_settings=settings.builder_settings)
+        return
+    assert configure(version, builder_settings=settings.builder_settings).values[name].name == ATTRIBUTES[name].upper()
+    with pytest.raises(UsageError, match=f"{option} or .*: this is TensorRT .* has no 'odd'"):
+        configure(version, builder_settings=((name, "odd"),))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_flags_of_int8_are_those_that_are_named(version: str) -> None:
+    named, none = (asked(quantization_flags=[word]).of(TrtSettings) for word in ("calibrate_before_fusion", "none"))
+    assert none.builder_settings == (("quantization_flags", "none"),)
+    if version == STRONG:
+        assert configure(version, builder_settings=none.builder_settings)
+        with pytest.raises(UsageError, match=r"--quantization-flags or .*: this is TensorRT 11.* it has: none"):
+            configure(version, builder_settings=named.builder_settings)
+        return
+    flag = make_module(version).QuantizationFlag.CALIBRATE_BEFORE_FUSION
+    assert ("set_quantization_flag", flag) in configure(version, builder_settings=named.builder_settings).calls
+    assert ("clear_quantization_flag", flag) in configure(version, builder_settings=none.builder_settings).calls
+    snippet = trt_target(builder_settings=named.builder_settings)
+    assert "config.set_quantization_flag(trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION)" in str(
+        snippet.target.snippet(snippet)
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_how_engines_on_a_dla_share_memory(version: str) -> None:
+    tensorrt, settings = make_tensorrt(version), asked(dla_workspace_allocation_strategy="shared_static")
+    if version == STRONG:
+        check_settings(settings, tensorrt)
+        assert tensorrt.runtime.values["dla_workspace_allocation_strategy"].name == "SHARED_STATIC"
+        return
+    with pytest.raises(
+        UsageError, match=r"--dla-workspace-allocation-strategy: this is TensorRT .* has no 'shared_static'"
+    ):
+        check_settings(settings, tensorrt)
+
+
+def test_the_restricted_scope_is_a_flag() -> None:
+    assert asked(trt_safety_restricted=True).of(TrtSettings).builder_flags == ("SAFETY_SCOPE",)
+
+
 def choice(implementation: int, tactic: int) -> SimpleNamespace:
     return SimpleNamespace(algorithm_variant=SimpleNamespace(implementation=implementation, tactic=tactic))
 

@@ -60,12 +60,14 @@ BRANCHES: Mapping[str, tuple[str, ...]] = {
     "TimingCacheValue": (WEAK, STRONG),
     "TimingCacheValue.tacticHash": (WEAK, STRONG),
     "IBuilderConfig.all_build_routes": (STRONG,),
+    "IBuilderConfig.clear_quantization_flag": (OLD, WEAK),
     "BuilderFlag.ERROR_ON_TIMING_CACHE_MISS": (WEAK, STRONG),
     "OnnxParser.set_flag": (WEAK, STRONG),
     "OnnxParser.clear_flag": (WEAK, STRONG),
     "ICudaEngine.streamable_weights_size": (WEAK, STRONG),
     "ICudaEngine.get_weight_streaming_automatic_budget": (WEAK, STRONG),
     "ICudaEngine.weight_streaming_budget_v2": (WEAK, STRONG),
+    "Runtime.dla_workspace_allocation_strategy": (STRONG,),
     "ExecutionContextAllocationStrategy": (WEAK, STRONG),
     "ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE": (WEAK, STRONG),
     "ExecutionContextAllocationStrategy.USER_MANAGED": (WEAK, STRONG),
@@ -127,6 +129,7 @@ VARIABLES: Mapping[str, str] = {
     "profile": "IOptimizationProfile",
     "timing_cache": "ITimingCache",
     "builder": "Builder",
+    "runtime": "Runtime",
 }
 """What a variable or an attribute of this name is, where its assignment does not tell."""
 
