@@ -246,7 +246,7 @@ def save_metric_curve(path: Path, title: str, metric: Mapping[str, Any]) -> None
     Args:
         path: The picture, ``.png`` or ``.svg``.
         title: What was compared.
-        metric: ``metric`` of the result: ``name``, ``bound``, ``reference``, and ``layers`` with ``units``, ``candidate``, ``passed``.
+        metric: ``metric`` of the result: ``name``, ``bound``, and ``layers`` with ``units``, ``candidate`` and ``passed``.
 
     Raises:
         UsageError: The picture cannot be written.
