@@ -1,4 +1,7 @@
-"""The smallest model that still fails."""
+"""The smallest model that still fails.
+
+What not every search needs is imported where it does: a check of the user's may take less than these imports.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,13 @@ from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.ends import reduce_one_end
-from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.freed import free_where_needed, target_of
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
-from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
 from bisect_trt.workflows.others import check_finds_all, look_for_others
 from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
-from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.subject import Subject
 
 _SHOWN = 12
@@ -116,6 +116,8 @@ def smallest(investigation: Investigation, settings: ReduceSettings, search: Sea
     answer = needed_dimensions(investigation, settled)
     if not (search.shrink and settings.both_ends):
         return answer
+    from bisect_trt.workflows.shrink import shrink  # noqa: PLC0415 - as the module says
+
     investigation.console.step("Shrink the tensors of what is left")
     return shrink(investigation, answer)
 
@@ -144,6 +146,8 @@ def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
     if ledger.is_broken:
         named = named_suspects(investigation)
         return extract_suspect(investigation, check.target, named), named.unit(subject.network)
+    from bisect_trt.workflows.layerwise.look import Look, compare_layers  # noqa: PLC0415 - as the module says
+
     investigation.console.step("Look at every tensor once: where does it go wrong first?")
     look = Look(subject, check.target, check.tolerance, check.timeout)
     layers = compare_layers(look, ledger.outcome(subject.original.key))
@@ -241,6 +245,8 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         console.answer(f"  {result.why}")
     check = investigation.prober.runner.check
     if isinstance(check, BuiltinCheck):
+        from bisect_trt.workflows.fault.arbitrate import arbitrate  # noqa: PLC0415 - as the module says
+
         target = investigation.held(answer.target or check.target)
         console.answer(f"  {arbitrate(investigation, target, check.tolerance, answer).sentence}")
     return result
