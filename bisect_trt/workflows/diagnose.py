@@ -194,6 +194,8 @@ def deliver(
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
+    if result.why:
+        console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
     tell_modules(subject.network, blamed, console)
     console.answer(fault.sentence)
     if answer.held:
