@@ -6,13 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import LOW_TYPES
 from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
+
+
+def load_proto(path: Path) -> ModelProto:
+    """Read a model without the weights outside it.
+
+    Raises:
+        BuildError: It cannot be read.
+    """
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # each of ONNX's formats raises its own
+        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
 class Interpreter:

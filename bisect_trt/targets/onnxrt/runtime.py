@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.externals import ELSEWHERE, has_external_data, weights_folder
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
-from bisect_trt.targets.interpreter import Interpreter, low_type
+from bisect_trt.targets.interpreter import Interpreter, load_proto, low_type
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.listening import ALOUD, listen
 from bisect_trt.targets.onnxrt.opening import (
@@ -66,20 +66,13 @@ def target_model(
     low = low_type(settings)
     if low is None:
         return None
-    model = _read(path)
+    model = load_proto(path)
     own = settings.of(OnnxRuntimeSettings)
     with _ours():
         run_by = used(asdict(own)) if providers is None else list(providers)
     lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
     kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
     return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
-
-
-def _read(path: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
 def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path, kernels: OnnxRuntimeSettings) -> dict[str, int]:
@@ -134,7 +127,7 @@ class OnnxRuntime(Interpreter):
         """
         lowered = self.lowered(model)
         if lowered is None and model.with_name(ELSEWHERE).exists():
-            session = _open_in_memory(_read(model), model, self._own)
+            session = _open_in_memory(load_proto(model), model, self._own)
         elif lowered is None:
             source = str(model) if _is_text(model) else model.read_bytes()
             session = _open(source, self._own)

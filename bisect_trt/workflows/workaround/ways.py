@@ -15,8 +15,8 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.workaround.proof import Prover, Way
 
@@ -97,16 +97,11 @@ def _fewest(
     subject: Subject,
     most: int,
 ) -> Minimum | None:
-    everything = frozenset(range(len(names)))
-
-    def story(ask: Ask) -> Minimum | None:
-        return find_keep(sorted(everything), ask, most=most) if ask(everything) is Verdict.PASS else None
-
     def candidate(units: Subset) -> Candidate:
         some = [names[place] for place in sorted(units)]
         return prover.candidate(change(subject, some)(subject.network), f"{len(some)} of {len(names)} barriers")
 
-    return prover.investigation.prober.search(over_units(Verdict.PASS, story), candidate)
+    return prover.investigation.prober.search(keep_if_enough(len(names), most), candidate)
 
 
 def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
