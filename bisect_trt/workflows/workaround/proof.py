@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,6 @@ class Prover:
     check: CheckSettings
     samples: int
     timed: bool
-    _made: dict[str, Any] = field(default_factory=dict)
 
     @property
     def target(self) -> TargetSettings:
