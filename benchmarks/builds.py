@@ -191,9 +191,10 @@ def single(model: Path, precision: str) -> Iterator[dict[str, Any]]:  # noqa: AR
 def _single(precision: str) -> dict[str, Any]:
     from bisect_trt.targets.trt import api  # noqa: PLC0415 - what is measured
 
-    trt, made = _tensorrt()
     said: list[tuple[float, str]] = []
+    # Before TensorRT starts: its logger takes what listens when it is made.
     vars(api)["listen"] = lambda line: said.append((time.perf_counter(), line))
+    trt, made = _tensorrt()
     found: dict[str, Any] = {"start": round(made, 2), "shapes": []}
     with tempfile.TemporaryDirectory() as name:
         found["first"] = _build(tiny(Path(name) / "m.onnx"), precision, trt)["seconds"]

@@ -87,7 +87,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
             console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(invocation.argv)}")
     except BisectError as error:
         fail(error)
-    with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
+    with invocation.kept, Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
         status = _work(lambda: work(given, console, result), console, result, general)
     sys.exit(int(status))
 

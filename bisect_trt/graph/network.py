@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from sys import intern
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
@@ -21,6 +20,9 @@ from bisect_trt.graph.nodes import label, reads
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
 from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -207,6 +209,8 @@ class Network:
         Nodes have no attributes; what their bodies take from outside is among their inputs. Tensors have no types and no
         data. Treat it as read-only; its ``copy()`` can be changed.
         """
+        import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches select by numbers, and their start would wait for it
+
         model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
         graph = model.graph
         for index, node in enumerate(self.nodes):
