@@ -113,6 +113,11 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     return new
 
 
+def label(node: onnx.NodeProto) -> str:
+    """What a node goes by in messages: its name, or what it makes."""
+    return node.name or next(filter(None, node.output), "?")
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
     """The value of an attribute; a string's is bytes."""
     return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)

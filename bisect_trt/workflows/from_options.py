@@ -12,10 +12,9 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Layerwise, Releases, Repeat
 from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.shared import Check, Data, Plots, Search
+from bisect_trt.options.shared import Check, Data, Places, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.places.place import is_away
