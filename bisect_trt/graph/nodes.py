@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,15 @@ from onnx import numpy_helper
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 """Of ONNX's own operators."""
+
+
+_HELD = {
+    "value_float": onnx.AttributeProto.FLOAT,
+    "value_floats": onnx.AttributeProto.FLOATS,
+    "value_int": onnx.AttributeProto.INT,
+    "value_ints": onnx.AttributeProto.INTS,
+}
+"""In what a Constant may hold numbers beside a tensor, since opset 12."""
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -35,6 +45,34 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from inner_nodes(model.graph.node)
     for function in model.functions:
         yield from inner_nodes(function.node)
+
+
+def share_names(model: onnx.ModelProto) -> bool:
+    """Whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
+    names = [node.name for node in model.graph.node if node.name]
+    return len(set(names)) < len(names)
+
+
+def tell_apart(model: onnx.ModelProto) -> int:
+    """Give each node of the graph a name that no other has; those without one keep none.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        How many have another name now.
+    """
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    changed = 0
+    for node in model.graph.node:
+        if node.name and node.name in seen:
+            numbered = (f"{node.name}_{number}" for number in itertools.count(1))
+            node.name = next(name for name in numbered if name not in taken)
+            taken.add(node.name)
+            changed += 1
+        seen.add(node.name)
+    return changed
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -84,9 +122,19 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     return new
 
 
+def label(node: onnx.NodeProto) -> str:
+    """What a node goes by in messages: its name, or what it makes."""
+    return node.name or next(filter(None, node.output), "?")
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """The value of an attribute; a string's is bytes."""
-    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+    """The value of an attribute; a string's is bytes. What is of another type than the default is none.
+
+    In a function it may be the caller's, which is not known.
+    """
+    known = (each for each in node.attribute if each.name == name and each.type and not each.ref_attr_name)
+    value = next(map(onnx.helper.get_attribute_value, known), default)
+    return value if default is None or isinstance(value, type(default)) else default
 
 
 def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -94,10 +142,10 @@ def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
         return None
     for each in node.attribute:
-        if each.name == "value":
+        if each.name == "value" and each.HasField("t"):
             tensor: onnx.TensorProto = each.t
             return tensor
-        if each.name in ("value_float", "value_int", "value_floats", "value_ints"):
+        if each.name in _HELD and each.type == _HELD[each.name] and not each.ref_attr_name:
             kind = np.float32 if "float" in each.name else np.int64
             return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(each), kind))
     return None

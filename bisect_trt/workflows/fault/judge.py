@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bisect_trt.graph.halves import lows_of
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -85,9 +86,7 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
         reference: The reference, likewise.
     """
     arbiter = evidence.arbiter
-    own = (
-        None if isinstance(arbiter, str) else _error(evidence, arbiter, evidence.reference, _exact(tolerance, evidence))
-    )
+    own = None if isinstance(arbiter, str) else _own(evidence, arbiter, tolerance)
     if isinstance(evidence.target, str):
         return _refused(evidence, own, who, reference)
     if (neither := _random(evidence, who) or _tie(evidence, evidence.target, tolerance)) is not None:
@@ -119,6 +118,11 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
     )
 
 
+def _own(evidence: Evidence, arbiter: Values, tolerance: ToleranceOptions) -> _Error | None:
+    """How far the reference is off; ``None`` where it has made nothing."""
+    return _error(evidence, arbiter, evidence.reference, _exact(tolerance, evidence)) if evidence.outputs else None
+
+
 _EVALUATOR = "ONNX's reference evaluator"
 
 
@@ -129,6 +133,8 @@ def _who_arbitrates(evidence: Evidence) -> str:
 def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -> Fault:
     if own is None:
         why = f"{_EVALUATOR} does not run it either ({_short(str(evidence.arbiter))})"
+        if not evidence.outputs:
+            why = f"nor does {reference}"
         return Fault("unknown", f"Whose fault it is cannot be told: {who} does not run the case, and {why}.")
     figures = {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
     if (drawn := _drawn(evidence)) is not None:
@@ -215,6 +221,8 @@ def _random(evidence: Evidence, who: str) -> Fault | None:
 def _inherent(evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str) -> Fault | None:
     """Whether all that both are off float64 is what rounding must be expected to make of these very values."""
     if evidence.movement is None or isinstance(evidence.wide, str) or isinstance(evidence.target, str):
+        return None
+    if lows_of(evidence.model.graph):  # of which fp32's last place says nothing
         return None
     wide, expected = evidence.wide, evidence.movement
 
@@ -403,8 +411,7 @@ def _moved(one: NDArray[Any] | None, two: NDArray[Any] | None) -> float:
 
 def _exact(tolerance: ToleranceOptions, evidence: Evidence) -> ToleranceOptions:
     """How far two that compute exactly may be apart: the rounding of the types that the model itself has."""
-    types = {value.dtype for value in evidence.reference.values() if value.dtype.kind == "f"}
-    low = any(each == np.float16 for each in types)
+    low = any(value.dtype == np.float16 for value in evidence.reference.values())
     precision = Precision.FP16 if low else Precision.FP32
     return replace(tolerance, atol={}, rtol={}, stat={}, precision=precision)
 
@@ -412,7 +419,7 @@ def _exact(tolerance: ToleranceOptions, evidence: Evidence) -> ToleranceOptions:
 def _error(evidence: Evidence, right: Values, values: Values, tolerance: ToleranceOptions) -> _Error:
     """How far values are from what they should be, on the outputs that are compared."""
     expected = {name: right[name] for name in evidence.outputs if name in right}
-    comparisons: list[TensorComparison] = compare_all(expected, values, tolerance)
+    comparisons: list[TensorComparison] = compare_all(expected, values, tolerance, lows=lows_of(evidence.model.graph))
     failed = [comparison for comparison in comparisons if not comparison.passed]
     largest = max((_largest(comparison) for comparison in comparisons), default=0.0)
     return _Error(not failed, max((comparison.severity for comparison in failed), default=0.0), largest)
