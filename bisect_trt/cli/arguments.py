@@ -76,6 +76,66 @@ def respell(words: Sequence[str]) -> list[str]:
     return done
 
 
+INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--verbosity", "--log-format"), "-v and -q say how much is told, --log-file takes all of it with times"
+    ),
+    "--pluginref": "--onnx is the evaluator of all of ONNX",
+    "--model-type": "models are ONNX; an engine is given beside its model, with --load-engine",
+    "--data-loader-backend-module": "values are NumPy's, and a script may return whatever NumPy makes an array of",
+    **dict.fromkeys(
+        (
+            "--save-external-data",
+            "--external-data-path",
+            "--external-data-size-threshold",
+            "--no-save-all-tensors-to-one-file",
+        ),
+        "weights past 1 GiB go to a file beside the model by themselves",
+    ),
+    "--no-onnxruntime-shape-inference": "the inference is ONNX's own",
+    "--force-fallback-shape-inference": "shapes are those of the reference run",
+    **dict.fromkeys(
+        ("--onnx-outputs-by-type", "--trt-outputs-by-type", "--outputs-by-type"), "--onnx-outputs op:TYPE marks by type"
+    ),
+    "--no-fold-shapes": "--no-shape-inference of sanitize folds none",
+    **dict.fromkeys(
+        ("--num-passes", "--num-const-fold-passes", "--partitioning", "--no-per-pass-shape-inference"),
+        "values are folded until there is nothing more to fold, each node by itself",
+    ),
+    "--no-remove-intermediate": "every candidate stays in the run's folder",
+    **dict.fromkeys(
+        ("--iter-info", "--iteration-info"),
+        "candidates are told apart by their paths; `bisect-trt log` has their numbers",
+    ),
+    **dict.fromkeys(
+        ("--load-debug-replay", "--save-debug-replay"), "every run is saved; `bisect-trt resume` goes on with one"
+    ),
+    **dict.fromkeys(("--precision", "--direction"), "what stays stays in fp32, wherever it is"),
+    "--save-accuracy-results": "--json writes what was compared; `bisect-trt log RUN --atol TOL` judges it anew",
+    "--sequential-runners": "targets are run one after the other",
+    "--postprocess-func-script": "--compare-func-script may do that before it compares",
+    "--save-input-blob": "--save-inputs writes .npz or .json",
+    "--enable-uint8-asymmetric-quantization-dla": "--onnx-flags enable_uint8_and_asymmetric_quantization_dla",
+    **dict.fromkeys(
+        ("--mark-debug", "--mark-unfused-tensors-as-debug-tensors"),
+        "--trt-outputs mark unfused shows what is not fused",
+    ),
+    **dict.fromkeys(("--save-visual", "--visual-port"), "--visual FILE.svg draws the model"),
+    "--combine-tensor-info": "`bisect-trt layerwise` shows layers with their values",
+}
+"""What Polygraphy has options for that there are none for here, and what is there instead."""
+TOOLS: Mapping[str, str] = {
+    "debug": "Polygraphy's is `reduce`, `precision` and `repeat` here",
+    "surgeon": "Polygraphy's is `extract` and `sanitize` here",
+    "check": "instead of Polygraphy's, `run` compares, and `log RUN --atol TOL` judges anew what was kept",
+    "data": "instead of Polygraphy's, `run --load-inputs A B --save-inputs ALL` writes several files into one",
+    "template": "instead of Polygraphy's, `run --gen-script` writes a program",
+    "plugin": "Polygraphy's has no counterpart here",
+    "multi-device": "Polygraphy's has no counterpart here",
+}
+"""Polygraphy's tools by other names than the commands have here."""
+
+
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 CHECK = "--check"
 

@@ -54,6 +54,11 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
     assert turn["attributes"] == {"perm": [1, 0]}
     assert turn["outputs"] == [{"name": "b", "dtype": "float32", "shape": [3, 2]}]
     assert [[node["name"] for node in body] for body in branch["bodies"]] == [["in the branch"]] * 2
+    assert branch["branches"] == ["then_branch", "else_branch"] or branch["branches"] == ["else_branch", "then_branch"]
+    for body in branch["bodies"]:  # of what it takes from outside, and of what it makes of that
+        (inner,) = body
+        assert inner["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 3]}]
+        assert inner["outputs"] == [{"name": "inner", "dtype": "float32", "shape": [2, 3]}]
     (weight,) = plain["weights"]["tensors"]
     assert (weight["name"], weight["dtype"], weight["values"]) == ("yes", "bool", "True")
     assert plain == inspected(cli, "model", model, "--mode", "full")
@@ -62,6 +67,7 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
         "Transpose turn",
         "perm = [1, 0]",
         "Neg in the branch",
+        "then_branch",
         "makes b: float32 [3, 2]",
         "yes: bool [] True",
     ):
