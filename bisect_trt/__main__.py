@@ -22,7 +22,7 @@ def main() -> NoReturn:
     words = set(sys.argv[1:])
     try:
         if not words & {"-h", "--help"}:
-            _prepare(start=bool(words & _NEEDS_WORKER))
+            _prepare(words)
         gc.disable()  # nothing that is imported is garbage
         from bisect_trt.cli.main import main as command_line  # noqa: PLC0415 - see above
 
@@ -51,12 +51,12 @@ def _age() -> float:
         return 0.0
 
 
-def _prepare(*, start: bool) -> None:
+def _prepare(words: set[str]) -> None:
     from bisect_trt.probing.workers import guard, pool  # noqa: PLC0415 - a fifth of what --help takes
 
     guard.guard.adopt()
-    if start:
-        pool.start_spare()
+    if words & _NEEDS_WORKER:
+        pool.start_spare(compares="--check" not in words)
 
 
 def _end(status: int) -> NoReturn:

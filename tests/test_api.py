@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,14 @@ def test_the_public_names_and_signatures_are_those_promised() -> None:
     assert set(bisect_trt.__all__) <= set(dir(bisect_trt))
     with pytest.raises(AttributeError):
         bisect_trt.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_help_says_of_every_parameter_what_it_is(name: str) -> None:
+    text = inspect.getdoc(getattr(bisect_trt, name)) or ""
+    said = re.findall(r"^    ([*\w]+): [A-Z`]", text.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE)
+    assert said == PARAMETERS[name].replace("* ", "").split()
+    assert all(each in text for each in ("\n\nRaises:\n", "UsageError: ", "UnavailableError: "))
 
 
 def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:

@@ -20,10 +20,10 @@ from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
-from bisect_trt.options.shared import Data, Search
+from bisect_trt.options.shared import Data, Places, Search
 from bisect_trt.options.spec import changed
+from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.times import account, whole
@@ -45,13 +45,14 @@ from bisect_trt.workflows.from_options import (
     metric_files,
     metric_settings,
     model_settings,
+    search_settings,
 )
 from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
 
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
@@ -83,7 +84,7 @@ class Call:
         annotation: Path | None = None,
         shape_inference: bool = False,
     ) -> None:
-        """Sort the options into groups, and put what was given as values into the run's folder.
+        """Sort the options into groups, and make the run's folder.
 
         Args:
             command: Which command it is.
@@ -97,8 +98,9 @@ class Call:
             shape_inference: Whether shapes that inference finds are declared in the model.
 
         Raises:
-            UsageError: An option does not exist, or a file cannot be written.
+            UsageError: An option does not exist, or the folder cannot be made.
         """
+        _refuse_target(check)
         words = given.words(_FREE)
         groups = COMMANDS[command]
         self.target = given.group(Target)
@@ -115,9 +117,9 @@ class Call:
                 raise UsageError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
             self._check.check = [check] if isinstance(check, str) else list(check)
         self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
-        proto = as_proto(model)
-        written = proto is not None or is_torch(model)
-        path = PLACE if written else as_path(model)
+        self._given, self._inputs, self._shape_inference = model, inputs, shape_inference
+        self._proto = as_proto(model)
+        path = PLACE if self._proto is not None or is_torch(model) else as_path(model)
         self._annotation = annotation
         if self._annotation is not None:
             check_annotated(self._annotation, path)
@@ -129,14 +131,18 @@ class Call:
         self.files: list[Path] = []
         self._console = Console(int(verbose) - 1) if verbose else _quiet_console(command)
         self._result = Result(command)
-        if proto is not None:
-            path = _written(proto, self.folder / path)
-        elif written:
-            path, inputs = self._exported(export_module(model, inputs, self.folder / path), None)
-        elif path.suffix == SUFFIX:
+
+    def _placed(self) -> ModelSettings:
+        """The model, and what it is fed; what was given as values is written into the run's folder."""
+        model, inputs = self._given, self._inputs
+        if self._proto is not None:
+            path = _written(self._proto, self.folder / PLACE)
+        elif is_torch(model):
+            path, inputs = self._exported(export_module(model, inputs, self.folder / PLACE), None)
+        elif (path := as_path(model)).suffix == SUFFIX:
             path, inputs = self._exported(export_file(path, self.folder), inputs)
-        settings = replace(model_settings(path, self._data), shape_inference=shape_inference)
-        self._model = self._with_inputs(settings, inputs)
+        settings = replace(model_settings(path, self._data), shape_inference=self._shape_inference)
+        return self._with_inputs(settings, inputs)
 
     def _exported(self, exported: Exported, inputs: Inputs | None) -> tuple[Path, Inputs | None]:
         """Say how a program of PyTorch was exported; its ONNX model, and what that is fed where nothing else was given."""
@@ -161,6 +167,11 @@ class Call:
                 files.append(self.folder / f"inputs-{number}.npz")
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
+
+    @property
+    def search_settings(self) -> SearchSettings:
+        """How the search is run."""
+        return search_settings(self.search)
 
     @property
     def check_options(self) -> CheckOptions:
@@ -202,13 +213,19 @@ class Call:
             fixed_path: Where every candidate goes, if the check reads a fixed path.
 
         Raises:
-            UsageError: The run that is to go on was about something else.
+            UsageError: The run that is to go on was about something else, or it is at work elsewhere; or a file cannot be
+                written.
         """
+        with claimed_run(self.folder), claimed_path(fixed_path):
+            return self._worked(work, fixed_path)
+
+    def _worked(self, work: Callable[[Job], Result], fixed_path: Path | None) -> Result:
         result, console = self._result, self._console
-        self._bind()
+        model = self._placed()
+        self._bind(model)
         metric = metric_settings(
             self._metric,
-            self._model.data,
+            model.data,
             self.compare,
             confidence=1.0 if result.command == "run" else self.search.confidence,
             bounded=result.command != "run",
@@ -217,7 +234,7 @@ class Call:
         workspace = Workspace(self.folder, fixed_path)
         where = open_places(self._places, console)
         fresh = self.target.fresh_process
-        job = Job(self._model, workspace, console, result, fresh, self._annotation, where, metric)
+        job = Job(model, workspace, console, result, fresh, self._annotation, where, metric)
         began = time.monotonic()
         try:
             with account() as spent:
@@ -237,9 +254,8 @@ class Call:
             console.close()
         return result
 
-    def _bind(self) -> None:
+    def _bind(self, settings: ModelSettings) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
-        settings = self._model
         named = [
             *data_files(self._data),
             *settings.data.load_inputs,
@@ -251,7 +267,7 @@ class Call:
         binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
         if self._function is not None:
             binding.files.update(bind_function(self._function))
-        if self.resumed:
+        if (self.folder / CALL_FILE).exists():
             Binding.read(self.folder, CALL_FILE).check(binding, self.folder)
         else:
             binding.write(self.folder, CALL_FILE)
@@ -263,7 +279,7 @@ def _quiet_console(command: str) -> Console:
     return QuietConsole() if show is None else NotebookConsole(command, show)
 
 
-def refuse_target(check: object) -> None:
+def _refuse_target(check: object) -> None:
     """Make sure that a target's name does not stand where a check belongs.
 
     Raises:

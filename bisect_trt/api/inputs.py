@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, target_second
+from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, documented, target_second
 from bisect_trt.options.searches import Samples, Sweep
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
 
 
+@documented
 @target_second
 def sweep(
     model: Model,
@@ -30,40 +31,31 @@ def sweep(
     """Find the sizes at which the target goes wrong.
 
     Args:
-        model: The model, or its path.
         inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
         target: The runtime under suspicion; ``onnxrt`` where neither it nor ``check`` is given.
         shapes: Inputs with the sizes of their dimensions, as after ``--shapes``: ``x:[1..64,3,224,224]``.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt sweep``, with underscores; ``check`` may be a function too, see :func:`reduce`.
-            It is given the model with its dimensions free, and the inputs of a size.
+        **options: ``check`` may be a function too, see :func:`reduce`. It is given the model with its
+            dimensions free, and the inputs of a size.
 
     Returns:
         The result; ``extra["sweep"]`` has what was tried. Its status is ``not_reproduced`` if no size fails.
 
     Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there, or no size says anything.
+        UnavailableError: No size says anything.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.sweep.dimensions import SweepSettings  # noqa: PLC0415 - as above
 
     check: Check | None = options.pop("check", None)
-    refuse_target(check)
     target = "onnxrt" if target is None and check is None else target
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16, shapes=shapes)
     own = given.group(Sweep, model=PLACE)
     call = Call("sweep", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
     settings = SweepSettings(call.checks(call.target.settings()), tuple(own.shapes), own.tries)
-    return call.finish(lambda job: job.sweep(settings, search_settings(call.search)), settings.check.fixed_path)
+    return call.finish(lambda job: job.sweep(settings, call.search_settings), settings.check.fixed_path)
 
 
+@documented
 def samples(
     model: Model,
     check: Check | Inputs | None = None,
@@ -82,33 +74,19 @@ def samples(
     """Find which of many inputs fail, what they have in common, and the smallest that still fails.
 
     Args:
-        model: The model, or its path.
-        check: What says good or bad; see :func:`reduce`.
-        target: The runtime under suspicion.
         inputs: The samples, or their file; random ones if not given (``iterations=`` says how many).
         output: Where the smallest failing input goes; in the run's folder if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        overwrite: Whether a file that exists may be written over.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt samples``, with underscores.
 
     Returns:
         The result; ``extra["samples"]`` has which fail. Its status is ``not_reproduced`` if none does.
 
     Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there, or no sample says anything.
+        UnavailableError: No sample says anything.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.samples.samples import SamplesSettings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
-    refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Samples, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call("samples", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
@@ -116,5 +94,5 @@ def samples(
     settings = SamplesSettings(call.checks(call.target.settings()), where)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
-    search = search_settings(call.search)
+    search = call.search_settings
     return call.finish(lambda job: job.samples(settings, search), settings.check.fixed_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -23,6 +24,45 @@ Answer = TypeVar("Answer")
 PLACE = Path("model.onnx")
 """In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
 _SAVED = (".json", ".npz")
+_SECTION = r"(?ms)^(Args|Returns|Raises):$(.*?)(?=^\S|\Z)"
+
+_SAID = {
+    "model": "The model, or its path.",
+    "check": "What says good or bad; see :func:`reduce`.",
+    "inputs": "What the model is fed; random values if not given.",
+    "target": "The runtime under suspicion.",
+    "atol": "Absolute tolerance.",
+    "rtol": "Relative tolerance.",
+    "fp16": "Whether the target runs in half precision.",
+    "verbose": "Whether to print what the command line prints; 2 for what ``-v`` adds.",
+    "overwrite": "Whether what exists may be written over.",
+    "run": "The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under\n"
+    "        ``.bisect-trt`` if not given.",
+}
+_RAISED = (
+    "UsageError: Something was asked for that cannot be done as asked.",
+    "UnavailableError: Something needed is not there.",
+)
+
+
+def documented(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """The function, with what it shares with others in its docstring too: parameters, and what it raises."""
+    text = inspect.cleandoc(function.__doc__ or "")
+    sections = {title: re.split(r"\n    (?! )", each)[1:] for title, each in re.findall(_SECTION, text)}
+    own = dict(each.rstrip().split(": ", 1) for each in sections.get("Args", ()))
+    names = [f"**{each.name}" if each.kind is each.VAR_KEYWORD else each.name for each in _parameters(function)]
+    if not (more := own.get("**options", "")).startswith("The options"):
+        own["**options"] = f"The options of ``bisect-trt {function.__name__}``, with underscores. {more}"
+    sections["Args"] = [f"{name}: {own.get(name) or _SAID[name]}" for name in names]
+    sections["Raises"] = [*_RAISED, *sections.get("Raises", ())]
+    order = [(title, sections[title]) for title in ("Args", "Returns", "Raises") if title in sections]
+    body = (f"{title}:\n    " + "\n    ".join(map(str.rstrip, each)) for title, each in order)
+    function.__doc__ = "\n\n".join((text.partition("\n")[0], *body))
+    return function
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
 
 
 def target_second(function: Callable[Given, Answer]) -> Callable[Given, Answer]:

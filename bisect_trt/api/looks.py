@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.keywords import PLACE, Keywords, target_second
+from bisect_trt.api.keywords import PLACE, Keywords, documented, target_second
 from bisect_trt.errors import BisectError
 from bisect_trt.options.run import MoreTargets, RunOptions
 from bisect_trt.options.searches import Diagnose, Layerwise, Workaround
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
 
 
+@documented
 @target_second
 def diagnose(
     model: Model,
@@ -34,29 +35,15 @@ def diagnose(
     """Find out why the target is wrong, and leave a reproducer.
 
     Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
-        target: The runtime under suspicion.
         output: The reproducer's folder; ``reproducer`` in the run's folder if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        overwrite: Whether a folder that exists may be written over.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt diagnose``, with underscores; ``archive`` for ``--zip``.
+        **options: ``archive`` for ``--zip``.
 
     Returns:
         The result; ``artifacts["reproducer"]`` is the folder.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
@@ -70,11 +57,12 @@ def diagnose(
     archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
     check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
     settings = DiagnoseSettings(
-        checks, search_settings(call.search), folder, archive, own.anonymise, own.find_all, own.releases
+        checks, call.search_settings, folder, archive, own.anonymise, own.find_all, own.releases
     )
     return call.finish(lambda job: job.diagnose_itself(checks) if own.self_check else job.diagnose(settings))
 
 
+@documented
 @target_second
 def workaround(
     model: Model,
@@ -93,28 +81,13 @@ def workaround(
     """Find what makes the whole model pass today, with the least loss.
 
     Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
-        target: The runtime under suspicion.
         output: Where the patched model goes; in the run's folder if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        overwrite: Whether files that exist may be written over.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt workaround``, with underscores.
 
     Returns:
         The result; ``workarounds`` are the ways that were tried, ``artifacts["patched"]`` is the model.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings, target_check  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.from_options import target_check  # noqa: PLC0415 - as above
     from bisect_trt.workflows.workaround.workaround import PATCHED, WorkaroundSettings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
@@ -126,9 +99,10 @@ def workaround(
     settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
-    return call.finish(lambda job: job.workaround(settings, search_settings(call.search)))
+    return call.finish(lambda job: job.workaround(settings, call.search_settings))
 
 
+@documented
 @target_second
 def layerwise(
     model: Model,
@@ -145,22 +119,10 @@ def layerwise(
     """Compare every tensor on the target with the reference's.
 
     Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
-        target: The runtime under suspicion.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
         isolate: Whether to find each layer's own error too.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        **options: The options of ``bisect-trt layerwise``, with underscores.
 
     Returns:
         The result; ``first_mismatch`` and ``tensors`` say what was found.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.from_options import layerwise_settings  # noqa: PLC0415 - as above
@@ -172,6 +134,7 @@ def layerwise(
     return call.finish(lambda job: job.layerwise(settings))
 
 
+@documented
 @target_second
 def compare(
     model: Model,
@@ -187,22 +150,12 @@ def compare(
     """Compare the outputs of a target with the reference's, as ``bisect-trt run`` does.
 
     Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
         target: The runtime under suspicion; ``None`` if ``options`` name others (``onnx``, ``onnxrt_reference``,
             ``also_providers``).
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
         **options: The options of ``bisect-trt run``, with underscores.
 
     Returns:
         The result; ``comparisons`` has one entry an output, the status is ``found`` if everything matches.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.compare.wanted import compare_settings  # noqa: PLC0415 - as above
@@ -217,6 +170,7 @@ def compare(
 _SHOWN = 5
 
 
+@documented
 @target_second
 def assert_matches(
     model: Model,
@@ -232,19 +186,11 @@ def assert_matches(
     """Make sure, in a test, that a target computes what the reference does; leave a reproducer if not.
 
     Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
-        target: The runtime under suspicion.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
         reproducer: Its folder, written over; in the run's folder if not given.
         **options: The options that :func:`compare` and :func:`diagnose` share: of the target, the comparison and the data.
 
     Raises:
         AssertionError: It does not; the message has the worst outputs and the reproducer's folder.
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes rich
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, target_second
+from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, documented, target_second
 from bisect_trt.errors import UsageError
 from bisect_trt.options.searches import Cause, Precision, Reduce, Releases, Repeat
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bisect_trt.reporting.result import Result
 
 
+@documented
 def reduce(
     model: Model,
     check: Check | Inputs | None = None,
@@ -32,36 +33,19 @@ def reduce(
     """Find the smallest model that still fails.
 
     Args:
-        model: The model, or its path.
         check: A function (see :class:`~bisect_trt.probing.function.FunctionCheck`: given the candidate's path, ``True`` or
             an ``AssertionError`` says that it fails), or a command as after ``--check``. Without it ``target`` is compared
             with the reference. Values, a path, or the name of a ``.npz`` or ``.json`` file in its place are ``inputs``.
-        target: The runtime under suspicion.
         output: Where the reduced model goes; in the run's folder if not given.
-        inputs: What the model is fed; random values if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        overwrite: Whether files that exist may be written over.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt reduce``, with underscores.
 
     Returns:
         The result; its status is ``not_reproduced`` if the model does not fail.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - as above
     from bisect_trt.workflows.settings import ReduceSettings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
-    refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Reduce, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call(
@@ -76,10 +60,11 @@ def reduce(
         raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
     if not call.resumed:
         check_outputs(settings)
-    checks, search = call.checks(call.target.settings()), search_settings(call.search)
+    checks, search = call.checks(call.target.settings()), call.search_settings
     return call.finish(lambda job: job.reduce(settings, checks, search), checks.fixed_path)
 
 
+@documented
 @target_second
 def cause(
     model: Model,
@@ -95,35 +80,19 @@ def cause(
 ) -> Result:
     """Find which pass, option or tactic of the target does it.
 
-    Args:
-        model: The model, or its path.
-        inputs: What the model is fed; random values if not given.
-        target: The runtime under suspicion.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt cause``, with underscores.
-
     Returns:
         The result; its ``cause`` is a list of alternatives, each a list of switches that are enough to turn.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import search_settings  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Cause, model=PLACE)
     call = Call("cause", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
-    checks, search = call.checks(call.target.required(), used=True), search_settings(call.search)
+    checks, search = call.checks(call.target.required(), used=True), call.search_settings
     return call.finish(lambda job: job.cause(checks, search), checks.fixed_path)
 
 
+@documented
 def releases(
     model: Model,
     check: Check | Inputs | None = None,
@@ -144,41 +113,32 @@ def releases(
         check: A command as after ``--check``, with ``{python}`` in it for the interpreter of a release. Without it ``target``
             is compared with the reference.
         target: The runtime whose releases are asked.
-        inputs: What the model is fed; random values if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt releases``, with underscores; ``from_`` for ``--from``, ``find_all`` for
-            ``--all``, ``beside`` for ``--with``.
+        **options: ``from_`` for ``--from``, ``find_all`` for ``--all``, ``beside`` for ``--with``.
 
     Returns:
         The result; ``extra`` has ``releases``, ``first_failing`` and ``first_passing``. Its status is ``not_reproduced`` if no
         release fails.
 
     Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there, or no release says anything.
+        UnavailableError: No release says anything.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import case_of, releases_settings, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import case_of, releases_settings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
-    refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Releases, model=PLACE)
     if isinstance(model, str | Path):
         model, values = case_of(Path(model))
         inputs = values[0] if values and inputs is None else inputs
     call = Call("releases", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
-    runtime, search = call.target.settings(), search_settings(call.search)
+    runtime, search = call.target.settings(), call.search_settings
     settings = releases_settings(own, runtime, call.search, has_check=check is not None)
     checks = call.checks(runtime, used=True)
     return call.finish(lambda job: job.releases(settings, checks, search), checks.fixed_path)
 
 
+@documented
 def repeat(
     model: Model,
     check: Check | Inputs | None = None,
@@ -195,38 +155,25 @@ def repeat(
     """Build or run a model again and again: how often it fails, and what the bad builds choose.
 
     Args:
-        model: The model, or its path.
         check: What says good or bad; see :func:`reduce`. Beside a target that makes engines, a command judges those.
-        target: The runtime under suspicion.
-        inputs: What the model is fed; random values if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        fp16: Whether the target runs in half precision.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt repeat``, with underscores; ``number`` is ``-n``.
+        **options: ``number`` is ``-n``.
 
     Returns:
         The result; its ``extra`` has ``runs``, ``good``, ``bad``, ``rate``, ``interval`` and ``choices``.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import repeat_settings, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import repeat_settings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
-    refuse_target(check)
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Repeat, model=PLACE)
     call = Call("repeat", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
     settings = repeat_settings(own, call.search, call.check_options)
-    checks, search = call.checks(call.target.settings(), used=True), search_settings(call.search)
+    checks, search = call.checks(call.target.settings(), used=True), call.search_settings
     return call.finish(lambda job: job.repeat(settings, checks, search), checks.fixed_path)
 
 
+@documented
 def precision(
     model: Model,
     check: Check | Inputs | None = None,
@@ -245,33 +192,17 @@ def precision(
     """Find the fewest nodes that have to stay in fp32.
 
     Args:
-        model: The model, or its path.
-        check: What says good or bad; see :func:`reduce`.
         low: What the rest is to run in.
-        target: The runtime under suspicion.
         output: Where the mixed model goes; in the run's folder if not given.
-        inputs: What the model is fed; random values if not given.
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-        verbose: Whether to print what the command line prints; 2 for what ``-v`` adds.
-        overwrite: Whether a file that exists may be written over.
-        run: The run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; under
-            ``.bisect-trt`` if not given.
-        **options: The options of ``bisect-trt precision``, with underscores.
 
     Returns:
         The result; ``keep_fp32`` are the nodes, ``artifacts["mixed"]`` is the model.
-
-    Raises:
-        UsageError: Something was asked for that cannot be done as asked.
-        UnavailableError: Something needed is not there.
     """
-    from bisect_trt.api.call import Call, refuse_target  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import low_precision, precision_files, search_settings  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows.from_options import low_precision, precision_files  # noqa: PLC0415 - as above
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
-    refuse_target(check)
     named = {} if options.get("ladder") else {low: True}  # a ladder names its own
     given = Keywords(options, target=target, atol=atol, rtol=rtol, **named)
     own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
@@ -287,5 +218,5 @@ def precision(
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
-    search = search_settings(call.search)
+    search = call.search_settings
     return call.finish(lambda job: job.precision(settings, checks, search), checks.fixed_path)

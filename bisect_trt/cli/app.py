@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from importlib import import_module
 from io import IOBase
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 import bisect_trt
@@ -87,7 +87,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
             console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(invocation.argv)}")
     except BisectError as error:
         fail(error)
-    with Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
+    with invocation.kept, Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
         status = _work(lambda: work(given, console, result), console, result, general)
     sys.exit(int(status))
 
@@ -247,9 +247,7 @@ class Interrupts:
             self._ours = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

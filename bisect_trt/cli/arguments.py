@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -25,12 +26,14 @@ class Invocation:
         resumed: The folder of the run that goes on, if one does.
         folder: The run's folder, once it is open.
         began: When the process began, on the monotonic clock, if it is one of its own.
+        kept: What it has to itself until it ends.
     """
 
     argv: tuple[str, ...] = ()
     resumed: Path | None = None
     folder: Path | None = None
     began: float | None = None
+    kept: ExitStack = field(default_factory=ExitStack)
 
 
 invocation = Invocation()

@@ -11,8 +11,8 @@ from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
-from bisect_trt.options.shared import Check, Data, Search
+from bisect_trt.options.shared import Check, Data, Places, Search
+from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
@@ -53,14 +53,17 @@ def open_run(
         weights: The folder with the model's weights, if that is not its own.
 
     Raises:
-        UsageError: The folder cannot be made, or the run that is to go on was about something else.
+        UsageError: The folder cannot be made, the fixed path is another run's, or the run that is to go on was about something
+            else.
     """
     binding = Binding.of(invocation.argv, model, files, weights)
+    invocation.kept.enter_context(claimed_path(fixed_path))
     if invocation.resumed is not None:
         Binding.read(invocation.resumed).check(binding, invocation.resumed)
         invocation.folder = invocation.resumed
         return Workspace(invocation.resumed, fixed_path)
     workspace = Workspace(Workspace.new_folder(command, model), fixed_path)
+    invocation.kept.enter_context(claimed_run(workspace.folder))
     binding.write(workspace.folder)
     invocation.folder = workspace.folder
     return workspace

@@ -16,7 +16,8 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
-from bisect_trt.options.places import Places
+from bisect_trt.options.shared import Places
+from bisect_trt.probing.claim import claimed_run
 from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.probing.workspace import RUNS_FOLDER
 from bisect_trt.reporting.console import Console
@@ -237,4 +238,5 @@ def resume(given: Given) -> None:
     except OSError as error:
         raise UnavailableError(f"the run was started in {binding.cwd}, which is gone: {error.strerror}.") from error
     invocation.argv = binding.argv
-    run_command_line(binding.argv)
+    with claimed_run(invocation.resumed):  # before any file of it is opened: who is refused changes nothing
+        run_command_line(binding.argv)

@@ -203,23 +203,6 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
         tensor.external_data.add(key=key, value=value)
 
 
-ELSEWHERE = "weights.folder"
-"""Beside candidates: names the folder with the weights' files that do not lie there themselves."""
-
-
-def weights_folder(model: onnx.ModelProto, path: Path) -> Path:
-    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along.
-
-    Args:
-        model: The model.
-        path: Its file.
-    """
-    folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
-    if not note.exists() or all((folder / location).exists() for location in external_files(model)):
-        return folder
-    return Path(os.fsdecode(note.read_bytes()))
-
-
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file, sharing its blocks where the file system can, and leaving its holes holes.
 

@@ -9,18 +9,20 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from sys import intern
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnx_graphsurgeon as gs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
 from bisect_trt.graph.externals import has_external_data
-from bisect_trt.graph.nodes import reads
+from bisect_trt.graph.nodes import label, reads
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
 from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 
 def depth_first_order(parents: Sequence[Sequence[int]]) -> list[int]:
@@ -207,6 +209,8 @@ class Network:
         Nodes have no attributes; what their bodies take from outside is among their inputs. Tensors have no types and no
         data. Treat it as read-only; its ``copy()`` can be changed.
         """
+        import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches select by numbers, and their start would wait for it
+
         model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
         graph = model.graph
         for index, node in enumerate(self.nodes):
@@ -317,8 +321,7 @@ class Network:
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""
-        node = self.nodes[index]
-        return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
+        return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
     def plain(self, index: int) -> dict[str, Any]:
         """A node as plain values: name, operator, outputs, and the module that it comes from, if the file says so."""

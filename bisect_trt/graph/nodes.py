@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,34 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from inner_nodes(model.graph.node)
     for function in model.functions:
         yield from inner_nodes(function.node)
+
+
+def share_names(model: onnx.ModelProto) -> bool:
+    """Whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
+    names = [node.name for node in model.graph.node if node.name]
+    return len(set(names)) < len(names)
+
+
+def tell_apart(model: onnx.ModelProto) -> int:
+    """Give each node of the graph a name that no other has; those without one keep none.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        How many have another name now.
+    """
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    changed = 0
+    for node in model.graph.node:
+        if node.name and node.name in seen:
+            numbered = (f"{node.name}_{number}" for number in itertools.count(1))
+            node.name = next(name for name in numbered if name not in taken)
+            taken.add(node.name)
+            changed += 1
+        seen.add(node.name)
+    return changed
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -82,6 +111,11 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
         for value in body.output:
             value.name = outer.get(value.name, value.name)
     return new
+
+
+def label(node: onnx.NodeProto) -> str:
+    """What a node goes by in messages: its name, or what it makes."""
+    return node.name or next(filter(None, node.output), "?")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import onnx
-import onnx_graphsurgeon as gs
 from onnx.helper import make_tensor_value_info
 
 from bisect_trt.graph.externals import has_external_data
@@ -24,6 +24,9 @@ from bisect_trt.graph.nodes import rename_reads
 from bisect_trt.graph.values import value_info
 from bisect_trt.graph.wire import graph_field
 from bisect_trt.tensors.info import TensorInfo
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 PRODUCER = "bisect-trt"
 IR_WITHOUT_INITIALIZER_INPUTS = 4

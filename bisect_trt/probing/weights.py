@@ -10,13 +10,13 @@ import onnx
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.externals import (
-    ELSEWHERE,
     EMBED_LIMIT_BYTES,
     copy_file,
     external_files,
     inner_bytes,
     share_weights,
 )
+from bisect_trt.targets.base import ELSEWHERE
 
 
 class Weights:

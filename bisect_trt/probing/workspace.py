@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -133,22 +135,30 @@ class Workspace:
         try:
             self.candidates.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to."
-            ) from error
+            raise _cannot_make(folder, error) from error
         if fixed_path is not None:
             _refuse_foreign(fixed_path)
 
     @classmethod
     def new_folder(cls, command: str, model: Path) -> Path:
-        """A fresh path for a run, under ``.bisect-trt`` in the current directory."""
+        """A fresh folder for a run, made under ``.bisect-trt`` in the current directory; nobody else gets the same one.
+
+        Raises:
+            UsageError: It cannot be made.
+        """
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
         # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
         name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
-        folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
-        return next(
-            path for n in range(10_000) if not (path := folder.with_name(folder.name + (f"-{n}" if n else ""))).exists()
-        )
+        first = folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
+        for number in count(1):
+            try:
+                folder.mkdir(parents=True)
+                break
+            except OSError as error:
+                if not os.path.lexists(folder):
+                    raise _cannot_make(folder, error) from error
+            folder = first.with_name(f"{first.name}-{number}")
+        return folder
 
     def scratch(self, name: str) -> Path:
         """Where something goes that only this session needs; beside the candidates, where the shared weights lie."""
@@ -283,6 +293,10 @@ class Workspace:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _cannot_make(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to.")
 
 
 _Seal = tuple[int, int, int, bytes]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree as ET
 
 from bisect_trt.graph.exported import in_module
 from bisect_trt.reporting.html.markup import clean
@@ -97,6 +96,8 @@ def write_junit(result: Mapping[str, Any], path: Path) -> None:
     Raises:
         UsageError: It cannot be written.
     """
+    from xml.etree import ElementTree as ET  # noqa: PLC0415 - every command imports this module, and few write this
+
     cases = cases_of(result)
     model = clean(str(result["model"].get("path", "")))
     counts = {f"{kind}s": str(sum(case.verdict == kind for case in cases)) for kind in ("failure", "error")}

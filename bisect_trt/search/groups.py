@@ -8,11 +8,12 @@ one is asked instead, as ``git bisect skip`` does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
 
 from bisect_trt.search.density import MEMBERS, Density
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verdict
 
-_SKIPS = 3
+SKIPS = 3
 """So many other groups are tried in the place of one about which nothing can be told."""
 
 _LOOKS = (6, 16)
@@ -48,11 +49,13 @@ class Kept:
             complete: Adds to a set what it is asked about with, as long as there is more in it than what is needed.
         """
         self.units: Subset = frozenset(units)
+        self._all = self.units
         self.needed: Subset = frozenset()
         self.astray = False
         self._found: list[int] = []  # and not left out once more yet
         self._looked, self._run, self._alarm = 0, 0, _RUN
         self._presumed: list[int] = []
+        self._spare: Subset = frozenset()  # kept for the sake of an answer, and known not to be needed
         self.goal = goal
         self._complete = complete
         self._tally = Tally(ask)
@@ -83,11 +86,34 @@ class Kept:
         verdict = self.verdict(units)
         if verdict is self.goal:
             self.units = units
+            self._spare &= units
         return verdict
 
     def shrinks_to(self, units: Subset) -> bool:
         """The same, where all that matters is whether it is."""
         return self.shrink(units) is self.goal
+
+    def leave_out(self, units: Subset, *, again: int = 0) -> Verdict:
+        """Ask whether some units more can be left out, and go on from there if they can.
+
+        Args:
+            units: What to leave out.
+            again: Where nothing can be told, of how many other candidates to ask the same: each has a unit back that is known
+                not to be needed, the nearest first. With the next question it is left out again.
+        """
+        rest = self.units - self._spare - units
+        spare, verdict = Subset(), self.shrink(rest)
+        if again and verdict is Verdict.UNRESOLVED:
+            ends = (min(units), max(units))
+            gone = self._all - self.units
+            for unit in nsmallest(again, gone, key=lambda unit: min((abs(unit - end), unit) for end in ends)):
+                spare = frozenset({unit})
+                verdict = self.shrink(rest | spare)
+                if verdict is not Verdict.UNRESOLVED:
+                    break
+        if verdict is self.goal:
+            self._spare = spare
+        return verdict
 
     def lower(self, groups: Sequence[Subset], density: Density, *, dirty: bool | int, most: int | None = None) -> None:
         """Leave out what can be left out of some groups, one after the other, and then what can of the members of the rest.
@@ -147,8 +173,10 @@ class Kept:
         """Ask about each unit that was taken as needed, with all others that are left kept."""
         for unit in self._presumed:
             if unit in self.units:
-                self.shrinks_to(self.units - {unit})
+                self.leave_out(frozenset({unit}))
         self._presumed = []
+        if self._spare:
+            self.leave_out(frozenset())
 
 
 class _Walk:
@@ -201,19 +229,18 @@ class _Walk:
         kept, place = self._kept, self._place
         width = (len(self._groups) if self._end is None else self._end) - place
         best = self._density.group(width, dirty=self._end is not None)
-        size, verdict = best, Verdict.UNRESOLVED
-        for size in skipping(best, range(1, width + (self._end is None))):
-            verdict = kept.shrink(kept.units.difference(*self._groups[place : place + size]))
+        sizes = list(skipping(best, range(1, width + (self._end is None))))
+        for number, size in enumerate((*sizes, best)):
+            again = SKIPS + 1 - number if number == len(sizes) else 0
+            verdict = kept.leave_out(frozenset().union(*self._groups[place : place + size]), again=again)
             if verdict is not Verdict.UNRESOLVED:
                 break
-        else:
-            size = best
         kept.heard(verdict)
         if verdict is kept.goal:
             self._pass(size)
             return
-        if verdict is Verdict.UNRESOLVED and self._end is not None and width <= _SKIPS:
-            verdict = kept.shrink(kept.units.difference(*self._groups[place + size : self._end]))
+        if verdict is Verdict.UNRESOLVED and self._end is not None and width <= SKIPS:
+            verdict = kept.leave_out(frozenset().union(*self._groups[place + size : self._end]))
             if verdict not in (kept.goal, Verdict.UNRESOLVED):
                 self.later += self._groups[place : place + size]
                 self._pass(size)
@@ -227,7 +254,7 @@ def skipping(size: int, sizes: range) -> Iterator[int]:
     tried = 0
     for distance in range(len(sizes)):
         for near in dict.fromkeys((size - distance, size + distance)):
-            if near in sizes and tried <= _SKIPS:
+            if near in sizes and tried <= SKIPS:
                 yield near
                 tried += 1
 

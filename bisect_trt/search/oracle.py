@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 
 class Verdict(str, Enum):
@@ -18,6 +18,11 @@ class Verdict(str, Enum):
     """It does not."""
     UNRESOLVED = "UNRESOLVED"
     """It broke in some other way, so it says nothing."""
+
+    @property
+    def opposite(self) -> Verdict:
+        """The same answer where a set that passes is looked for."""
+        return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(self, self)
 
 
 Result = TypeVar("Result")
@@ -101,10 +106,12 @@ class Search(Generic[Result_co]):
         goal: The verdict of the sets of units that are looked for, which supersets of them mostly have too: ``FAIL`` for
             what is needed to fail, ``PASS`` for what is enough to keep.
         algorithm: A plain function of an oracle. It may be called several times and must ask the same each time.
+        then: What will be asked after the search of what it found, if anything; who has nothing else to do may begin with that.
     """
 
     goal: Verdict
     algorithm: Callable[[Oracle], Result_co]
+    then: Callable[[Any], Question | None] | None = None
 
 
 class Transcript:

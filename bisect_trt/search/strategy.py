@@ -17,7 +17,7 @@ from dataclasses import replace
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.counters import reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
-from bisect_trt.search.groups import Kept, skipping
+from bisect_trt.search.groups import SKIPS, Kept, skipping
 from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
 
@@ -30,6 +30,7 @@ def shortest_failing_prefix(
     empty_odds: float = 0.0,
     guess: int | None = None,
     passing: int = 0,
+    again: Callable[[Subset, int], Verdict] | None = None,
 ) -> int:
     """The least n for which ``kept`` with the first n of ``units`` fails, all of them together being known to fail.
 
@@ -46,6 +47,8 @@ def shortest_failing_prefix(
         empty_odds: The chance, 0 to under 1, that ``kept`` alone fails; 0 leaves that question out.
         guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
         passing: So many of the first units are known not to fail together, less than all; taken with ``empty_odds`` of 0 only.
+        again: Asked where nothing can be told of a length, and of few others instead: the same, and of how many other
+            candidates it may be asked; those may have more units.
 
     Returns:
         The length, 0 to ``len(units)``.
@@ -58,11 +61,15 @@ def shortest_failing_prefix(
         middle = guesses.pop() if guesses else _middle(passed, longest, empty_weight)
         if not passed < middle < longest:
             continue
-        for near in skipping(middle, range(passed + 1, longest)):
+        lengths = list(skipping(middle, range(passed + 1, longest)))
+        for near in lengths:
             verdict = ask(kept.union(units[:near]))
             if verdict is not Verdict.UNRESOLVED:
                 middle = near
                 break
+        else:
+            if again is not None:
+                verdict = again(kept.union(units[:middle]), SKIPS + 1 - len(lengths))
         if verdict is Verdict.FAIL:
             longest = middle
         else:
@@ -129,18 +136,24 @@ def find_culprits(
     """
     kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
     guess = None if suspect is None else bisect_left(units, suspect) + 1
-    length = shortest_failing_prefix(units, frozenset(), kept.verdict, guess=guess, passing=passing)
+    passed = frozenset(units[:passing])
+
+    def shorten(prefix: Subset, again: int = 0) -> Verdict:
+        nonlocal passed
+        verdict = kept.leave_out(kept.units - prefix, again=again)
+        passed = prefix if verdict is Verdict.PASS else passed
+        return verdict
+
+    length = shortest_failing_prefix(units, frozenset(), shorten, guess=guess, passing=passing, again=shorten)
     first, rest = units[length - 1], units[: length - 1]
-    kept.units = frozenset(units[:length])
-    shorter = frozenset(rest)
-    kept.found(frozenset({first}), doubtful=bool(rest) and kept.verdict(shorter) is Verdict.UNRESOLVED)
-    if not rest or kept.lost or kept.shrinks_to(kept.needed):
+    kept.found(frozenset({first}), doubtful=not passed.issuperset(rest))
+    if not rest or kept.lost or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL:
         return _bare(kept, ask, weights)
     density, most = Density(cold(len(units)), units=len(units)), None
     density.cleared(len(units) - length)
     density.hit()
     density.some_left()
-    dirty = kept.verdict(kept.needed) is not Verdict.UNRESOLVED
+    dirty = itself is not Verdict.UNRESOLVED
     around = pattern(first).intersection(rest)
     if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
         rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW

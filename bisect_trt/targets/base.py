@@ -38,6 +38,8 @@ Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
 ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the most usual and the largest shape of an input."""
+ELSEWHERE = "weights.folder"
+"""Beside candidates: names the folder with the weights' files that do not lie there themselves."""
 Lowering = Literal["cast", "layer"]
 """How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
 
@@ -505,7 +507,7 @@ class Target(ABC):
         return False
 
     def finds_weights(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
-        """Whether its runtime, here, asks :func:`~bisect_trt.graph.externals.weights_folder` where a model's weights are.
+        """Whether its runtime, here, looks into :data:`ELSEWHERE` for where a model's weights are.
 
         For all others they are copied beside the candidates.
         """

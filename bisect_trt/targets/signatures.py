@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL)
+"""Its codes, and the file that it was given, which is mostly one of ours: who reads the message knows of which model it is."""
 # A file and line of its source, mostly followed by the C++ signature of the function there.
 _SOURCE_PLACE = re.compile(
     r"\S+\.(?:h|cc|cpp|cu|cuh):\d+ "

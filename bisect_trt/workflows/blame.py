@@ -10,8 +10,6 @@ from bisect_trt.graph.network import Network
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.layerwise.layerwise import compare_own
-from bisect_trt.workflows.layerwise.look import Look
 
 MOST_BUILDS = 3
 """Of models with the answer's nodes side by side."""
@@ -45,6 +43,9 @@ def _own_errors(investigation: Investigation, answer: Candidate, nodes: Sequence
     check, subject = investigation.prober.runner.check, investigation.subject
     if not isinstance(check, BuiltinCheck) or investigation.prober.ledger.is_broken:
         return {}
+    from bisect_trt.workflows.layerwise.layerwise import compare_own  # noqa: PLC0415 - a check of the user's need not wait for it
+    from bisect_trt.workflows.layerwise.look import Look  # noqa: PLC0415 - as above
+
     target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]
     own = compare_own(Look(subject, target, check.tolerance, check.timeout), names, MOST_BUILDS)

@@ -72,7 +72,7 @@ def require_reference(subject: Subject) -> None:
         mend = (
             f" Perhaps that is because {fed} random: give real data (--load-inputs), or the range of what is valid (--val-range)."
             if fed
-            else ""
+            else subject.renaming
         )
         raise UnavailableError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{mend} So there is nothing to compare; "

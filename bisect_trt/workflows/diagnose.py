@@ -35,7 +35,7 @@ from bisect_trt.workflows.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.workflows.next_steps import advised
-from bisect_trt.workflows.others import look_for_others
+from bisect_trt.workflows.others import asked_next, look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
 from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
@@ -166,7 +166,8 @@ def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspect
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
     suspect = suspects.unit(subject.network)
-    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
+    rest = asked_next(investigation)
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect), rest)
     minimum = investigation.found(investigation.prober.search(search, subject.cut, subject.original))
     for step in minimum.steps:
         console.say(f"  {step}")
@@ -193,6 +194,8 @@ def deliver(
     result.culprits = subject.describe_nodes(blamed)
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
+    if result.why:
+        console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
     tell_modules(subject.network, blamed, console)
     console.answer(fault.sentence)
     if answer.held:

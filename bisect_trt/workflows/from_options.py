@@ -12,14 +12,12 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Layerwise, Releases, Repeat
 from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.shared import Check, Data, Plots, Search
+from bisect_trt.options.shared import Check, Data, Places, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.places.place import is_away
-from bisect_trt.reporting.reproducer import MODEL
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
@@ -360,6 +358,8 @@ def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings
 
 def case_of(model: Path) -> tuple[Path, list[Path]]:
     """A model, and the values that it is fed: those beside it, where it is the folder of a reproducer."""
+    from bisect_trt.reporting.reproducer import MODEL  # noqa: PLC0415 - of one command alone
+
     if not (model.is_dir() and (model / MODEL).is_file()):
         return model, []
     values = model / "inputs.npz"

@@ -370,6 +370,7 @@ class Job:
             with recorded(investigation, target or check.target, self.annotation):
                 yield investigation
         finally:
+            prober.close()
             note_first(prober, self.result)
             prober.ledger.close()
 

@@ -12,7 +12,6 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.blame import by_blame, named_nodes
 from bisect_trt.workflows.investigation import Case, Investigation
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspicion import BREAKS, suspect
 
 GROWTH_STEPS = 3
 """How many times a layer that passes alone is grown by what it reads, before the whole model is reduced."""
@@ -55,6 +54,8 @@ def weak_suspects(subject: Subject, target: TargetSettings | None) -> Suspects:
     """What the reference run says against nodes, where the target does not show them: to be tried held to the precision."""
     if target is None or not may_choose_precision(target):
         return Suspects()
+    from bisect_trt.workflows.suspicion import BREAKS, suspect  # noqa: PLC0415 - a check of the user's need not wait for it
+
     found = suspect(subject, "fp16" if target.fp16 else "bf16")
     return Suspects([subject.network.order[entry.unit] for entry in found if entry.score >= BREAKS], grow=False)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+import numpy as np
+
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
+from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.settings import CheckSettings
@@ -25,7 +28,7 @@ def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> 
 def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     """What else may show the failure, after what was done already."""
     target, data = check.target, subject.settings.data
-    steps = scales(subject, check)
+    steps = [*lost_outputs(subject), *scales(subject, check)]
     if target is not None and not target.low_precisions:
         first = "" if steps else "first "
         steps.append(f"{first}the precision of the failing deployment (--fp16, --bf16, ...)")
@@ -64,6 +67,38 @@ def scales(subject: Subject, check: CheckSettings) -> list[str]:
     return [
         f"whether its scales fit: {why} ({shlex.join(words)}, where FLOAT.onnx is the model before it was quantized)"
     ]
+
+
+def lost_outputs(subject: Subject) -> list[str]:
+    """Outputs that NaN or Inf leave nothing of to compare, and the first node that makes NaN or Inf of finite values.
+
+    A mask of -Inf leaves the rest; what counts is half of the elements.
+    """
+    network, reference = subject.network, subject.reference
+    lost = {name: share for name in network.outputs if (share := _nonfinite(reference, name)) >= 0.5}
+    if not lost:
+        return []
+    said = ", ".join(f"{share:.0%} of '{name}'" for name, share in list(lost.items())[:4])
+    maker = next(
+        (
+            index
+            for index in network.order
+            if any(_nonfinite(reference, name) for name in network.nodes[index].output)
+            and not any(_nonfinite(reference, name) for name in network.nodes[index].input)
+        ),
+        None,
+    )
+    first = "" if maker is None else f", first from {network.describe(maker)}"
+    made = f"of these the reference itself makes NaN or Inf ({said}{first})"
+    return [f"inputs of which something is left to compare: {made}, and NaN beside NaN matches"]
+
+
+def _nonfinite(reference: Reference, name: str) -> float:
+    """The share of a tensor's elements that are NaN or Inf; 0 for what is not known, or of integers."""
+    if name not in reference.infos or reference.infos[name].dtype.kind != "f":
+        return 0.0
+    value = reference.select([name])[name]
+    return float(np.mean(~np.isfinite(value))) if value.size else 0.0
 
 
 def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:

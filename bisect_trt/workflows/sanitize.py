@@ -14,6 +14,7 @@ from bisect_trt.graph.cut import extract
 from bisect_trt.graph.externals import share_weights, tensor_bytes
 from bisect_trt.graph.fold import Folding, Removed, constant_value, fold_shapes, remove_unread, sort_nodes, to_tensor
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import share_names, tell_apart
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos
 from bisect_trt.probing.protocol import Compare, Failed, Sample
@@ -34,6 +35,7 @@ class Changes:
     folded_nodes: int = 0
     removed: Removed = field(default_factory=Removed)
     sorted: bool = False
+    renamed: int = 0
     large: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class Changes:
             "removed_weights": removed.weights,
             "removed_declarations": removed.declarations,
             "sorted": self.sorted,
+            "renamed_nodes": self.renamed,
             "too_large": self.large,
             "not_computed": self.refused,
         }
@@ -65,6 +68,8 @@ class Changes:
             lines.append(f"{removed.declarations} declaration(s) removed of tensors that are gone")
         if self.sorted:
             lines.append("nodes put into topological order")
+        if self.renamed:
+            lines.append(f"{self.renamed} node(s) renamed, whose name another has too")
         for names, why in ((self.large, "larger than --fold-size-threshold"), (self.refused, "not computed")):
             if names:
                 lines.append(f"not folded, because {why}: {', '.join(names)}")
@@ -187,6 +192,7 @@ def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
     path, changes = subject.settings.path, Changes()
     model = subject.settings.load()
     before = len(model.graph.node)
+    changes.renamed = tell_apart(model)
     share_weights(model, path, subject.workspace.candidates, subject.settings.weights)
     if settings.input_shapes:
         fix_input_shapes(model, settings.input_shapes, assume=False)
@@ -220,7 +226,12 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         BisectError: They give other results.
     """
     models = subject.models
-    original, changed = models.write("original", subject.network.proto), models.write("sanitized", model)
+    proto = subject.network.proto
+    if share_names(proto):  # which ONNX Runtime refuses; what a node is called makes no difference to what it computes
+        proto = onnx.ModelProto()
+        proto.CopyFrom(subject.network.proto)
+        tell_apart(proto)
+    original, changed = models.write("original", proto), models.write("sanitized", model)
     for number, sample in enumerate(subject.samples, 1):
         inputs, golden = models.feed(f"inputs-{number}", sample), subject.workspace.scratch(f"golden-{number}.npz")
         failed = models.collect(original, inputs, golden)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -18,6 +18,7 @@ from bisect_trt.graph.cut import cut, mark_outputs
 from bisect_trt.graph.ir import needed_ir_version
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import share_names
 from bisect_trt.graph.patterns import Patterns
 from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos, input_infos, take_input_shapes
 from bisect_trt.graph.slices import held_bytes
@@ -209,9 +210,7 @@ class Subject:
     def __enter__(self) -> Subject:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def about(self, target: TargetSettings) -> Started | Failed:
@@ -291,6 +290,15 @@ class Subject:
                 f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so nothing that would need them is cut."
             )
+
+    @property
+    def renaming(self) -> str:
+        """What to do where nodes share a name, a sentence with a space before it; empty where none do."""
+        if not share_names(self.network.proto):
+            return ""
+        path = self.settings.path
+        command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-named.onnx"])
+        return f" `{command}` gives each node a name of its own."
 
     @cached_property
     def infos(self) -> dict[str, TensorInfo]:

@@ -129,6 +129,13 @@ def test_no_failure_no_reproducer(cli: CommandLine) -> None:
     assert not Path("out").exists()
 
 
+def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> None:
+    nodes = [helper.make_node(op, [read], [made], made) for op, read, made in (("Neg", "x", "a"), ("Log", "a", "b"))]
+    ran = cli("diagnose", save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])]), "--onnxrt")
+    assert ran.status == 1
+    assert "the reference itself makes NaN or Inf (100% of 'c', first from Log 'b')" in ran.out
+
+
 def test_a_reproducer_whose_failure_is_mended_exits_0(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
     assert node_names(Path("out/model.onnx")) == ["big"]

@@ -63,6 +63,7 @@ def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], 
         ("beside", {"beside"}),
         ("odd", {"rows", "order", "batch"}),
         ("batch:3", {"batch"}),
+        ("range", {"after"}),
     ],
 )
 def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong: set[str]) -> None:
@@ -74,6 +75,29 @@ def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong
         assert "DIFFERENT" in said
         assert "one after the other" not in said
         assert f"contradicts itself in {len(wrong)} of 6" in said
+
+
+def test_the_rows_of_a_batch_that_is_no_first_dimension(cli: CommandLine, here: Path) -> None:
+    """Sequences first, as recurrent networks have it; what comes out has the batch elsewhere, and a size that it has too."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], name="bad"),
+        helper.make_node("ReduceMean", ["t"], ["y"], axes=[0], keepdims=0, name="mean"),
+    ]
+    shapes: dict[str, list[str | int | None]] = {
+        "x": [5, "batch_size", 4],
+        "t": [5, "batch_size", 4],
+        "y": ["batch_size", 4],
+    }
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    model = here / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(model))
+    assert verdicts(cli, model, "--onnxrt") == (0, dict.fromkeys(TRIALS, "PASS"))
+    status, seen, said = unsteady(here, model, "columns")
+    assert (status, {check for check, verdict in seen.items() if verdict == "FAIL"}) == (
+        1,
+        {"rows", "order", "batch"},
+    ), said
 
 
 def test_sessions_that_differ_by_themselves_are_said_to(here: Path) -> None:

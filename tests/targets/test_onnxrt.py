@@ -18,8 +18,8 @@ from support import save
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.onnxrt.memory import target_model
 from bisect_trt.targets.onnxrt.opening import find_providers
-from bisect_trt.targets.onnxrt.runtime import target_model
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
 from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings

@@ -141,6 +141,35 @@ def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
     assert verdict(evidence(target="no such layer", reference=RIGHT + 1)) == "unknown"
 
 
+def test_where_the_reference_does_not_run_it_either_nobody_is_blamed() -> None:
+    case = replace(evidence(target="no such opset"), outputs=(), reference={})
+    fault = judge(case, ToleranceOptions(), "T", "the reference (R)")
+    assert fault.whose == "unknown"
+    assert (
+        fault.sentence == "Whose fault it is cannot be told: T does not run the case, and nor does the reference (R)."
+    )
+
+
+def test_an_evaluator_that_passes_over_an_attribute_has_no_say(cli: CommandLine) -> None:
+    pytest.importorskip("openvino")
+    rng = np.random.default_rng(0)
+    weights = {"w": (1, 12, 4), "r": (1, 12, 3), "b": (1, 24)}
+    node = helper.make_node("LSTM", ["x", *weights], ["y"], name="l", hidden_size=3, input_forget=1)
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 2, 4]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 1, 2, 3]),
+    ]
+    stored = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in weights.items()
+    ]
+    graph = helper.make_graph([node], "coupled", ends[:1], ends[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), "model.onnx")
+    ran = cli("reduce", "model.onnx", "--openvino", "-o", "out.onnx", "--json", "r.json")
+    fault = read_json(Path("r.json"))["fault"]  # OpenVINO passes over it too, and so the two would agree
+    assert (ran.status, fault["whose"]) == (0, "unknown")
+    assert "passes over 'input_forget' of LSTM" in fault["sentence"]
+
+
 def test_what_is_not_seen_again_is_nobodys() -> None:
     assert verdict(evidence()) == "unknown"
 

@@ -1,8 +1,8 @@
 """Ends what a run has started if the run itself is killed.
 
 A check has a process group of its own, so that a time-out ends all of it. The price is that it would outlive a driver
-that dies without a word (kill -9, out of memory). So a small process waits for the end of a pipe whose other end only the
-driver holds, and then kills the groups that were still registered.
+that dies without a word (kill -9, out of memory). So a small process waits for the end of a pipe (a socket, which hands locks
+on too) whose other end only the driver holds, and then kills the groups that were still registered.
 
 A driver may be killed after it has started a process and before it has said so. Each process is therefore announced under
 a number that stands in its environment, and those that were only announced are looked for there (Linux).
@@ -23,11 +23,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -41,11 +42,14 @@ DRIVER = "BISECT_TRT_DRIVER"
 """Environment variable of whatever a driver starts that adopts what loses its parent."""
 
 _WATCH = f"""
-import glob, os, select, shutil, signal, sys, time
+import glob, os, select, shutil, signal, socket, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 driver = sys.argv[1]
+pipe = socket.socket(fileno=0)
+held = {{}}
 groups = {{}}
 folders = []
+passed = []
 adopted = {{}}
 adopts = 'adopts' in sys.argv
 def environ(pid):
@@ -86,14 +90,24 @@ while True:
     if not select.select([0], [], [], 0.1 if adopts else None)[0]:
         look()
         continue
-    content = os.read(0, 65536)
+    try:
+        content, files, _, _ = socket.recv_fds(pipe, 65536, 1)
+    except OSError:
+        break
     if not content:
         break
+    passed.extend(files)
     *lines, rest = (rest + content).split(b'\\n')
     for line in lines:
         mark, group = line.decode().split()
         if mark == 'folder':
             folders.append(bytes.fromhex(group))
+        elif mark == 'hold':
+            held[group] = passed[:]
+            passed.clear()
+        elif mark == 'drop':
+            for file in held.pop(group, ()):
+                os.close(file)
         elif group == '-':
             groups.pop(mark, None)
         else:
@@ -134,6 +148,8 @@ class Guard:
     def __init__(self) -> None:
         """Nothing is started yet."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: socket.socket | None = None
+        self._held: dict[str, int] = {}
         self._owner = 0
         self._lock = threading.Lock()
         self._numbers = count()
@@ -154,6 +170,20 @@ class Guard:
             folder.mkdir(mode=0o700)
             self._scratch = folder
         return self._scratch
+
+    @contextlib.contextmanager
+    def holding(self, lock: int) -> Iterator[None]:
+        """Have a lock (``flock(2)``) held until all that was started has ended, whoever ends this process; a file's number."""
+        name = str(lock)
+        with self._lock:
+            self._held[name] = lock
+            self._send("hold", name, lock)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._held[name]
+                self._send("drop", name)
 
     def adopt(self) -> None:
         """Become the parent of what loses its own, where the system can (Linux); for a process that is all this program's."""
@@ -243,11 +273,10 @@ class Guard:
     def close(self) -> None:
         """End the guard's own process; whatever is still running is killed with it."""
         with self._lock:
-            process, self._process = self._process, None
-            if process is None or process.stdin is None or self._owner != os.getpid():
+            process, self._process, pipe, self._pipe = self._process, None, self._pipe, None
+            if process is None or pipe is None or self._owner != os.getpid():
                 return
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
+            pipe.close()
             process.wait()
             if self._scratch is not None:  # where the guard was killed
                 shutil.rmtree(self._scratch, ignore_errors=True)
@@ -258,18 +287,30 @@ class Guard:
                 if group == "-":  # at the end of a program that kept a worker the guard has gone before it: no new one
                     return
                 self._owner = os.getpid()
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *(["adopts"] if self._adopts else [])],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                self._pipe, its = socket.socketpair()
+                with its:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), *["adopts"] * self._adopts],
+                        stdin=its.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                for name, lock in self._held.items():
+                    self._send("hold", name, lock)
                 atexit.register(self.close)
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # somebody killed it: a run goes on without
-                self._process.stdin.write(f"{mark} {group}\n".encode())
-                self._process.stdin.flush()
+            self._send(mark, group)
+
+    def _send(self, mark: str, group: str, *locks: int) -> None:
+        """Say something to the guard, if it is there."""
+        if self._pipe is None or self._owner != os.getpid():
+            return
+        content = f"{mark} {group}\n".encode()
+        with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
+            if locks:
+                socket.send_fds(self._pipe, [content], locks)
+            else:
+                self._pipe.sendall(content)
 
 
 def _children() -> list[int]:

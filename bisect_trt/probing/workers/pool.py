@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -16,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
@@ -88,7 +86,7 @@ class WorkerProcess:
         self,
         gpu: str | None = None,
         *,
-        first: bool = False,
+        modules: Sequence[str] = (),
         place: Place | None = None,
         memory_limit: int | None = None,
     ) -> None:
@@ -96,7 +94,7 @@ class WorkerProcess:
 
         Args:
             gpu: The only one that it sees.
-            first: Whether its first request is likely the reference run, for which it imports ONNX Runtime at once too.
+            modules: What else its first requests are likely to need, which it imports at once too.
             place: Where it has models run, if not in itself.
             memory_limit: Bytes that whatever runs models there may hold.
         """
@@ -111,15 +109,15 @@ class WorkerProcess:
         self._first_memory = (0, 0)
         self._buffer = b""
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        warm = ["warm"] if first else []
+        words = list(modules)
         if place is not None:
             plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
-            warm.append(json.dumps(plain))
+            words = [json.dumps(plain)]
         else:
             with contextlib.suppress(OSError):  # there is no place for it, which only few of them need
                 visible["TMPDIR"] = str(guard.scratch())
         self._process = guard.start(
-            module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *warm),
+            module_command("bisect_trt.probing.workers.serve", str(request_read), str(reply_write), *words),
             {**os.environ, **visible},
             output=subprocess.DEVNULL,  # each request says where its output goes
             pass_fds=(request_read, reply_write),
@@ -245,11 +243,18 @@ def surroundings() -> dict[str, str]:
 
 _spare: list[WorkerProcess] = []
 _most_kept = 0
+_FOR_REFERENCE = ("bisect_trt.targets.onnxrt.runtime",)
+_FOR_COMPARING = ("bisect_trt.graph.quantized",)
+"""With ONNX, which no other part of a worker needs."""
 
 
-def start_spare() -> None:
-    """Start the first worker before anything else, so that it is ready when the driver is."""
-    _spare.append(WorkerProcess(first=True))
+def start_spare(*, compares: bool = True) -> None:
+    """Start the first worker before anything else, so that it is ready when the driver is.
+
+    Args:
+        compares: Whether it will likely be asked to compare a target with the reference, and not for the reference alone.
+    """
+    _spare.append(WorkerProcess(modules=[*_FOR_REFERENCE, *(_FOR_COMPARING if compares else ())]))
     atexit.register(end_spare)
 
 
@@ -325,9 +330,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -462,7 +465,7 @@ class WorkerPool:
         worker: WorkerProcess | None = None
         try:
             with self._lock:
-                worker = self._start()
+                worker = self._start(modules=_FOR_COMPARING)
             order = Order(request, self._log, Path.cwd())
             worker.ask(order, Limits(time.monotonic(), COSTLY_SECONDS, cancel, self.memory_limit))
         except (WorkerDied, BisectError, OSError):
@@ -499,7 +502,7 @@ class WorkerPool:
                 return worker
         return None
 
-    def _start(self, place: Place | None = None) -> WorkerProcess:
+    def _start(self, place: Place | None = None, modules: Sequence[str] = ()) -> WorkerProcess:
         """A new one, on the GPU that the fewest have; to be called with the lock."""
         local = place is None or place.local
         gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
@@ -507,7 +510,7 @@ class WorkerPool:
             self._given[gpu] += 1
         if place is not None:
             self._placed[place] += 1
-        return WorkerProcess(gpu, place=place, memory_limit=self.memory_limit)
+        return WorkerProcess(gpu, modules=modules, place=place, memory_limit=self.memory_limit)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         if self.fresh_process or worker.worn_out or (self._short and worker.place is not None):
@@ -567,7 +570,7 @@ def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
 @functools.cache
 def _session() -> str:
     """Names this driver on the hosts of its places."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def _write(fd: int, line: bytes) -> None:

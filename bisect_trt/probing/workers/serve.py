@@ -445,15 +445,15 @@ def _print_to(log: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests from the pipe named on the command line until it closes; ``warm`` after it imports ONNX Runtime."""
+    """Serve requests from the pipe named on the command line until it closes, once the modules named after it are there."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = next((word for word in sys.argv[3:] if word.startswith("{")), None)
-    if "warm" in sys.argv[3:]:
+    for name in sys.argv[3:] if place is None else ():
         # What is wrong with it is said by the request that needs it.
         with contextlib.suppress(Exception):
-            importlib.import_module("bisect_trt.targets.onnxrt.runtime")
+            importlib.import_module(name)
     connection = None if place is None else _connection(json.loads(place))
     if connection is not None:
         signal.signal(signal.SIGUSR1, lambda *_: connection.give_up())

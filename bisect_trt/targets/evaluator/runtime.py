@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from bisect_trt.graph.lower import lower_fp16
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import input_infos
 from bisect_trt.targets.base import Arrays
+from bisect_trt.targets.evaluator.standalone import evaluator
 from bisect_trt.targets.interpreter import Interpreter, low_type
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
@@ -63,7 +63,7 @@ class EvaluatorSession:
         """``proto`` has its weights inside."""
         self.inputs = input_infos(Network(proto))
         self.skipped: dict[str, str] = {}
-        self._evaluator = ReferenceEvaluator(proto)
+        self._evaluator = evaluator(proto)
 
     def layers(self) -> list[dict[str, Any]]:
         """None: every node is one."""

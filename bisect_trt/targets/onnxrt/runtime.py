@@ -1,46 +1,39 @@
-"""ONNX Runtime."""
+"""ONNX Runtime.
+
+A worker that runs models as they lie in their files needs no ONNX, which takes longer to import than ONNX Runtime: what does
+need it is in ``memory.py``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 import onnxruntime
-from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.graph.externals import ELSEWHERE, has_external_data, weights_folder
-from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
-from bisect_trt.targets.interpreter import Interpreter, low_type
+from bisect_trt.targets.base import ELSEWHERE
+from bisect_trt.targets.interpreter import Interpreter, load_proto
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.listening import ALOUD, listen
-from bisect_trt.targets.onnxrt.opening import (
-    EXECUTION_PROVIDER,
-    FATAL_ONLY,
-    TINY_MODEL,
-    Misnamed,
-    Missing,
-    prepare,
-    used,
-)
+from bisect_trt.targets.onnxrt.opening import FATAL_ONLY, TINY_MODEL, Misnamed, Missing, prepare, used
 from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
-from bisect_trt.targets.onnxrt.settings import OFF, OnnxRuntimeSettings
-from bisect_trt.targets.onnxrt.values import element_type
+from bisect_trt.targets.onnxrt.settings import OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
 
-_CPU = f"CPU{EXECUTION_PROVIDER}"
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Where the weights of a model in memory lie: a setting since ONNX Runtime 1.21, ignored before."""
-_VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
 @contextlib.contextmanager
-def _ours() -> Iterator[None]:
+def said_as_ours() -> Iterator[None]:
     """What the settings name wrongly, as errors of ours."""
     try:
         yield
@@ -48,56 +41,6 @@ def _ours() -> Iterator[None]:
         raise UnavailableError(f"{error}.") from error
     except Misnamed as error:
         raise UsageError(f"{error}.") from error
-
-
-def target_model(
-    path: Path, settings: TargetSettings, providers: Sequence[str] | None = None
-) -> onnx.ModelProto | None:
-    """The lowered form of a model that the target really runs; ``None`` if that is the model itself.
-
-    On the CPU provider fp16 is emulated by round trips, because it would run fp16 nodes in fp32 (see
-    ``graph.lower_roundtrip``), and so is bf16, which it would not run; other providers get real nodes of that type.
-
-    Args:
-        path: The ONNX file.
-        settings: The target.
-        providers: The providers that run it, if not those of this process.
-    """
-    low = low_type(settings)
-    if low is None:
-        return None
-    model = _read(path)
-    own = settings.of(OnnxRuntimeSettings)
-    with _ours():
-        run_by = used(asdict(own)) if providers is None else list(providers)
-    lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
-    kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
-    return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
-
-
-def _read(path: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
-
-
-def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path, kernels: OnnxRuntimeSettings) -> dict[str, int]:
-    """Element types of tensors behind operators that ONNX Runtime knows and ONNX does not, ``com.microsoft``'s first."""
-    known = tensor_dtypes(model)
-    unknown = {name for node in model.graph.node for name in node.output if name and name not in known}
-    if not unknown:
-        return {}
-    marked = onnx.ModelProto()
-    marked.CopyFrom(model)
-    unknown -= {value.name for value in model.graph.output}
-    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(unknown))
-    try:
-        session = _open_in_memory(marked, path, kernels)
-    except BuildError:  # operators that it does not know either: their consumers stay in fp32
-        return {}
-    types = {value.name: element_type(value.type) for value in session.get_outputs()}
-    return {name: element for name, element in types.items() if element is not None}
 
 
 class OnnxRuntime(Interpreter):
@@ -116,13 +59,17 @@ class OnnxRuntime(Interpreter):
         self._own = settings.of(OnnxRuntimeSettings)
         # Inf and NaN are what a search is about; onnxruntime need not warn of each.
         onnxruntime.set_default_logger_severity(FATAL_ONLY)
-        with _ours():
+        with said_as_ours():
             prepare(asdict(self._own))
         if self._own.provider_options or self._own.session_options:
             try_options(self._own)
 
-    def lowered(self, model: Path) -> onnx.ModelProto | None:
-        """See :func:`target_model`."""
+    def lowered(self, model: Path) -> ModelProto | None:
+        """See :func:`~bisect_trt.targets.onnxrt.memory.target_model`."""
+        if not self._settings.low_precisions:
+            return None
+        from bisect_trt.targets.onnxrt.memory import target_model  # noqa: PLC0415 - as the module says
+
         return target_model(model, self._settings)
 
     def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> OnnxRuntimeSession:  # noqa: ARG002
@@ -133,14 +80,13 @@ class OnnxRuntime(Interpreter):
             UnavailableError: A provider is installed and cannot be used.
         """
         lowered = self.lowered(model)
-        if lowered is None and model.with_name(ELSEWHERE).exists():
-            session = _open_in_memory(_read(model), model, self._own)
-        elif lowered is None:
+        if lowered is None and not model.with_name(ELSEWHERE).exists():
             source = str(model) if _is_text(model) else model.read_bytes()
-            session = _open(source, self._own)
-        else:
-            session = _open_in_memory(lowered, model, self._own)
-        return OnnxRuntimeSession(session)
+            return OnnxRuntimeSession(open_session(source, self._own))
+        from bisect_trt.targets.onnxrt.memory import open_in_memory  # noqa: PLC0415 - as the module says
+
+        proto = load_proto(model) if lowered is None else lowered
+        return OnnxRuntimeSession(open_in_memory(proto, model, self._own))
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Which passes over the graph ran, and which of them changed it; see :func:`heard`."""
@@ -161,7 +107,7 @@ def try_options(own: OnnxRuntimeSettings) -> None:
         UsageError: It refuses them with a model that nothing is wrong with.
     """
     try:
-        _open(TINY_MODEL, own)
+        open_session(TINY_MODEL, own)
     except BuildError as error:
         said = [f"{name}:{value}" for name, value in (*own.provider_options, *own.session_options)]
         raise UsageError(
@@ -169,31 +115,18 @@ def try_options(own: OnnxRuntimeSettings) -> None:
         ) from error
 
 
-def _open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings) -> onnxruntime.InferenceSession:
-    """Open a model that has no file; weights outside it lie beside ``path``, or where candidates there have theirs."""
-    try:
-        content = proto.SerializeToString()
-    except Exception as error:  # protobuf's own
-        raise BuildError(f"{path} is over 2 GB with its weights inside: save them as external data") from error
-    folder = weights_folder(proto, path)
-    if _VERSION >= (1, 21) or not has_external_data(proto):
-        return _open(content, own, weights=folder)
-    # Its weights lie beside the original, so it has to lie there too; under a name that nothing else has.
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".bisect_trt_", suffix=".onnx") as beside:
-            beside.write(content)
-            beside.flush()
-            return _open(beside.name, own)
-    except OSError as error:
-        raise UnavailableError(
-            f"{folder} cannot be written ({error.strerror}), which ONNX Runtime {onnxruntime.__version__} needs for a "
-            "model with weights in a file of their own; update it to 1.21 or later."
-        ) from error
+def open_session(
+    model: str | bytes, own: OnnxRuntimeSettings, *, weights: Path | None = None
+) -> onnxruntime.InferenceSession:
+    """Open a model: a file, or what is in one, whose weights may lie in a folder that is named.
 
-
-def _open(model: str | bytes, own: OnnxRuntimeSettings, *, weights: Path | None = None) -> onnxruntime.InferenceSession:
+    Raises:
+        BuildError: ONNX Runtime refuses it.
+        UnavailableError: A provider is installed and cannot be used.
+        UsageError: There is no such option, or it takes no such value.
+    """
     settings = asdict(own)
-    with _ours():
+    with said_as_ours():
         options, arguments = prepare(settings)
         providers = used(settings)
     if weights is not None:

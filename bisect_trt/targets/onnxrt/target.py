@@ -72,10 +72,10 @@ class OnnxRuntimeTarget(Target):
         return OnnxRuntime(settings)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
-        """By Casts, as :func:`~bisect_trt.targets.onnxrt.runtime.target_model` says, for the providers that are there."""
+        """By Casts, as :func:`~bisect_trt.targets.onnxrt.memory.target_model` says, for the providers that are there."""
         if not settings.low_precisions:
             return None
-        from bisect_trt.targets.onnxrt.runtime import target_model  # noqa: PLC0415 - as above
+        from bisect_trt.targets.onnxrt.memory import target_model  # noqa: PLC0415 - as above
 
         return target_model(model, settings, facts["providers"])
 

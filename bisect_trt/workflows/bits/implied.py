@@ -14,18 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.nodes import attribute, held
 from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid
+from bisect_trt.workflows.bits.counting import clip_bound
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
-_NAMED = re.compile(r"(?i)(?<![a-z])relu6?(?![a-z])")
+_NAMED = re.compile(r"(?i)(?<![a-z])(relu6?|clip)(?![a-z])")
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "HardSwish", "Max")
 _ROUNDS = 4
 _NEGATIVE = 5e-3
@@ -135,19 +134,8 @@ def _of_original(network: Network, original: Network, pair: Pair, index: int) ->
         return None
     if node.op_type == "Relu":
         return (0.0, None)
-    low, high = (_bound(original, node, place, name) for place, name in ((1, "min"), (2, "max")))
+    low, high = (clip_bound(original, node, place, name) for place, name in ((1, "min"), (2, "max")))
     return (low if low is not None else -math.inf, high)
-
-
-def _bound(network: Network, node: onnx.NodeProto, place: int, name: str) -> float | None:
-    if len(node.input) > place and node.input[place]:
-        tensor = network.initializers.get(node.input[place])
-        maker = network.producer.get(node.input[place])
-        if tensor is None and maker is not None:
-            tensor = held(network.nodes[maker])
-        return None if tensor is None else float(onnx.numpy_helper.to_array(tensor).reshape(()))
-    bound = attribute(node, name)
-    return None if bound is None else float(bound)
 
 
 def _look(
@@ -182,6 +170,8 @@ def _is_relu(seen: _Seen, positive: float, both: float, vote: float | None) -> b
         vote: The share of tensors in its place that have nothing below 0; ``None`` where there are few.
     """
     lean = 0.0 if vote is None else _LEAN if vote > _MOST else -_LEAN if vote < 1 - _MOST else 0.0
+    if seen.at_end and _is_six(seen, _SIX / 1000):
+        return True
     if seen.at_end:  # but where the scale has room for all, the zero point is what is wrong
         return not (both < _NEAR - lean and positive > _FAR + lean)
     wanted = seen.grid.low - seen.low / seen.scale if seen.scale > 0 else math.inf
@@ -239,8 +229,12 @@ def _usual(seen: Sequence[_Seen]) -> float:
 
 def _clip(seen: _Seen) -> Clip:
     """A Relu, or a Relu6 where the type's end is at 6 and values go past it."""
-    top = (seen.grid.high - seen.zero) * seen.scale
-    return (0.0, _SIX if seen.above_six and abs(top - _SIX) < _SIX / 100 else None)
+    return (0.0, _SIX if _is_six(seen, _SIX / (100 if seen.above_six else 1000)) else None)
+
+
+def _is_six(seen: _Seen, near: float) -> bool:
+    """Whether the type ends at 6."""
+    return abs((seen.grid.high - seen.zero) * seen.scale - _SIX) < near
 
 
 def _with(groups: Sequence[Group], clips: Mapping[str, Clip | None]) -> list[Group]:

@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 from bisect_trt.graph.qdq import Pair
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid, along, ranges
-from bisect_trt.workflows.bits.misfit import BIT, Misfit, pair_outputs, problems, stored_problems
+from bisect_trt.workflows.bits.counting import what_counts
+from bisect_trt.workflows.bits.misfit import BIT, Misfit, lost_among, pair_outputs, problems, stored_problems
 from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
+
+_BYTE, _ENOUGH_DB = 255, 44.0
+"""With more steps than these a value past the calibrated range costs many bits, and does no harm while what is left is as much as
+8 bits make of values of both signs: 127 steps for four deviations."""
 
 
 def find_misfits(
@@ -50,18 +55,22 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
     symmetric = grid.signed and not zero.any()
     fitted, fitted_zero = grid.fit(low, high, symmetric=symmetric)
     fitted, fitted_zero = fitted.reshape(scale.shape), fitted_zero.reshape(scale.shape)
-    signal = own = fit = clipped = 0.0
+    signal = own = fit = clipped = among = 0.0
     for value in values:
         spread = [along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
         exact = value.astype(np.float64)
         signal += float(np.mean(np.square(exact)))
         own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
-        fit += float(np.mean(np.square(grid.rounded(exact, spread[2], spread[3]) - exact)))
+        best = grid.rounded(exact, spread[2], spread[3])
+        fit += float(np.mean(np.square(best - exact)))
+        if scale.size == 1:
+            among += lost_among(network, pair, value, best) / len(values)
         bottom, top = grid.ends(np.abs(spread[0]), spread[1])
         slack = np.abs(spread[0]) * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
     own_db, fit_db = _decibels(signal, own), _decibels(signal, fit)
-    lost = 0.0 if not signal else min(max((fit_db - own_db) / BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
+    could = min(fit_db, _ENOUGH_DB) if grid.high - grid.low > _BYTE else fit_db
+    lost = 0.0 if not signal else min(max((could - own_db) / BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
     seen = Misfit(
         pair,
         scale,
@@ -71,11 +80,12 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
         float(low.min()),
         float(high.max()),
         clipped,
-        lost,
+        min(lost + among, 32.0),
         own_db,
         fit_db,
         lows=tuple(lows),
         highs=tuple(highs),
+        drowned=among > 0,
     )
     return replace(seen, problems=tuple(problems(network, seen, grid, values, symmetric=symmetric)))
 
@@ -100,7 +110,7 @@ def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Ref
             if pair.clip is not None:
                 plainly = np.clip(plainly, pair.clip[0], pair.clip[1])
             if np.isfinite(plainly).all():
-                yield plainly
+                yield what_counts(subject.network, pair, plainly)
 
 
 def _decibels(signal: float, noise: float) -> float:

@@ -24,6 +24,8 @@ _UNEVEN = 8.0
 """Channels whose largest value is so many times the middle one's are outliers."""
 _LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
 """A scale so many times what fits is wrong; so few times; and one, or a zero point, that clips this share of the values."""
+_LOST_DB, _BELOW_DB = 12.0, 18.0
+"""A channel of less signal to noise is lost: two bits; and it is for the others' sake if all together have so much more."""
 _DISPLACED = 0.15
 """Of all steps: a zero point that is so many away from where it should be is wrong."""
 _MOST = 1 << 22
@@ -50,6 +52,7 @@ class Misfit:
         problems: What is wrong: a rule and a sentence, each.
         lows: The least values, of each sample; of the shape of the scale.
         highs: The largest.
+        drowned: Whether no scale fits: with room for the largest channel most of the others are lost.
     """
 
     pair: Pair
@@ -66,6 +69,7 @@ class Misfit:
     problems: tuple[Problem, ...] = ()
     lows: tuple[Array, ...] = ()
     highs: tuple[Array, ...] = ()
+    drowned: bool = False
 
     def fitted_without(self, sample: int) -> tuple[Array, Array] | None:
         """The scale and zero point that fit the other samples; those for all where there are none."""
@@ -92,9 +96,9 @@ class Misfit:
             return True
         ratios = self.ratios
         if ratios is None or self.bits_lost <= 1:
-            return False
+            return self.drowned
         wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
-        return wide or self.clipped > _MANY or self._displaced
+        return self.drowned or wide or self.clipped > _MANY or self._displaced
 
     @property
     def _displaced(self) -> bool:
@@ -118,6 +122,33 @@ class Misfit:
         return None if self.ratios is None else float(np.median(self.ratios))
 
 
+def lost_among(network: Network, pair: Pair, value: NDArray[Any], rounded: Array) -> float:
+    """By how many bits the middle channel of a tensor is worse than all of it, where one scale for all drowns most channels.
+
+    Args:
+        network: The model.
+        pair: Where it is quantized.
+        value: Its values.
+        rounded: The same rounded with a scale that fits.
+
+    Returns:
+        0.0 where they are not lost. A Softmax's small values are meant to be small.
+    """
+    maker = network.producer.get(pair.tensor)
+    if value.ndim <= 1 or value.size > _MOST or (maker is not None and network.nodes[maker].op_type == "Softmax"):
+        return 0.0
+    channels = _channels(network, pair, value)
+    others = tuple(place for place in range(value.ndim) if place != channels)
+    exact = value.astype(np.float64)
+    signal, noise = (np.mean(np.square(each), axis=others) for each in (exact, rounded - exact))
+    live = signal > 0
+    if live.sum() <= 2:
+        return 0.0
+    whole = 10 * math.log10(float(signal.sum()) / max(float(noise.sum()), 1e-42))
+    middle = float(np.median(10 * np.log10(signal[live] / np.maximum(noise[live], 1e-42))))
+    return (whole - middle) / BIT if middle < _LOST_DB and whole - middle > _BELOW_DB else 0.0
+
+
 def problems(
     network: Network, seen: Misfit, grid: Grid, values: Sequence[NDArray[Any]], *, symmetric: bool
 ) -> Iterator[Problem]:
@@ -136,8 +167,8 @@ def problems(
     worst = int(np.argmax(np.abs(np.log2(scale.reshape(-1) / fitted.reshape(-1)))))
     ratio = float(scale.reshape(-1)[worst] / fitted.reshape(-1)[worst])
     where = "" if scale.size == 1 else f" of slice {worst}"
-    if seen.bits_lost > 1:
-        if 1 / 2 < ratio < 2 and seen.clipped:
+    if seen.bits_lost > 1 and not (seen.drowned and 1 / 2 < ratio < 2):
+        if 1 / 2 < ratio < 2 and seen.clipped and (zero != seen.fitted_zero).any():
             yield (
                 "zero point",
                 (
@@ -178,6 +209,7 @@ def _shape_problems(
         middle, place = float(np.median(largest)), int(largest.argmax())
         if middle > 0 and largest[place] / middle > _UNEVEN:
             times = f"channel {place} is {largest[place] / middle:.0f} times as large as the middle one"
+            times += ", of which little is left by any scale that has room for both" if seen.drowned else ""
             if pair.kind == "weight":
                 yield "per-tensor", f"one scale for all: {times}; a scale for each channel would do"
             else:

@@ -60,7 +60,7 @@ def try_refit(task: Task, misfits: Sequence[Sequence[Misfit]], kept: Subset) -> 
         each
         for unit in sorted(kept)
         for each in misfits[unit]
-        if each.pair.quantize and each.fitted_scale is not None and each.bad
+        if each.pair.quantize and each.fitted_scale is not None and each.bad and not each.drowned
     ]
     if not found:
         return None

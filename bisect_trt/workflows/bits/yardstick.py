@@ -132,7 +132,7 @@ def mean_errors(right: Mapping[str, NDArray[Any]], seen: Mapping[str, NDArray[An
 def fitted_model(
     subject: Subject, plain: Plain, misfits: Sequence[Misfit], ratio: float = 1.0, without: int | None = None
 ) -> onnx.ModelProto:
-    """The model with every scale and zero point fitted; weights that are stored quantized in floats.
+    """The model with every scale and zero point fitted; in floats what no scale fits, and weights that are stored quantized.
 
     Args:
         subject: The model.
@@ -146,9 +146,9 @@ def fitted_model(
     weights = dict(plain.weights)
     stored = []
     for number, each in enumerate(misfits):
-        if not each.pair.quantize:
+        if each.drowned or not each.pair.quantize:
             stored.append(each.pair)
-            weights |= _requantized(network, plain, each)
+            weights |= {} if each.drowned else _requantized(network, plain, each)
         elif each.fitted_scale is not None:
             fit = None if without is None else each.fitted_without(without)
             now = each if fit is None else replace(each, fitted_scale=fit[0], fitted_zero=fit[1])

@@ -252,7 +252,8 @@ class _Samples:
 
     def _made(self, reply: T | Failed, who: str) -> T:
         if isinstance(reply, Failed):
-            raise UnavailableError(f"the {who} cannot run {self._subject.settings.path}: {reply.message}.")
+            path, mend = self._subject.settings.path, self._subject.renaming
+            raise UnavailableError(f"the {who} cannot run {path}: {reply.message}.{mend}")
         return reply
 
 

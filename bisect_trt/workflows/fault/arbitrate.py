@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.fault.evidence import gather
+from bisect_trt.workflows.fault.evidence import gather, unheeded
 from bisect_trt.workflows.fault.judge import Fault, judge
 from bisect_trt.workflows.investigation import Investigation
 
@@ -33,6 +35,15 @@ def arbitrate(
     reference = f"the reference ({right.target.title})"
     if who == right.target.title:  # one runtime, set up in two ways
         who, reference = target.describe(), f"the reference ({right.target.title} on the CPU, graph optimisations off)"
+    versions = {str(seen.target.get("version", "")) for seen in investigation.subject.seen.values()}
+    if len(versions) == 1 and "" not in versions:  # in a place; here, every answer's page has the one that is installed
+        who = who.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
     fault = judge(evidence, tolerance, who, reference)
+    if (
+        fault.whose in ("reference", "unknown")
+        and (passed_over := unheeded(investigation.subject, evidence)) is not None
+    ):
+        evidence = replace(evidence, wide=passed_over, evaluator=passed_over)
+        fault = judge(evidence, tolerance, who, reference)
     investigation.result.extra["fault"] = fault.to_json()
     return fault

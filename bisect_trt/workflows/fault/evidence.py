@@ -111,6 +111,38 @@ def gather(subject: Subject, candidate: Candidate, target: TargetSettings, *, re
     )
 
 
+def unheeded(subject: Subject, evidence: Evidence) -> str | None:
+    """An attribute that the evaluator passes over, in words: without it it makes the same, and the reference does not.
+
+    The evaluator knows not each attribute of each operator (``input_forget`` of an LSTM, say), and does not say so.
+    """
+    model, made = evidence.model, evidence.evaluator
+    if isinstance(made, str):
+        return None
+    for number, node in enumerate(model.graph.node):
+        for name in [each.name for each in node.attribute]:
+            bare = onnx.ModelProto()
+            bare.CopyFrom(model)
+            left = [each for each in node.attribute if each.name != name]
+            del bare.graph.node[number].attribute[:]
+            bare.graph.node[number].attribute.extend(left)
+            without = _run(subject, "fault-bare", bare, evidence.inputs, _EVALUATOR)
+            if isinstance(without, str) or not _alike(without, made):
+                continue
+            reference = _run(subject, "fault-bare", bare, evidence.inputs, None)
+            if not isinstance(reference, str) and not _alike(reference, evidence.reference):
+                return f"it passes over '{name}' of {node.op_type}"
+    return None
+
+
+def _alike(some: Values, others: Values) -> bool:
+    return all(
+        np.array_equal(value, others[name], equal_nan=value.dtype.kind == "f")
+        for name, value in some.items()
+        if name in others
+    )
+
+
 def _low(target: TargetSettings) -> tuple[str | None, tuple[str, ...]]:
     """The one low precision that can be emulated here, and those that cannot; TF32 is a matter of tolerance."""
     names = tuple(name for name in target.low_precisions if name != "tf32")

@@ -85,9 +85,7 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
         reference: The reference, likewise.
     """
     arbiter = evidence.arbiter
-    own = (
-        None if isinstance(arbiter, str) else _error(evidence, arbiter, evidence.reference, _exact(tolerance, evidence))
-    )
+    own = None if isinstance(arbiter, str) else _own(evidence, arbiter, tolerance)
     if isinstance(evidence.target, str):
         return _refused(evidence, own, who, reference)
     if (neither := _random(evidence, who) or _tie(evidence, evidence.target, tolerance)) is not None:
@@ -119,6 +117,11 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
     )
 
 
+def _own(evidence: Evidence, arbiter: Values, tolerance: ToleranceOptions) -> _Error | None:
+    """How far the reference is off; ``None`` where it has made nothing."""
+    return _error(evidence, arbiter, evidence.reference, _exact(tolerance, evidence)) if evidence.outputs else None
+
+
 _EVALUATOR = "ONNX's reference evaluator"
 
 
@@ -129,6 +132,8 @@ def _who_arbitrates(evidence: Evidence) -> str:
 def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -> Fault:
     if own is None:
         why = f"{_EVALUATOR} does not run it either ({_short(str(evidence.arbiter))})"
+        if not evidence.outputs:
+            why = f"nor does {reference}"
         return Fault("unknown", f"Whose fault it is cannot be told: {who} does not run the case, and {why}.")
     figures = {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
     if (drawn := _drawn(evidence)) is not None:

@@ -20,8 +20,7 @@ from bisect_trt.workflows.precision.fix import MIXED
 from bisect_trt.workflows.precision.validation import in_tolerances
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.workaround.proof import Prover, Way
-from bisect_trt.workflows.workaround.switches import turn
-from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite
+from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite, turn
 
 PATCHED = "patched.onnx"
 _IN_A_DIAGNOSIS, _FRESH_IN_A_DIAGNOSIS = 8, 4

@@ -1,0 +1,35 @@
+"""ONNX's own evaluator, and what it has not of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.targets.evaluator.standalone import evaluator
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(10, None), (13, None), (13, 0), (18, -1), (19, 1), (21, 0)])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: type[np.integer]) -> None:
+    shape: Sequence[int] = () if axis is None else ((3, 5)[axis],)
+    rng = np.random.default_rng(opset)
+    scale, zero = rng.uniform(0.01, 0.1, shape).astype(np.float32), rng.integers(0, 9, shape).astype(dtype)
+    along: dict[str, Any] = {} if axis is None else {"axis": axis}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **along),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **along),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 5]) for name in "xy"]
+    weights = [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]
+    np.testing.assert_array_equal(evaluator(model).run(None, fed)[0], wanted)

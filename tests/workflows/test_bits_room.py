@@ -1,0 +1,83 @@
+"""What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no scale has room for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+from support import rest_slow
+
+import bisect_trt
+
+pytestmark = pytest.mark.usefixtures("here")
+ROWS, WIDTH, LARGEST = 6, 16, 300.0
+
+
+def pair(tensor: str) -> str:
+    """A tensor quantized and dequantized, by a scale of its own."""
+    return f"{tensor}q = QuantizeLinear({tensor}, {tensor}s, z) {tensor}d = DequantizeLinear({tensor}q, {tensor}s, z)"
+
+
+def searched(path: Path, body: str, scales: dict[str, float], **weights: np.ndarray) -> bisect_trt.Result:
+    """What is found in a model of x; scales are how far values of 127 steps reach."""
+    outputs = f"float[{ROWS}, {WIDTH}] y"
+    head = '<ir_version: 8, opset_import: ["" : 13]>'
+    model = parser.parse_model(f"{head} g (float[{ROWS}, {WIDTH}] x) => ({outputs}) {{ {body} }}")
+    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    given |= {f"{name}s": np.asarray(room / 127, np.float32) for name, room in scales.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
+    onnx.save(model, path)
+    rng = np.random.default_rng(1)
+    samples = [{"x": rng.standard_normal((ROWS, WIDTH)).astype(np.float32)} for _ in range(3)]
+    output = path.with_name("mixed.onnx")
+    return bisect_trt.precision(
+        path, low="int8", target="onnxrt", inputs=samples, output=output, fresh_samples=20, sensitivity=False
+    )
+
+
+RNG = np.random.default_rng(0)
+FIRST, SECOND = (RNG.standard_normal((WIDTH, WIDTH)) / 4 for _ in range(2))
+OUTLIER = np.where(np.arange(WIDTH) == 3, LARGEST, 1.0)
+
+
+@pytest.mark.parametrize("mask", rest_slow([-1e4, -1e9]))
+def test_a_mask_leaves_no_step_for_the_scores(tmp_path: Path, mask: float) -> None:
+    """What a quantizer calibrates to the range of all is too coarse, although all fits; a scale without the mask will do."""
+    body = f"{pair('x')} s = MatMul(xd, w) m = Add(s, mask) {pair('m')} p = Softmax<axis = -1>(md) {pair('p')} y = MatMul(pd, v)"
+    hidden = np.triu(np.full((ROWS, ROWS), mask), 1)
+    found = searched(
+        tmp_path / "model.onnx", body, {"x": 4, "m": -mask, "p": 1}, w=FIRST[:, :ROWS] * 2, mask=hidden, v=SECOND[:ROWS]
+    )
+    (kept,) = found.extra["keep_fp32"]
+    assert (kept["op"], kept["rule"], kept["bad_scales"]) == ("Softmax", "scale too large", ["ms"])
+    assert found.extra["refit"]["passed"]
+
+
+def test_no_scale_has_room_for_an_outlier_channel(tmp_path: Path) -> None:
+    """So that such a model is as wrong with scales that fit says nothing for it, and no other scale is proposed."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} y = MatMul(td, v)"
+    found = searched(
+        tmp_path / "model.onnx", body, {"x": 4, "t": 4 * LARGEST}, w=FIRST * OUTLIER, v=SECOND / OUTLIER[:, None]
+    )
+    (kept,) = found.extra["keep_fp32"]
+    assert (kept["outputs"], kept["rule"]) == (["y"], "outlier channels")
+    assert found.extra["refit"] is None
+
+
+@pytest.mark.parametrize("reader", rest_slow(["Clip(td, low, high)", "Relu(td)"]))
+def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> None:
+    """ONNX Runtime's quantizer calibrates what is before a Relu to the range of what is behind it."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} c = {reader} {pair('c')} y = MatMul(cd, v)"
+    top = 6.0 if "Clip" in reader else 24.0
+    found = searched(
+        tmp_path / "model.onnx", body, {"x": 160, "t": top, "c": top},
+        w=np.where(np.arange(WIDTH) < WIDTH // 2, 6, -6) * np.abs(FIRST), v=SECOND, low=np.zeros(()), high=np.full((), 6.0),
+    )  # fmt: skip
+    assert [entry["bad_scales"] for entry in found.extra["keep_fp32"]] == [["xs"]]
+    assert not [
+        each for group in found.extra["groups"] for each in group["tensors"] if each["bad"] and each["scale"] != "xs"
+    ]
