@@ -124,6 +124,20 @@ INSTEAD: Mapping[str, str] = {
         "--trt-outputs mark unfused shows what is not fused",
     ),
     **dict.fromkeys(("--save-visual", "--visual-port"), "--visual FILE.svg draws the model"),
+    "--layer-precisions": "--keep-fp32 names tensors whose nodes stay in fp32, --hold-precision holds all others",
+    **dict.fromkeys(
+        ("--tensor-dtypes", "--tensor-datatypes", "--all-tensor-dtypes", "--all-tensor-datatypes"),
+        "inputs and outputs have the model's types; `bisect-trt convert --io-fp16` writes a model with others",
+    ),
+    **dict.fromkeys(("--tensor-formats", "--all-tensor-formats"), "inputs and outputs are linear in memory"),
+    **dict.fromkeys(
+        ("--trt-config-script", "--trt-config-postprocess-script", "--trt-cpps"),
+        "--builder-flag and --builder-set reach all of the configuration",
+    ),
+    **dict.fromkeys(
+        ("--trt-network-postprocess-script", "--trt-npps", "--decomposable-attentions"),
+        "a --check command may be Polygraphy with it",
+    ),
     "--combine-tensor-info": "`bisect-trt layerwise` shows layers with their values",
 }
 """What Polygraphy has options for that there are none for here, and what is there instead."""
