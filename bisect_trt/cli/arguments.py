@@ -68,12 +68,31 @@ SPELLINGS: Mapping[str, str] = {
 """Polygraphy's other words for options, which are taken as well."""
 
 
+ALWAYS = (
+    "--force-fallback-shape-inference",
+    "--no-onnxruntime-shape-inference",
+    "--no-remove-intermediate",
+    "--no-save-all-tensors-to-one-file",
+    "--sequential-runners",
+)
+"""Polygraphy's switches for what is always so here: shapes are those of the reference run, or ONNX's own inference."""
+_WORKSPACE = "--workspace"
+"""How Polygraphy had ``--pool-limit workspace:SIZE`` before."""
+
+
 def respell(words: Sequence[str]) -> list[str]:
     """Options by the names that they have here, up to those of a check command."""
     done: list[str] = []
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        done.append(SPELLINGS.get(flag, flag) + equals + value)
+        if word in ALWAYS:
+            continue
+        if flag == _WORKSPACE:
+            done += ["--pool-limit", *([f"workspace:{value}"] if equals else [])]
+        elif place and words[place - 1] == _WORKSPACE:
+            done.append(f"workspace:{word}")
+        else:
+            done.append(SPELLINGS.get(flag, flag) + equals + value)
         if done[-1] == CHECK:
             return [*done, *words[place + 1 :]]
     return done
@@ -91,12 +110,9 @@ INSTEAD: Mapping[str, str] = {
             "--save-external-data",
             "--external-data-path",
             "--external-data-size-threshold",
-            "--no-save-all-tensors-to-one-file",
         ),
         "weights past 1 GiB go to a file beside the model by themselves",
     ),
-    "--no-onnxruntime-shape-inference": "the inference is ONNX's own",
-    "--force-fallback-shape-inference": "shapes are those of the reference run",
     **dict.fromkeys(
         ("--onnx-outputs-by-type", "--trt-outputs-by-type", "--outputs-by-type"), "--onnx-outputs op:TYPE marks by type"
     ),
@@ -105,7 +121,6 @@ INSTEAD: Mapping[str, str] = {
         ("--num-passes", "--num-const-fold-passes", "--partitioning", "--no-per-pass-shape-inference"),
         "values are folded until there is nothing more to fold, each node by itself",
     ),
-    "--no-remove-intermediate": "every candidate stays in the run's folder",
     **dict.fromkeys(
         ("--iter-info", "--iteration-info"),
         "candidates are told apart by their paths; `bisect-trt log` has their numbers",
@@ -115,7 +130,6 @@ INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(("--precision", "--direction"), "what stays stays in fp32, wherever it is"),
     "--save-accuracy-results": "--json writes what was compared; `bisect-trt log RUN --atol TOL` judges it anew",
-    "--sequential-runners": "targets are run one after the other",
     "--postprocess-func-script": "--compare-func-script may do that before it compares",
     "--save-input-blob": "--save-inputs writes .npz or .json",
     "--enable-uint8-asymmetric-quantization-dla": "--onnx-flags enable_uint8_and_asymmetric_quantization_dla",

@@ -34,7 +34,7 @@ class Branch:
 def print_tree(root: Branch) -> None:
     """Show it, without control codes off a terminal; lines are not broken, so that names can be copied and searched for."""
     # Past the console's width a tree is cut off, numbers in their middle.
-    console = RichConsole(highlight=False, soft_wrap=True, width=_width(root))
+    console = RichConsole(highlight=False, soft_wrap=True, emoji=False, width=_width(root))
     console.print(_grow(root, Tree(f"[bold]{escape(plain(root.text))}[/bold]")))
 
 

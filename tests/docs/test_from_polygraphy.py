@@ -13,7 +13,7 @@ import pytest
 from conftest import CommandLine, missing_gpu
 from support import chain, has, overflowing, script
 
-from bisect_trt.cli.arguments import INSTEAD, SPELLINGS
+from bisect_trt.cli.arguments import ALWAYS, INSTEAD, SPELLINGS
 from bisect_trt.options.spec import entries
 from bisect_trt.workflows.commands import COMMANDS as GROUPS
 
@@ -52,7 +52,7 @@ COMMANDS = {
     "run model.onnx --onnxrt --onnx-outputs t* --onnx-exclude-outputs t0": 0,
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
     "run model.onnx --onnxrt --mark-all --onnx --onnxrt-reference --also-providers cpu --providers cpu": 0,
-    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference": 0,
+    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference --no-onnxruntime-shape-inference": 0,
     "run model.onnx --onnxrt --gen-script same.py": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "run model.pb --tf": 2,
@@ -219,7 +219,7 @@ def test_every_tool_and_option_of_polygraphy_has_a_row() -> None:
     )
     named = set(re.findall(r"--[a-z][a-z0-9-]*", rows))
     ours = {part for groups in GROUPS.values() for group in groups for each in entries(group) for part in each.flags}
-    known = named | ours | SPELLINGS.keys() | INSTEAD.keys()
+    known = named | ours | {*SPELLINGS, *INSTEAD, *ALWAYS}
     assert [words for words in OPTIONS if named.isdisjoint(words.split())] == []
     assert [word for words in OPTIONS for word in words.split() if word not in known] == []
     assert [tool for tool in TOOLS if f"`{tool}" not in rows] == []
