@@ -357,16 +357,7 @@ class Job:
         *,
         fed: bool = True,
     ) -> Iterator[Investigation]:
-        """The model with its prober; what is found is in the result however it ends.
-
-        Args:
-            subject: The model.
-            check: What says good or bad.
-            search: How the search is run.
-            target: The runtime under suspicion, if not the check's.
-            elsewhere: See :func:`make_prober`.
-            fed: The same.
-        """
+        """The model with its prober; what is found is in the result however it ends."""
         prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
         investigation = Investigation(subject, self.console, self.result, prober)
         try:
