@@ -192,8 +192,8 @@ def assert_matches(
     Raises:
         AssertionError: It does not; the message has the worst outputs and the reproducer's folder.
     """
-    from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes rich
-    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy
+    from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes NumPy
+    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     shared: dict[str, Any] = {"inputs": inputs, "atol": atol, "rtol": rtol, "fp16": fp16, **options}
     result = compare(model, target=target, **shared)

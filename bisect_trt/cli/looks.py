@@ -16,7 +16,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
-from bisect_trt.options.places import Places
+from bisect_trt.options.shared import Places
 from bisect_trt.probing.claim import claimed_run
 from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -171,9 +171,6 @@ def doctor(given: Given, console: Console, result: Result) -> Result:
 
 def newest_run(file: str = RUN_FILE) -> Path:
     """The folder of the run that was started last from the working directory; says which it is.
-
-    Args:
-        file: What the folder has to hold.
 
     Raises:
         UnavailableError: There is none.

@@ -31,8 +31,6 @@ from bisect_trt.targets.options import Target
 from bisect_trt.workflows.from_options import (
     case_of,
     layerwise_settings,
-    low_precision,
-    precision_files,
     releases_settings,
     repeat_settings,
     search_settings,
@@ -96,6 +94,7 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - see above
+    from bisect_trt.workflows.precision.wanted import low_precision, precision_files  # noqa: PLC0415 - see above
 
     own = given[Precision]
     low, runtime = low_precision(given[Target], own)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import TypeVar
 
 from bisect_trt.probing.candidate import Candidate, Identity
@@ -150,9 +149,7 @@ class Speculation:
     def __enter__(self) -> Speculation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._next is not None:
             self.left = self._running.pop(self._next, None)
         self._end(list(self._running))

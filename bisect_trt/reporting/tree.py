@@ -32,7 +32,8 @@ class Branch:
 
 def print_tree(root: Branch) -> None:
     """Show it, without control codes off a terminal; lines are not broken, so that names can be copied and searched for."""
-    RichConsole(highlight=False, soft_wrap=True).print(_grow(root, Tree(f"[bold]{escape(plain(root.text))}[/bold]")))
+    tree = _grow(root, Tree(f"[bold]{escape(plain(root.text))}[/bold]"))
+    RichConsole(highlight=False, soft_wrap=True, emoji=False).print(tree)
 
 
 def _grow(branch: Branch, tree: Tree) -> Tree:

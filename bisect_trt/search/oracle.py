@@ -19,6 +19,11 @@ class Verdict(str, Enum):
     UNRESOLVED = "UNRESOLVED"
     """It broke in some other way, so it says nothing."""
 
+    @property
+    def opposite(self) -> Verdict:
+        """The same answer where a set that passes is looked for."""
+        return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(self, self)
+
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)

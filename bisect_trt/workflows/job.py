@@ -88,18 +88,21 @@ class Job:
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.few import look_at_few  # noqa: PLC0415 - see above
 
         target = settings.check.target
         # How long the original runs is what a fix is held against, which does not build that again.
         timed = target is not None and target.target.capabilities.timed and self.metric is None
         settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
-        opened = self.subject(settings.check.timeout, target, older=settings.releases)
-        with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
-            if self.metric is not None:
-                from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
+        with self.subject(settings.check.timeout, target, older=settings.releases) as subject:
+            if self.metric is None:
+                look_at_few(subject, settings.check, self.console, self.result)
+            with self._investigated(subject, settings.check, settings.search) as investigation:
+                if self.metric is not None:
+                    from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
 
-                return diagnose_metric(investigation, settings)
-            return diagnose(investigation, settings)
+                    return diagnose_metric(investigation, settings)
+                return diagnose(investigation, settings)
 
     def diagnose_itself(self, check: CheckSettings) -> Result:
         """Find where the target contradicts itself; see :func:`bisect_trt.workflows.itself.diagnose_itself`."""

@@ -228,3 +228,24 @@ def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:
     ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
     steps = [int(number) for number in re.findall(r"^(\d)\. ", ran.out, re.MULTILINE)]
     assert list(dict.fromkeys(steps)) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Path) -> None:
+    """Every tensor of each of hundreds would take hours. A run that goes on looks at the same ones."""
+    overflowing(here / "model.onnx")
+    Path("data.py").write_text(
+        "import numpy as np\n\n\ndef load_data():\n"
+        "    for n in range(18):\n        yield {'x': np.full((2, 3), 0 if n in (4, 15) else -2, np.float32)}\n"
+    )
+    words = ["--onnxrt", "--fp16", "--atol", "0.01", "--data-loader-script", "data.py"]
+    ran = cli("diagnose", "model.onnx", *words, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    assert (
+        "2 of 18 samples fail; the worst are looked at, all else is about these: 5, 16 (1 to 2 from here on)" in ran.out
+    )
+    first = read_json(Path("r.json"))
+    assert first["looked_at"] == {"of": 18, "fail": [5, 16], "stay": [5, 16]}
+    assert cli("resume", first["artifacts"]["run"], "--json", "again.json").status == 0
+    again = read_json(Path("again.json"))
+    assert (again["culprits"], again["looked_at"]) == (first["culprits"], first["looked_at"])

@@ -114,7 +114,8 @@ class TensorRtTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
         from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.parse import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
+        from bisect_trt.targets.interpreter import load_proto  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.parse import free_dimensions, name_nodes  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None

@@ -30,7 +30,6 @@ class Fed:
         """Nothing is run yet; ``target`` is the one that is compared, if one is."""
         self.free = False
         self._investigation, self._subject, self._target = investigation, investigation.subject, target
-        self._console = investigation.console
         self._golden: dict[str, Path | str] = {}
         self._engines: dict[str, Path | None] = {}
 

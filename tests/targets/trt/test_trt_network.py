@@ -24,13 +24,13 @@ from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output, lower_fp16
+from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers
 from bisect_trt.targets.trt.parse import (
     free_dimensions,
     freeze,
-    load_proto,
     name_nodes,
     output_types,
     parse,
