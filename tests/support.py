@@ -20,6 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import from_words
 from bisect_trt.options.spec import entries
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.from_options import tolerance_options
 
@@ -222,6 +225,18 @@ def script(path: Path, body: str) -> str:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
+    """How a check of these words of the shell ends on some candidate."""
+    check = CommandCheck((script(folder / "check", body), "{model}"), **options)
+    return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes that checks have started, which write their numbers there."""
+    file = folder / "pids"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def has(*tags: str, model: str = '"$1"') -> str:

@@ -48,12 +48,7 @@ _HOMES: dict[str, str] = {
 
 
 def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
-    """Do what a command line asks for, and end the process.
-
-    Args:
-        name: The command.
-        values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
-    """
+    """Do what a command line asks for, and end the process."""
     given = Given(values)
     work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
     try:

@@ -172,9 +172,6 @@ def doctor(given: Given, console: Console, result: Result) -> Result:
 def newest_run(file: str = RUN_FILE) -> Path:
     """The folder of the run that was started last from the working directory; says which it is.
 
-    Args:
-        file: What the folder has to hold.
-
     Raises:
         UnavailableError: There is none.
     """

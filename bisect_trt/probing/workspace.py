@@ -26,7 +26,7 @@ from bisect_trt.tensors.npz import save_npz
 
 Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
-FIXED_PATH = Path("bisect_trt_debug.onnx")
+FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
 _NAME_LENGTH = 60
 """How much of a model's name is in that of a run's folder, in characters of four bytes at most."""
 _SCRATCH = "scratch-"

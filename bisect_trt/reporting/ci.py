@@ -43,11 +43,7 @@ class Case:
 
 
 def cases_of(result: Mapping[str, Any]) -> list[Case]:
-    """The test cases of a result: one an output where outputs were compared, else one in all.
-
-    Args:
-        result: What ``result.json`` holds.
-    """
+    """The test cases of a result: one an output where outputs were compared, else one in all."""
     command, status = str(result["command"]), result["status"]
     why = str(result["why"] or "")
     if status in ("error", "interrupted", "inconclusive"):

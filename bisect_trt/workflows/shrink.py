@@ -40,10 +40,6 @@ def shrink(investigation: Investigation, answer: Candidate) -> Candidate:
     weights. What ONNX's checker refuses is no candidate and costs no probe, nor is a model on which the reference fails or
     gives NaN or Inf where it gave none.
 
-    Args:
-        investigation: The model, and who probes.
-        answer: A candidate that fails.
-
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
     """

@@ -35,10 +35,6 @@ _NOT_TRIED = "not tried, for it is not installed here"
 def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[str]]:
     """Copy the files that a target reads.
 
-    Args:
-        target: The target.
-        folder: Where they go, in the reproducer's folder.
-
     Returns:
         The target that reads the copies, by their path in the reproducer's folder; and those paths.
 

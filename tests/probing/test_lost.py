@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import chain, gone, has, overflowing, read_json, script
+from support import chain, gone, has, overflowing, read_json, run_check, script
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
-from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.outcome import LOST, Ending, Outcome
+from bisect_trt.probing.outcome import LOST, Ending
 from bisect_trt.probing.protocol import Collect, Done
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
@@ -162,11 +161,6 @@ def test_an_ended_reference_run_is_not_taken_for_operators_without_a_kernel(
     else:
         assert ran.status == 4
         assert "ended from outside (SIGKILL), and so were those that were asked after it" in ran.error
-
-
-def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
-    check = CommandCheck((script(folder / "check", body), "{model}"), **options)
-    return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
 
 
 @pytest.mark.parametrize("how", ["kill -9 $$", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"])

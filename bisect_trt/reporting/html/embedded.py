@@ -27,9 +27,6 @@ def embed(result: Json) -> str | None:
 
     The answer stands before the frame as well, for viewers that leave frames out.
 
-    Args:
-        result: What ``result.json`` holds.
-
     Returns:
         ``None`` where the result is damaged or of another version.
     """

@@ -93,12 +93,7 @@ def open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings)
 
 
 def _weights_folder(model: onnx.ModelProto, path: Path) -> Path:
-    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along.
-
-    Args:
-        model: The model.
-        path: Its file.
-    """
+    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along."""
     folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
     if not note.exists() or all((folder / location).exists() for location in external_files(model)):
         return folder

@@ -268,10 +268,6 @@ def _load_plugins(library: str) -> None:
 def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     """Its inputs, outputs and layers.
 
-    Args:
-        engine: A deserialised engine.
-        tensorrt: This process's TensorRT.
-
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
         and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the

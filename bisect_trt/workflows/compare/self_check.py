@@ -147,16 +147,7 @@ def try_again(
     tolerance: ToleranceOptions,
     timeout: float | None,
 ) -> list[TensorComparison] | str:
-    """Try one thing again with other tensors as the model's outputs; how these compare, or why the target fails then.
-
-    Args:
-        examination: The model.
-        target: The target.
-        check: The trial's name.
-        names: The tensors.
-        tolerance: How to compare.
-        timeout: Seconds it may take.
-    """
+    """Try one thing again with other tensors as the model's outputs; how these compare, or why the target fails then."""
     trial = next(each for each in _trials(examination, target) if each.name == check)
     tolerance = replace(tolerance, nonfinite_equal=True)
     found = _try(examination, target, trial, tolerance, timeout, names)

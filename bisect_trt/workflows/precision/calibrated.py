@@ -113,11 +113,7 @@ def rungs_chosen(
 
 
 def calibrated_ladder(task: Task) -> dict[str, Any]:
-    """For the result of a search among nodes that are calibrated: which is on which rung, and what it costs.
-
-    Args:
-        task: The search, its answer in the result.
-    """
+    """For the result of a search among nodes that are calibrated: which is on which rung, and what it costs."""
     network, ladder, extra = task.subject.network, task.settings.rungs, task.result.extra
     keep = kept_units(task)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(keep).key)

@@ -57,11 +57,13 @@ class Dimension:
         name: As the model calls it, or the user; else the input and its number.
         sizes: What it is tried at, in order.
         places: Where it is.
+        step: What lies between the sizes that the model takes, where it takes no others.
     """
 
     name: str
     sizes: tuple[int, ...]
     places: tuple[Place, ...]
+    step: int | None = None
 
 
 def first_shapes(settings: SweepSettings, model: ModelSettings) -> dict[str, tuple[int, ...]]:

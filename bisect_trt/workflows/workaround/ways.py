@@ -110,14 +110,7 @@ def _fewest(
 
 
 def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
-    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found.
-
-    Args:
-        prover: Proves it.
-        culprit: What the pattern has to touch.
-        output: Where the model goes.
-        most: How many forms may be tried.
-    """
+    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found."""
     subject = prover.investigation.subject
     view = View(_as_written(subject))
     names = [name for name in RULES if RULES[name].ranges or not culprit.ranged]

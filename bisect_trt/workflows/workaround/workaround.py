@@ -61,14 +61,7 @@ def beside(output: Path) -> Path:
 
 
 def work_around(investigation: Investigation, settings: WorkaroundSettings, case: Case, fault: Fault) -> list[Way]:
-    """Look for ways around a failure whose minimal case is known; they are told, and put into the result.
-
-    Args:
-        investigation: Found the case.
-        settings: How to look.
-        case: The minimal case.
-        fault: Whose fault it is.
-    """
+    """Look for ways around a failure whose minimal case is known; they are told, and put into the result."""
     subject, console = investigation.subject, investigation.console
     # How long an emulation takes says little, and a diagnosis does not wait for it.
     prover = Prover(
