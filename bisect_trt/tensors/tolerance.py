@@ -94,6 +94,16 @@ class Precision(str, Enum):
     BF16 = "bf16"
 
 
+def coarser(*precisions: Precision | None) -> Precision | None:
+    """What rounds most of some, as far as they are known; ``None`` if none is."""
+    return max((each for each in precisions if each is not None), key=list(Precision).index, default=None)
+
+
+def precision_of(dtype: np.dtype[Any]) -> Precision:
+    """What a tensor of a type was rounded to."""
+    return Precision.FP16 if dtype == np.float16 else Precision.BF16 if dtype.name == "bfloat16" else Precision.FP32
+
+
 _FP32 = 1e-5
 """Polygraphy's, absolute and relative."""
 _FP32_OF_RMS = 2e-4
@@ -110,6 +120,7 @@ class Tolerance:
         """Fill in what was not given from :func:`automatic_tolerance`; in fp32 with Polygraphy's where one of them was."""
         if self.atol is not None and self.rtol is not None:
             return ResolvedTolerance(self.atol, self.rtol)
+        precision = coarser(precision, precision_of(reference.dtype)) or precision
         if precision is Precision.FP32 and (self.atol is not None or self.rtol is not None):
             automatic = ResolvedTolerance(_FP32, _FP32)  # what the user gives is meant to the letter
         else:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples
 
-from bisect_trt.cli.arguments import CHECK, SPELLINGS, respell, rewrite
+from bisect_trt.cli.arguments import ALWAYS, CHECK, SPELLINGS, respell, rewrite
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -149,6 +149,17 @@ def test_another_word_for_an_option_is_that_option(theirs: str) -> None:
     last = f"{theirs}=2" if ours == CHECK else f"{ours}=2"  # words of a check command are its own
     assert respell(["reduce", theirs, "1", f"{theirs}=2"]) == ["reduce", ours, "1", last]
     assert respell(["reduce", "--check", "./mine", theirs]) == ["reduce", "--check", "./mine", theirs]
+
+
+def test_what_is_always_so_may_be_asked_for_and_a_workspace_is_a_pool() -> None:
+    known = {
+        part for groups in COMMANDS.values() for group in groups for entry in entries(group) for part in flags(entry)
+    }
+    assert not known & {*ALWAYS, "--workspace"}
+    assert respell(["run", *ALWAYS, "m.onnx"]) == ["run", "m.onnx"]
+    for words in (["--workspace", "1G"], ["--workspace=1G"]):
+        assert respell(["run", *words, "--trt"]) == ["run", "--pool-limit", "workspace:1G", "--trt"]
+    assert respell(["reduce", "--check", "mine", *ALWAYS]) == ["reduce", "--check", "mine", *ALWAYS]
 
 
 def flags(entry: Entry) -> list[str]:
