@@ -231,10 +231,6 @@ class Workspace:
     def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
         """Have the weights' files of a model that was written elsewhere beside the candidates too, to probe what was written.
 
-        Args:
-            proto: The model.
-            folder: Where the files are.
-
         Raises:
             UsageError: They cannot be copied.
         """

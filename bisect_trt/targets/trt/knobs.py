@@ -134,6 +134,20 @@ def plug_instancenorm(trt: Any, parser: Any) -> None:
     parser.clear_flag(flag)
 
 
+def forget_int8(trt: Any, config: Any, network: Any) -> None:
+    """Take INT8 back where nothing is quantized and no ranges are given, as in a piece of a quantized model.
+
+    TensorRT to 10 refuses to build such a network ("no scaling factors detected"), which says nothing of the piece.
+    """
+    flag = getattr(trt.BuilderFlag, "INT8", None)
+    if flag is None or not config.get_flag(flag) or config.int8_calibrator is not None:
+        return
+    kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+    if not kinds & {trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE}:
+        config.clear_flag(flag)
+        print("TensorRT: nothing in this network is quantized, so it is built without INT8", flush=True)
+
+
 def calibrator_base(trt: Any, settings: Mapping[str, Any]) -> Any:
     """The class that a calibrator is derived of.
 

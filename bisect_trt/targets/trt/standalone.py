@@ -15,6 +15,7 @@ from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
     PIN_REFUSED,
     calibrator_base,
+    forget_int8,
     lift,
     make_context,
     missed,
@@ -106,6 +107,7 @@ def build(
         config.add_optimization_profile(profile)
     if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
         config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"], settings)
+    forget_int8(trt, config, network)
     timings = settings["load_timing_cache"]
     content = b"" if timings is None else (path.parent / timings).read_bytes()
     del errors[:]
