@@ -138,7 +138,6 @@ INSTEAD: Mapping[str, str] = {
         "--trt-outputs mark unfused shows what is not fused",
     ),
     **dict.fromkeys(("--save-visual", "--visual-port"), "--visual FILE.svg draws the model"),
-    "--layer-precisions": "--keep-fp32 names tensors whose nodes stay in fp32, --hold-precision holds all others",
     **dict.fromkeys(
         ("--tensor-dtypes", "--tensor-datatypes", "--all-tensor-dtypes", "--all-tensor-datatypes"),
         "inputs and outputs have the model's types; `bisect-trt convert --io-fp16` writes a model with others",
