@@ -25,6 +25,8 @@ from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
+from bisect_trt.targets.trt.knobs import TYPES
+from bisect_trt.targets.trt.options import layer_type
 from bisect_trt.workflows.commands import COMMANDS
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
@@ -40,6 +42,7 @@ SWEPT = st.builds(
     TEXTS | st.just(""),
 )
 READ: dict[Any, st.SearchStrategy[Any]] = {
+    layer_type: st.sampled_from([*TYPES, "float32", "HALF"]),
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
     values.similarity: st.floats(-1, 1),

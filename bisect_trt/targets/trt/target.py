@@ -220,7 +220,7 @@ class TensorRtTarget(Target):
             words = [each if isinstance(each, str) else "=".join(each) for each in value]
             return [part for word in words for part in (_REPEATED[name], word)]
         option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
-        if name != "pool_limits" and not name.endswith("_shapes"):
+        if name not in ("pool_limits", "layer_precisions") and not name.endswith("_shapes"):
             return super().flag(name, value if value != () else "none")
         pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
         return [option.replace("_", "-"), *pairs]
