@@ -220,6 +220,28 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
     return path
 
 
+def squares_between_convolutions(path: Path) -> Path:
+    """What a convolution makes is squared by a layer that fuses with neither neighbour, and the squares are past fp16."""
+    values = np.random.default_rng(0)
+    sizes = {"w0": 900, "w1": 1e-3, "w2": 1.0}
+    weights = [
+        numpy_helper.from_array(values.normal(0, size / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32), name)
+        for name, size in sizes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=[1] * 4),
+        helper.make_node("Mul", ["c0", "c0"], ["big"], "square"),
+        helper.make_node("Conv", ["big", "w1"], ["c1"], "conv1", pads=[1] * 4),
+        helper.make_node("Tanh", ["c1"], ["t1"], "tanh1"),
+        helper.make_node("Conv", ["t1", "w2"], ["c2"], "conv2", pads=[1] * 4),
+        helper.make_node("Tanh", ["c2"], ["y"], "tanh2"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 16, 24, 24]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
 def script(path: Path, body: str) -> str:
     """Write an executable shell script; its path, to be run from anywhere."""
     path.write_text(f"#!/bin/sh\n{body}\n")

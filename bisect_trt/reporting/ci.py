@@ -85,10 +85,6 @@ def _details(result: Mapping[str, Any]) -> list[str]:
 def write_junit(result: Mapping[str, Any], path: Path) -> None:
     """Write the test cases of a result as JUnit's XML.
 
-    Args:
-        result: What ``result.json`` holds.
-        path: Where to; a file that exists is replaced.
-
     Raises:
         UsageError: It cannot be written.
     """

@@ -5,6 +5,7 @@ Rounding to a grid is among them: what one step of a quantized tensor is, and ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,8 +69,10 @@ class Step:
         return one if np.count_nonzero(one) <= self.most(mismatch.size) else none
 
     def most(self, total: int) -> int:
-        """How many of so many elements may be ties."""
-        return max(int((_TIES_AFTER_TIES if self.after else _TIES) * total), 1)
+        """How many of so many elements may be ties: of few it is more by chance, by two deviations, but never all of them."""
+        share = _TIES_AFTER_TIES if self.after else _TIES
+        chance = 2 * math.sqrt(share * (1 - share) * total)
+        return max(min(int(share * total + chance), total - 1), 1)
 
 
 THRESHOLDS = {

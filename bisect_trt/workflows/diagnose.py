@@ -9,6 +9,7 @@ from typing import Any
 
 from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.network import Network
+from bisect_trt.options.searches import Diagnose
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.console import Console
@@ -38,7 +39,7 @@ from bisect_trt.workflows.next_steps import advised
 from bisect_trt.workflows.others import asked_next, look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
-from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
+from bisect_trt.workflows.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
@@ -68,6 +69,20 @@ class DiagnoseSettings:
     anonymous: bool = False
     find_all: bool = False
     releases: bool = False
+
+    @classmethod
+    def of(
+        cls, own: Diagnose, check: CheckSettings, search: SearchSettings, folder: Path, *, overwrite: bool
+    ) -> DiagnoseSettings:
+        """Those of a command, or of a Python function, from its options.
+
+        Raises:
+            UsageError: The reproducer cannot be left in the folder; see :func:`check_folder`.
+        """
+        packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip")
+        archive = packed if own.archive else None
+        check_folder(folder, archive, overwrite=overwrite)
+        return cls(check, search, folder, archive, own.anonymise, own.find_all, own.releases)
 
     def for_answer(self, answer: Candidate) -> DiagnoseSettings:
         """The same with the target set up as the answer needs it, with another profile say."""

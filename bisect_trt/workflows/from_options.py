@@ -109,8 +109,9 @@ def target_check(compare: Compare, target: TargetSettings, timeout: float | None
     """The comparison of a target with the reference, as the check.
 
     Raises:
-        UsageError: As :func:`tolerance_options`.
+        UsageError: As :func:`tolerance_options`, or what is compared is no number.
     """
+    compare.require_numbers()
     return CheckSettings(target=target, tolerance=tolerance_options(compare, target), timeout=timeout)
 
 

@@ -65,12 +65,6 @@ def try_commands(
 ) -> dict[str, Trial]:
     """Run the script as its reader will, and the commands of other tools.
 
-    Args:
-        investigation: Whose failure it is.
-        reproducer: What is in the folder.
-        folder: The folder.
-        seconds: How long a worker took for the same.
-
     Returns:
         What came of each, by tool; of the script under its own name.
     """

@@ -107,5 +107,6 @@ def test_a_terminal_and_a_file_are_told_the_same(texts: list[str]) -> None:
                 for say in (told.say, told.step, told.answer, told.warn, told.error):
                     say(text)
         written.append(re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()))
-    assert written[0] == written[1]
+    plainly, by_rich = ([line.rstrip() for line in each.split("\n")] for each in written)
+    assert plainly == by_rich  # but for blanks at a line's end, which older releases of rich leave out
     assert written[0].split("\n")[:-1:5] == [plain(text) for text in texts]

@@ -64,10 +64,6 @@ def _parts(result: Json) -> list[Markup]:
 def write_picture(graph: Json, path: Path) -> None:
     """Write the drawing with a legend of the verdicts that are in it.
 
-    Args:
-        graph: As in the report.
-        path: Where to; a file that exists is replaced.
-
     Raises:
         UsageError: It cannot be written.
     """

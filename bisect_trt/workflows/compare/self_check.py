@@ -19,6 +19,7 @@ from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.info import value_bytes
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.compare.unchanging import Trial, batched, trials
@@ -182,7 +183,7 @@ def _try(
     pairs = trial.pairs([load_npz(path) for path in to])
     comparisons = [each for made, right in pairs for each in compare_all(right, made, tolerance)]
     outputs = [(made[name], right[name]) for made, right in pairs for name in right]
-    same = all(ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes() for ours, theirs in outputs)
+    same = all(ours.shape == theirs.shape and value_bytes(ours) == value_bytes(theirs) for ours, theirs in outputs)
     for path in (*inputs, *to):
         path.unlink(missing_ok=True)
     return _Finding(None, comparisons, same)

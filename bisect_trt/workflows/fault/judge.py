@@ -77,14 +77,7 @@ class _Error:
 def judge(  # noqa: PLR0911 - one for each way in which it ends
     evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str
 ) -> Fault:
-    """Whose fault a failure is.
-
-    Args:
-        evidence: What others make of it.
-        tolerance: How far the target may be off.
-        who: The target, in a few words.
-        reference: The reference, likewise.
-    """
+    """Whose fault a failure is."""
     arbiter = evidence.arbiter
     own = None if isinstance(arbiter, str) else _own(evidence, arbiter, tolerance)
     if isinstance(evidence.target, str):

@@ -112,13 +112,7 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
 
 
 def marked_candidate(look: Look, names: Sequence[str], marks: Subset) -> Candidate:
-    """The model with some tensors marked; only its own outputs are compared.
-
-    Args:
-        look: How to look.
-        names: Tensors.
-        marks: The places of those of them to mark.
-    """
+    """The model with some tensors marked; only its own outputs are compared."""
     subject = look.subject
     network = subject.network
     outputs = tuple(network.outputs)

@@ -32,9 +32,6 @@ class SweepSettings:
     def check_shapes(self, fixed: Collection[str]) -> None:
         """Find mistakes before anything else is done.
 
-        Args:
-            fixed: The inputs whose shapes are given elsewhere.
-
         Raises:
             UsageError: No dimension has several sizes, an input is named twice, or its shape is given in two places.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +13,11 @@ from bisect_trt.errors import BisectError
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.shapes import fix_input_shapes, input_infos
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.stats import is_finite
 from bisect_trt.workflows.investigation import Investigation
@@ -188,14 +188,3 @@ class Prover:
             fresh=(measured.samples, measured.passed),
             why=why,
         )
-
-
-def error_of(comparison: TensorComparison) -> float:
-    """The largest error of a tensor, in units of its tolerance; infinite for NaN, Inf and other shapes on one side."""
-    if not comparison.passed:
-        return comparison.severity
-    worst = comparison.worst
-    if worst is None or comparison.atol is None or isinstance(worst.reference, str):
-        return 0.0
-    allowed = comparison.atol + (comparison.rtol or 0.0) * abs(worst.reference)
-    return worst.error / allowed if allowed > 0 and math.isfinite(worst.error) else 0.0
