@@ -202,8 +202,13 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     given = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--load-inputs", "values.npz").out
     advice = given.partition("What to try next:\n  - ")[2]
     assert advice.startswith("other samples")
+    commands = re.findall(r"\((bisect-trt .*?)\)", advice)
+    assert all("--load-inputs values.npz" in each for each in commands), "they are about the same inputs"
+    advice = re.sub(r"\(bisect-trt .*?\)", "", advice)
     assert "--load-inputs" not in advice
     assert "--data-loader-script" not in advice
+    (steadily,) = (each for each in commands if "--self-check" in each)
+    assert cli(*shlex.split(steadily)[1:]).status == 0
     bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next:\n  - ")[2]
     assert bare.startswith("first the precision of the failing deployment (--fp16")
     assert "--load-inputs" in bare
