@@ -128,7 +128,15 @@ INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(
         ("--load-debug-replay", "--save-debug-replay"), "every run is saved; `bisect-trt resume` goes on with one"
     ),
-    **dict.fromkeys(("--precision", "--direction"), "what stays stays in fp32, wherever it is"),
+    **dict.fromkeys(
+        ("--precision", "--direction", "precision --dir", "precision --mode"),
+        "it finds the fewest nodes that have to stay in fp32, wherever they are",
+    ),
+    "--opset": "models are ONNX already",
+    "--line-width": "lines are not broken",
+    "--list-unbounded-dds": "`bisect-trt inspect model FILE --show layers` has the dimensions that inference does not know",
+    "--set-unbounded-dds-upper-bound": "a bound would change what the model computes",
+    "--with-partitioning": "`bisect-trt reduce --trt` finds the smallest piece that TensorRT refuses",
     "--save-accuracy-results": "--json writes what was compared; `bisect-trt log RUN --atol TOL` judges it anew",
     "--postprocess-func-script": "--compare-func-script may do that before it compares",
     "--save-input-blob": "--save-inputs writes .npz or .json",
@@ -153,13 +161,16 @@ INSTEAD: Mapping[str, str] = {
     ),
     "--combine-tensor-info": "`bisect-trt layerwise` shows layers with their values",
 }
-"""What Polygraphy has options for that there are none for here, and what is there instead."""
+"""What Polygraphy has options for that there are none for here, or not of one command, and what is there instead."""
 TOOLS: Mapping[str, str] = {
     "debug": "Polygraphy's is `reduce`, `precision` and `repeat` here",
     "surgeon": "Polygraphy's is `extract` and `sanitize` here",
     "check": "instead of Polygraphy's, `run` compares, and `log RUN --atol TOL` judges anew what was kept",
     "data": "instead of Polygraphy's, `run --load-inputs A B --save-inputs ALL` writes several files into one",
     "template": "instead of Polygraphy's, `run --gen-script` writes a program",
+    "capability": "`reduce --trt` finds the smallest piece that TensorRT refuses",
+    "diff-tactics": "`diff` compares what builds chose",
+    "sparsity": "Polygraphy's has no counterpart here",
     "plugin": "Polygraphy's has no counterpart here",
     "multi-device": "Polygraphy's has no counterpart here",
 }

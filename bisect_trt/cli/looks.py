@@ -7,7 +7,7 @@ from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
 
-from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.arguments import TOOLS, invocation
 from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.load import load_model
@@ -143,6 +143,8 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said is None:
         raise UsageError("there is no file to inspect; name one.")
     if path is not None:
+        if said in TOOLS.keys() - kinds:
+            raise UsageError(f"there is nothing to inspect as '{said}'; {TOOLS[said]}.")
         if said not in kinds:
             raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")
         return Kind(said), path

@@ -271,8 +271,9 @@ def _elsewhere(error: click.UsageError) -> str | None:
     if not isinstance(error, click.NoSuchOption):
         return None
     flag = error.option_name
-    if flag in INSTEAD:
-        return f"There is no {flag} here: {INSTEAD[flag]}."
+    command = "" if error.ctx is None else error.ctx.command.name
+    if instead := INSTEAD.get(f"{command} {flag}") or INSTEAD.get(flag):
+        return f"There is no {flag} here: {instead}."
     have = [
         name
         for name, groups in COMMANDS.items()

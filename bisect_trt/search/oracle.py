@@ -204,14 +204,15 @@ class Limited:
     """An ``Ask`` that ends the search after a number of questions.
 
     Attributes:
-        best: The smallest set that was seen to pass.
+        best: The smallest set that was seen to meet the goal.
     """
 
-    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
-        """``best`` is known to pass; ``most`` is the number of questions, if that is limited."""
+    def __init__(self, ask: Ask, best: Subset, most: int | None, goal: Verdict = Verdict.PASS) -> None:
+        """``best`` is known to meet the ``goal``; ``most`` is the number of questions, if that is limited."""
         self.best = best
         self._ask = ask
         self._left = most
+        self._goal = goal
 
     def __call__(self, units: Subset) -> Verdict:
         """Ask.
@@ -224,6 +225,6 @@ class Limited:
                 raise Enough
             self._left -= 1
         verdict = self._ask(units)
-        if verdict is Verdict.PASS and len(units) < len(self.best):
+        if verdict is self._goal and len(units) < len(self.best):
             self.best = units
         return verdict

@@ -59,6 +59,13 @@ def test_what_polygraphy_has_and_nobody_here_says_what_is_there_instead(cli: Com
         assert ran.status == 2
         said = " ".join(ran.err.replace("\u2502", " ").split())
         assert f"There is no {option.partition('=')[0]} here: {INSTEAD[option.partition('=')[0]]}." in said
+    ran = cli("precision", "model.onnx", "-o", "out.onnx", "--mode", "linear")
+    assert f"There is no --mode here: {INSTEAD['precision --mode']}." in " ".join(
+        ran.err.replace("\u2502", " ").split()
+    )
+    ran = cli("inspect", "capability", "model.onnx")
+    assert ran.status == 2
+    assert ran.error == f"error: there is nothing to inspect as 'capability'; {TOOLS['capability']}."
     for tool, said in TOOLS.items():
         ran = cli(tool, "model.onnx")
         assert ran.status == 2

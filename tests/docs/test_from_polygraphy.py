@@ -13,7 +13,7 @@ import pytest
 from conftest import CommandLine, missing_gpu
 from support import chain, has, overflowing, script
 
-from bisect_trt.cli.arguments import ALWAYS, INSTEAD, SPELLINGS
+from bisect_trt.cli.arguments import _FRAMEWORKS, ALWAYS, INSTEAD, SPELLINGS
 from bisect_trt.options.spec import entries
 from bisect_trt.workflows.commands import COMMANDS as GROUPS
 
@@ -225,6 +225,15 @@ def test_every_tool_and_option_of_polygraphy_has_a_row() -> None:
     assert [word for words in OPTIONS for word in words.split() if word not in known] == []
     assert [tool for tool in TOOLS if f"`{tool}" not in rows] == []
     assert "not yet" not in page.lower()
+
+
+def test_whatever_polygraphys_tools_take_is_taken_or_refused_with_a_sentence() -> None:
+    """But for what only tools without a counterpart have, which are refused themselves."""
+    none = PAGE.read_text(encoding="utf-8").partition("## What has no counterpart")[2].rpartition("\n\n")[0]
+    ours = {part for groups in GROUPS.values() for group in groups for each in entries(group) for part in each.flags}
+    ours = {flag for flags in ours for flag in flags.split("/")}
+    known = {*ours, *SPELLINGS, *INSTEAD, *ALWAYS, "--workspace", *_FRAMEWORKS, *re.findall(r"--[a-z][a-z0-9-]*", none)}
+    assert [word for words in OPTIONS for word in words.split() if word not in known] == []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Polygraphy's own

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -440,7 +441,8 @@ def test_unlike_places_are_not_mixed_unless_asked_for(failing: Path, tmp_path: P
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho '0, Tesla X, 1.0, 100, 50'\n")
     tool.chmod(0o755)
-    other = f"command=env PATH={tool.parent}:{os.environ['PATH']} {sys.executable} -"
+    path = f"PATH={tool.parent}:{os.environ['PATH']}"
+    other = f"command={shlex.join(['env', path, sys.executable, '-'])}"
     words = ["run", "m.onnx", "--onnxrt", "--on", HERE, "--on", other]
     done = run(*words, cwd=failing)
     assert done.returncode == 2

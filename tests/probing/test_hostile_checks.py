@@ -29,7 +29,7 @@ PYTHON = sys.executable
 
 
 def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:  # noqa: ANN401 - those of run_to_end
-    return run_to_end(["/bin/sh", "-c", f"cd {folder}; {body}"], log=folder / "log", environment={}, **limits)
+    return run_to_end(["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits)
 
 
 # output

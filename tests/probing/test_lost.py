@@ -166,18 +166,18 @@ def test_an_ended_reference_run_is_not_taken_for_operators_without_a_kernel(
 @pytest.mark.parametrize("how", ["kill -9 $$", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"])
 def test_a_check_that_is_ended_is_run_again_and_believed_if_it_always_is(tmp_path: Path, how: str) -> None:
     for times in (1, 2):
-        body = f'cd {tmp_path}; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
+        body = f'cd "{tmp_path}"; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
         outcome = run_check(tmp_path, body)
         assert (outcome.ending, outcome.signature) == (Ending.FAILED, "exit 1")
         (tmp_path / "ran").unlink()
-    outcome = run_check(tmp_path, f"cd {tmp_path}; echo x >> ran; {how}")
+    outcome = run_check(tmp_path, f"cd '{tmp_path}'; echo x >> ran; {how}")
     assert (tmp_path / "ran").read_text().count("x") == 3
     signals = {"kill -9 $$": "signal SIGKILL", "kill -15 $$": "signal SIGTERM"}
     assert outcome.signature == signals.get(how, "exit 137" if "sh -c" in how else "exit 143")
 
 
 def test_an_exit_status_that_was_asked_for_is_no_sign_of_a_kill(tmp_path: Path) -> None:
-    assert run_check(tmp_path, f"echo x >> {tmp_path}/ran; exit 137", fail_codes=(137,)).ending is Ending.FAILED
+    assert run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending is Ending.FAILED
     assert (tmp_path / "ran").read_text() == "x\n"
 
 

@@ -179,8 +179,8 @@ def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
 def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     """Three probes each start a long sleep; the answer to the first makes the others moot."""
     pids = tmp_path / "pids"
-    certain = f"until test $(wc -l < {pids}) -ge 3; do sleep 0.01; done; exit 1"
-    body = f"sleep 600 & echo $$ $! >> {pids}\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
+    certain = f"until test $(wc -l < '{pids}') -ge 3; do sleep 0.01; done; exit 1"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(Journal(tmp_path), Listening(), Budget())
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=3)
@@ -209,8 +209,8 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
 def test_what_comes_next_is_begun_ahead_and_not_waited_for(tmp_path: Path, then: str) -> None:
     """The search's only probe waits for the next one to begin, and that one for the search to have ended."""
     pids, ended = tmp_path / "pids", tmp_path / "ended"
-    certain = f"until test $(wc -l < {pids}) -ge 2; do sleep 0.01; done; exit 1"
-    body = f"echo $$ >> {pids}\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nuntil test -e {ended}; do sleep 0.01; done"
+    certain = f"until test $(wc -l < '{pids}') -ge 2; do sleep 0.01; done; exit 1"
+    body = f"echo $$ >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nuntil test -e '{ended}'; do sleep 0.01; done"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     told = Listening()
     ledger = Ledger(Journal(tmp_path), told, Budget(seconds=3600))
@@ -241,7 +241,7 @@ def test_what_comes_next_is_begun_ahead_and_not_waited_for(tmp_path: Path, then:
 def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -> None:
     """The listener raises while others run, as Ctrl-C does."""
     pids = tmp_path / "pids"
-    body = f"sleep 600 & echo $$ $! >> {pids}\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(Journal(tmp_path), Listening(killed_after=1), Budget())
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers)
