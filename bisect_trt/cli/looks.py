@@ -143,7 +143,7 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said is None:
         raise UsageError("there is no file to inspect; name one.")
     if path is not None:
-        if said in TOOLS:
+        if said in TOOLS.keys() - kinds:
             raise UsageError(f"there is nothing to inspect as '{said}'; {TOOLS[said]}.")
         if said not in kinds:
             raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")

@@ -141,7 +141,8 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
             record = investigation.probe_original(settings.search)
             console.say(f"  yes: {record.reason}")
             return
-        raise advised(error, subject, settings.check) from error
+        outcome = investigation.prober.ledger.outcome(subject.original.key)
+        raise advised(error, subject, settings.check, outcome) from error
     console.say(f"  yes: {record.reason}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,9 @@ import numpy as np
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -20,9 +22,12 @@ MOST_SWEPT = 32
 """The largest size that is advised."""
 
 
-def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> DoesNotReproduce:
-    """The same with what to try next, one a line."""
-    return DoesNotReproduce(f"{error} What to try next:{_LIST}{_LIST.join(next_steps(subject, check))}")
+def advised(
+    error: DoesNotReproduce, subject: Subject, check: CheckSettings, outcome: Outcome | None = None
+) -> DoesNotReproduce:
+    """The same with what to try next, one a line; ``outcome`` is that of the original."""
+    steps = [*other_types(() if outcome is None else outcome.comparisons), *next_steps(subject, check)]
+    return DoesNotReproduce(f"{error} What to try next:{_LIST}{_LIST.join(steps)}")
 
 
 def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
@@ -79,6 +84,16 @@ def scales(subject: Subject, check: CheckSettings) -> list[str]:
     return [
         f"whether its scales fit: {why} ({shlex.join(words)}, where FLOAT.onnx is the model before it was quantized)"
     ]
+
+
+def other_types(comparisons: Iterable[TensorComparison]) -> list[str]:
+    """Outputs that match by value, and are of another type than the reference's: who reads them may go wrong."""
+    said = dict.fromkeys(
+        f"'{each.name}' is {each.target_dtype} and the reference's {each.reference_dtype}"
+        for each in comparisons
+        if each.target_dtype not in (None, each.reference_dtype)
+    )
+    return [f"who reads the outputs: values match, types do not ({', '.join(list(said)[:4])})"] if said else []
 
 
 def lost_outputs(subject: Subject) -> list[str]:

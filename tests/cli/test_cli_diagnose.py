@@ -20,6 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
 from support import arrays, bisect_trt, chain, node_names, overflowing, read_json, rest_slow, save
 
+from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.tolerance import Tolerance
+from bisect_trt.workflows.next_steps import other_types
+
 
 @dataclass(frozen=True)
 class Example:
@@ -127,6 +131,15 @@ def test_no_failure_no_reproducer(cli: CommandLine) -> None:
         assert word in ran.out
     assert read_json(Path("r.json"))["status"] == "not_reproduced"
     assert not Path("out").exists()
+
+
+def test_who_hands_out_another_type_is_said_to() -> None:
+    numbers = np.ones(3, np.int64)
+    seen = [compare_tensor("y", numbers, numbers.astype(dtype), Tolerance()) for dtype in (np.int64, np.int32)]
+    assert all(each.passed for each in seen)
+    assert other_types(seen[:1]) == []
+    (step,) = other_types(seen)
+    assert step == "who reads the outputs: values match, types do not ('y' is int32 and the reference's int64)"
 
 
 def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> None:
