@@ -141,6 +141,22 @@ def test_what_the_model_does_itself_is_no_fault_of_the_target(cli: CommandLine, 
     }
 
 
+def test_sessions_that_draw_other_random_numbers_do_not_contradict_each_other(cli: CommandLine, here: Path) -> None:
+    """Each of OpenVINO's sessions draws others, where all of ONNX Runtime's begin with the same."""
+    pytest.importorskip("openvino")
+    noise = helper.make_node("RandomNormalLike", ["r"], ["u"], name="draw")
+    model = write(here / "model.onnx", "n", noise, helper.make_node("Add", ["r", "u"], ["y"], name="add"))
+    status, seen = verdicts(cli, model, "--openvino")
+    assert ("FAIL" in seen.values(), seen["beside"]) == (False, "UNRESOLVED")
+    assert status in {0, 4}
+
+
+def test_a_model_that_the_target_alone_refuses_is_no_contradiction(here: Path) -> None:
+    status, seen, said = unsteady(here, write(here / "model.onnx", "n"), "refuses")
+    assert (status, set(seen.values())) == (4, {"UNRESOLVED"}), said
+    assert "nothing could be compared with itself: it has no kernel" in said
+
+
 def test_a_model_that_the_target_does_not_run_agrees_with_nothing(cli: CommandLine, here: Path) -> None:
     own = helper.make_node("Own", ["r"], ["y"], domain="nobody.knows")
     model = onnx.load(write(here / "model.onnx", "n", own))

@@ -158,4 +158,6 @@ class UnsteadyRuntime(Interpreter):
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Session:  # noqa: ARG002 - not needed
         """Prepare a model."""
         proto, choices = self._built(model)
+        if self._settings.fault == "refuses":
+            raise BuildError("it has no kernel")
         return Session(proto, self._settings.fault, choices)
