@@ -161,16 +161,24 @@ def _deliver(
     for number, (entry, sentence) in enumerate(zip(entries, sentences, strict=True)):
         lead = f"What does it ({head}): " if head and not number else "Or: " if number else "What does it: "
         console.answer(lead + sentence)
-        for line in entry["code"] or ():
-            console.answer(f"  {line}")
-        if entry["code"] and entry["code_ran"] is not True:
-            console.answer(f"  (these lines {entry['code_ran']})")
+        _tell_lines(investigation, entry)
         console.answer(f"  as options: {shlex.join(entry['options'])}")
     if found.also:
         console.answer(f"  {', '.join(panel.names(found.also))}: with {panel.said(found.also)} it passes too.")
     if not found.complete:
         console.answer("  There are more: these are the first that were found.")
     return [(sentence, entry["code"] or ()) for entry, sentence in zip(entries, sentences, strict=True)]
+
+
+def _tell_lines(investigation: Investigation, entry: dict[str, Any]) -> None:
+    """The lines to paste, and what has to be known of them."""
+    console, lower = investigation.console, investigation.subject.lower_ir
+    for line in entry["code"] or ():
+        console.answer(f"  {line}")
+    if entry["code"] and entry["code_ran"] is not True:
+        console.answer(f"  (these lines {entry['code_ran']})")
+    if entry["code"] and lower:
+        console.answer(f"  ({lower})")
 
 
 def describe_alternative(entry: dict[str, Any], failing_ms: float | None) -> str:

@@ -292,6 +292,17 @@ class Subject:
             )
 
     @property
+    def lower_ir(self) -> str:
+        """What to do before the user's own file is given to a runtime that what was run here ran on; empty where nothing."""
+        if self.ir_version is None:
+            return ""
+        file, written = self.ir_version["file"], self.ir_version["written"]
+        return (
+            f"run with IR version {written}, which is all that the model needs; older releases refuse the file's {file}: save it "
+            f"with model.ir_version = {written} first"
+        )
+
+    @property
     def renaming(self) -> str:
         """What to do where nodes share a name, a sentence with a space before it; empty where none do."""
         if not share_names(self.network.proto):

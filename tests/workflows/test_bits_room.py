@@ -26,7 +26,7 @@ def searched(path: Path, body: str, scales: dict[str, float], **weights: np.ndar
     outputs = f"float[{ROWS}, {WIDTH}] y"
     head = '<ir_version: 8, opset_import: ["" : 13]>'
     model = parser.parse_model(f"{head} g (float[{ROWS}, {WIDTH}] x) => ({outputs}) {{ {body} }}")
-    given = {name: value if value.dtype == np.int8 else value.astype(np.float32) for name, value in weights.items()}
+    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
     given |= {f"{name}s": np.asarray(room / 127, np.float32) for name, room in scales.items()}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
@@ -89,18 +89,3 @@ def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None
     found = searched(tmp_path / "model.onnx", body, {"x": 4, "t": 160}, w=FIRST, tiny=np.full((), 1e-4))
     assert found.status == "not_reproduced"
     assert "Scales that do not fit, but cost less than is allowed, are named above." in str(found.why)
-
-
-def test_one_scale_is_enough_against_a_weight_that_is_out_of_line(tmp_path: Path) -> None:
-    """The scale of a stored weight is 30 times too large: what is calibrated behind it fits nothing, and is not what is wrong."""
-    layers, worse = range(5), 2
-    rooms = {f"w{n}": 30.0 if n == worse else 1.0 for n in layers}
-    body, read = "", "x"
-    for n in layers:
-        body += f"{pair(read)} v{n} = DequantizeLinear(w{n}, w{n}s, z) t{n} = MatMul({read}d, v{n}) {pair(f't{n}')} "
-        body, read = body + f"r{n} = Tanh(t{n}d) ", f"r{n}"
-    scales = {"x": 4.0, **rooms, **{f"t{n}": 4.0 for n in layers}, **{f"r{n}": 1.0 for n in layers}}
-    stored = {f"w{n}": np.rint(RNG.standard_normal((WIDTH, WIDTH)).clip(-3, 3) * 42).astype(np.int8) for n in layers}
-    found = searched(tmp_path / "model.onnx", f"{body} y = Identity({read})", scales, **stored)
-    assert ("w2s", "contradicted") in {(each["scale"], each["rule"]) for each in found.extra["suspected_weights"]}
-    assert not found.extra.get("refit")

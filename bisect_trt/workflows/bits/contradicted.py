@@ -18,14 +18,12 @@ from bisect_trt.graph.unquantize import unquantize
 from bisect_trt.probing.activations import Reference
 from bisect_trt.workflows.bits.measured import find_misfits
 from bisect_trt.workflows.bits.misfit import Misfit, pair_outputs
-from bisect_trt.workflows.bits.odd_weights import OUT_OF_LINE
 from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.subject import Subject
 
 CONTRADICTED = "contradicted"
 _LEAST, _MOST = 3, 4
-"""Scales that one weight has to explain, for fewer may be wrong themselves, unless it is out of line itself; and weights that
-are tried."""
+"""Scales that one weight has to explain, for fewer may be wrong themselves; and weights that are tried."""
 _LEFT = 1 / 3
 """Of the scales that do not fit, what may be left that a weight does not explain."""
 
@@ -34,54 +32,32 @@ def with_contradictions(subject: Subject, plain: Plain, misfits: list[list[Misfi
     """Say of a stored weight how many scales would fit if its own were another one."""
     every = [each for found in misfits for each in found]
     off = _off(every)
-    if plain.original is not None or not off:
+    if plain.original is not None or len(off) < _LEAST:
         return misfits
+    rank = subject.network.rank
+    first = min((each for each in every if each.pair.scale in off and each.bad), key=lambda e: rank[e.pair.nodes[0]])
     pairs = [each.pair for each in every]
     activations = [pair for pair in pairs if pair.kind == "activation"]
-    tried = 0
-    for weight, behind in _explaining(subject.network, every, off):
-        least = 1 if any(rule == OUT_OF_LINE for rule, _ in weight.problems) else _LEAST
-        if len(behind) < least:
-            continue
-        if tried == _MOST:
-            break
-        ratio = behind[0].ratio or 1
+    for place, weight in enumerate(_before(subject.network, every, first)[:_MOST]):
         scaled = dict(plain.weights)
         for name in pair_outputs(subject.network, weight.pair):
             value = numpy_helper.to_array(scaled[name])
-            scaled[name] = numpy_helper.from_array((value * ratio).astype(value.dtype), name)
+            scaled[name] = numpy_helper.from_array((value * (first.ratio or 1)).astype(value.dtype), name)
         network = Network(unquantize(subject.network, pairs, scaled))
         run = Reference(
-            network, subject.samples[0], subject.workspace, subject.models, 6101 + tried, subject.swap_limit
+            network, subject.samples[0], subject.workspace, subject.models, 6101 + place, subject.swap_limit
         )
-        tried += 1
         left = _off(find_misfits(subject, replace(plain, network=network), activations, [run]))
-        scales = {each.pair.scale for each in behind}
-        if len(scales - left) >= least and len(scales & left) <= len(scales) * _LEFT and len(left) < len(off):
-            how = f"{1 / ratio:.3g} times too large" if ratio < 1 else f"{ratio:.3g} times too small"
-            which = (
-                "the scale that does"
-                if len(scales) == 1
-                else f"{len(scales - left)} of the {len(scales)} scales that do"
-            )
+        if len(off - left) >= _LEAST and len(left) <= len(off) * _LEFT:
+            times = 1 / (first.ratio or 1)
+            how = f"{times:.3g} times too large" if times > 1 else f"{1 / times:.3g} times too small"
             said = (
-                f"{which} not fit the values behind it would, if this one's were not about {how}: so it is this one that is "
-                "wrong, not what is behind it"
+                f"{len(off - left)} of the {len(off)} scales that do not fit the values behind it would, if this one's were "
+                f"not about {how}: so it is this one that is wrong, not those"
             )
             added = replace(weight, problems=((CONTRADICTED, said), *weight.problems))
             return [[added if each is weight else each for each in found] for found in misfits]
     return misfits
-
-
-def _explaining(network: Network, every: Sequence[Misfit], off: Collection[str]) -> list[tuple[Misfit, list[Misfit]]]:
-    """The stored weights before scales that do not fit, those of the first of these first, each with the ones behind it."""
-    bad = [each for each in every if each.pair.scale in off and each.bad and each.pair.kind == "activation"]
-    bad.sort(key=lambda each: network.rank[each.pair.nodes[0]])
-    found: dict[int, tuple[Misfit, list[Misfit]]] = {}
-    for each in bad:
-        for weight in _before(network, every, each):
-            found.setdefault(id(weight), (weight, []))[1].append(each)
-    return list(found.values())
 
 
 def _off(misfits: Collection[Misfit]) -> set[str]:

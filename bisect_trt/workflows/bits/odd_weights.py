@@ -18,7 +18,6 @@ from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
-OUT_OF_LINE = "out of line"
 _UNUSED = 1 / 4
 """Of what this model's weights usually use of their type: two bits are lost."""
 _SATURATED, _SATURATED_COARSE, _TIMES = 0.05, 0.25, 4.0
@@ -131,7 +130,7 @@ def _of_scales(weight: _Weight) -> Iterator[Problem]:
     place = int(np.argmax(np.abs(bits - np.median(bits))))
     if _is_out_of_line(bits, place):
         yield (
-            OUT_OF_LINE,
+            "out of line",
             f"the scale of slice {place} is {2 ** (bits[place] - np.median(bits)):.3g} times the middle one",
         )
 
@@ -141,7 +140,7 @@ def _of_size(sizes: Array, place: int) -> Iterator[Problem]:
     if len(sizes) >= _LEAST and _is_out_of_line(sizes, place):
         times = 2 ** (sizes[place] - np.median(sizes))
         yield (
-            OUT_OF_LINE,
+            "out of line",
             f"its values are {times:.3g} times as large, for how many are added up, as this model's usually are",
         )
 
