@@ -27,6 +27,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--disable-smooth-scrolling",  # which goes on while a test goes on too
     "--remote-debugging-pipe",
 )
 # Chromium reads descriptor 3 and writes descriptor 4.
@@ -135,6 +136,11 @@ class Browser:
         reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
+
+    def until(self, condition: str) -> bool:
+        """Wait until something is so in the page, looked at once a frame; then it is true."""
+        look = f"const look = () => ({condition}) ? r(true) : requestAnimationFrame(look)"
+        return bool(self.evaluate(f"new Promise(r => {{ {look}; look(); }})"))
 
     def key(self, key: str, *, shift: bool = False) -> None:
         """Press a key."""

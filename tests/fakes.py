@@ -9,7 +9,7 @@ import select
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +28,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 
 Predicate = Callable[[Subset], Verdict]
@@ -155,14 +155,22 @@ class FakeRun:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.prober.close()
         self.ledger.close()
 
-    def reduce(self, count: int, algorithm: Algorithm, repeat: int = 1) -> Minimum:
-        """Probe the original of so many units, then search, as ``reduce`` does."""
+    def reduce(self, count: int, algorithm: Algorithm, repeat: int = 1, *, rest: bool = False) -> Minimum:
+        """Probe the original of so many units, then search, as ``reduce`` does; then the rest, if wanted."""
+        whole = frozenset(range(count))
         original = build(range(count))
         if repeat > 1:
             self.prober.probe_original(original, repeat=repeat, units=count)
-        return self.prober.search_from(original, over_units(Verdict.FAIL, algorithm), build)
+        search = over_units(Verdict.FAIL, algorithm)
+        if not rest:
+            return self.prober.search_from(original, search, build)
+        search = replace(search, then=lambda found: Units(whole - found.units))
+        minimum = self.prober.search_from(original, search, build)
+        self.prober.probe(build(whole - minimum.units))
+        return minimum
 
 
 def decisions(records: Iterable[Record]) -> list[tuple[Any, ...]]:

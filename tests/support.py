@@ -20,6 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import from_words
 from bisect_trt.options.spec import entries
+from bisect_trt.probing.command import CommandCheck
+from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.from_options import tolerance_options
 
@@ -217,11 +220,45 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
     return path
 
 
+def squares_between_convolutions(path: Path) -> Path:
+    """What a convolution makes is squared by a layer that fuses with neither neighbour, and the squares are past fp16."""
+    values = np.random.default_rng(0)
+    sizes = {"w0": 900, "w1": 1e-3, "w2": 1.0}
+    weights = [
+        numpy_helper.from_array(values.normal(0, size / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32), name)
+        for name, size in sizes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=[1] * 4),
+        helper.make_node("Mul", ["c0", "c0"], ["big"], "square"),
+        helper.make_node("Conv", ["big", "w1"], ["c1"], "conv1", pads=[1] * 4),
+        helper.make_node("Tanh", ["c1"], ["t1"], "tanh1"),
+        helper.make_node("Conv", ["t1", "w2"], ["c2"], "conv2", pads=[1] * 4),
+        helper.make_node("Tanh", ["c2"], ["y"], "tanh2"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 16, 24, 24]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
 def script(path: Path, body: str) -> str:
     """Write an executable shell script; its path, to be run from anywhere."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
+    """How a check of these words of the shell ends on some candidate."""
+    check = CommandCheck((script(folder / "check", body), "{model}"), **options)
+    return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes that checks have started, which write their numbers there."""
+    file = folder / "pids"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def has(*tags: str, model: str = '"$1"') -> str:

@@ -20,9 +20,8 @@ from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.shared import Check as CheckOptions
-from bisect_trt.options.shared import Data, Search
+from bisect_trt.options.shared import Data, Places, Search
 from bisect_trt.options.spec import changed
 from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.ledger import BudgetSpent

@@ -44,21 +44,13 @@ def diagnose(
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
     from bisect_trt.workflows.from_options import target_check  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - as above
 
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
     call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
-    runtime = call.target.required()
-    call.compare.require_numbers()
-    checks = target_check(call.compare, runtime, own.timeout)
-    folder = own.output or call.folder / "reproducer"
-    packed = folder if folder.name else folder.resolve()
-    archive = packed.with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    check_folder(folder, archive, overwrite=own.overwrite or call.resumed)
-    settings = DiagnoseSettings(
-        checks, call.search_settings, folder, archive, own.anonymise, own.find_all, own.releases
-    )
+    checks = target_check(call.compare, call.target.required(), own.timeout)
+    folder, overwrite = own.output or call.folder / "reproducer", own.overwrite or call.resumed
+    settings = DiagnoseSettings.of(own, checks, call.search_settings, folder, overwrite=overwrite)
     return call.finish(lambda job: job.diagnose_itself(checks) if own.self_check else job.diagnose(settings))
 
 
@@ -93,9 +85,7 @@ def workaround(
     given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
     own = given.group(Workaround, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
     call = Call("workaround", model, given, inputs=inputs, folder=run, verbose=verbose)
-    runtime = call.target.required()
-    call.compare.require_numbers()
-    checks = target_check(call.compare, runtime, own.timeout)
+    checks = target_check(call.compare, call.target.required(), own.timeout)
     settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
@@ -192,8 +182,8 @@ def assert_matches(
     Raises:
         AssertionError: It does not; the message has the worst outputs and the reproducer's folder.
     """
-    from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes rich
-    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - it takes NumPy
+    from bisect_trt.reporting.console import listed  # noqa: PLC0415 - it takes NumPy
+    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     shared: dict[str, Any] = {"inputs": inputs, "atol": atol, "rtol": rtol, "fp16": fp16, **options}
     result = compare(model, target=target, **shared)

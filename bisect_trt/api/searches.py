@@ -199,8 +199,8 @@ def precision(
         The result; ``keep_fp32`` are the nodes, ``artifacts["mixed"]`` is the model.
     """
     from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import low_precision, precision_files  # noqa: PLC0415 - as above
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
+    from bisect_trt.workflows.precision.wanted import low_precision, precision_files  # noqa: PLC0415 - as above
 
     check, inputs = check_or_inputs(check, inputs)
     named = {} if options.get("ladder") else {low: True}  # a ladder names its own

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from importlib import import_module
 from io import IOBase
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 import bisect_trt
@@ -48,12 +48,7 @@ _HOMES: dict[str, str] = {
 
 
 def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
-    """Do what a command line asks for, and end the process.
-
-    Args:
-        name: The command.
-        values: The values of its options; see :func:`~bisect_trt.options.given.from_words`.
-    """
+    """Do what a command line asks for, and end the process."""
     given = Given(values)
     work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
     try:
@@ -247,9 +242,7 @@ class Interrupts:
             self._ours = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -74,7 +74,8 @@ def extract(given: Given, console: Console, result: Result) -> Result:
     """Cut a piece out of a model."""
     own, data = given[Extract], given[Data]
     with_inputs = bool(data.load_inputs or data.data_loader_script)
-    settings = ExtractSettings(tuple(own.inputs), tuple(own.outputs), own.output, with_inputs, own.timeout, own.visual)
+    ends = tuple(own.inputs), tuple(own.outputs)
+    settings = ExtractSettings(*ends, own.output, bool(data.input_shapes), with_inputs, own.timeout, own.visual)
     if own.visual is not None:
         check_picture(own.visual)
         check_output(own.visual, overwrite=own.overwrite)

@@ -11,8 +11,7 @@ from bisect_trt.graph.save import check_annotated, check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
-from bisect_trt.options.shared import Check, Data, Search
+from bisect_trt.options.shared import Check, Data, Places, Search
 from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console

@@ -7,7 +7,7 @@ from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
 
-from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.arguments import TOOLS, invocation
 from bisect_trt.cli.main import run_command_line
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.load import load_model
@@ -16,7 +16,7 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Depth, Form, Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.given import Given
-from bisect_trt.options.places import Places
+from bisect_trt.options.shared import Places
 from bisect_trt.probing.claim import claimed_run
 from bisect_trt.probing.workers.guard import scratch
 from bisect_trt.probing.workspace import RUNS_FOLDER
@@ -143,6 +143,8 @@ def read_words(said: str | None, path: Path | None) -> tuple[Kind, Path]:
     if said is None:
         raise UsageError("there is no file to inspect; name one.")
     if path is not None:
+        if said in TOOLS.keys() - kinds:
+            raise UsageError(f"there is nothing to inspect as '{said}'; {TOOLS[said]}.")
         if said not in kinds:
             raise UsageError(f"there is nothing to inspect as '{said}'; write {', '.join(kinds)}, or the file alone.")
         return Kind(said), path
@@ -171,9 +173,6 @@ def doctor(given: Given, console: Console, result: Result) -> Result:
 
 def newest_run(file: str = RUN_FILE) -> Path:
     """The folder of the run that was started last from the working directory; says which it is.
-
-    Args:
-        file: What the folder has to hold.
 
     Raises:
         UnavailableError: There is none.

@@ -18,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import bisect_trt
+from bisect_trt.cli.arguments import INSTEAD, TOOLS
 from bisect_trt.cli.completion import PROGRAM, VARIABLE, install, last_flag, show, tensors
 from bisect_trt.errors import ExitStatus
 from bisect_trt.options.given import out_of_range
@@ -172,6 +173,8 @@ class _Program(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not ctx.resilient_parsing and (like := _like(args[0])):
             ctx.fail(f"No such command '{args[0]}'. Did you mean {', '.join(map(repr, like))}?")
+        if args[0] in TOOLS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'; {TOOLS[args[0]]}.")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -268,6 +271,9 @@ def _elsewhere(error: click.UsageError) -> str | None:
     if not isinstance(error, click.NoSuchOption):
         return None
     flag = error.option_name
+    command = "" if error.ctx is None else error.ctx.command.name
+    if instead := INSTEAD.get(f"{command} {flag}") or INSTEAD.get(flag):
+        return f"There is no {flag} here: {instead}."
     have = [
         name
         for name, groups in COMMANDS.items()

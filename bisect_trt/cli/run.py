@@ -14,10 +14,9 @@ from bisect_trt.graph.save import check_output
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Drop, Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.reading import TopK
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.shared import Data, Plots
+from bisect_trt.options.shared import Data, Places, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result

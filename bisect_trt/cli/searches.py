@@ -31,8 +31,6 @@ from bisect_trt.targets.options import Target
 from bisect_trt.workflows.from_options import (
     case_of,
     layerwise_settings,
-    low_precision,
-    precision_files,
     releases_settings,
     repeat_settings,
     search_settings,
@@ -44,20 +42,13 @@ from bisect_trt.workflows.settings import ReduceSettings
 def diagnose(given: Given, console: Console, result: Result) -> Result:
     """Find out why the target is wrong."""
     from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - see above
-    from bisect_trt.workflows.reproducer import check_folder  # noqa: PLC0415 - see above
 
-    own, compare = given[Diagnose], given[Compare]
-    runtime = given[Target].required()
-    compare.require_numbers()
-    checks = target_check(compare, runtime, own.timeout)
+    own = given[Diagnose]
+    checks = target_check(given[Compare], given[Target].required(), own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip") if own.archive else None
-    settings = DiagnoseSettings(
-        checks, search_settings(given[Search]), folder, packed, own.anonymise, own.find_all, own.releases
-    )
-    check_folder(settings.output, packed, overwrite=own.overwrite or invocation.resumed is not None)
-    sure = settings.search.confidence
-    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=sure)
+    search, overwrite = search_settings(given[Search]), own.overwrite or invocation.resumed is not None
+    settings = DiagnoseSettings.of(own, checks, search, folder, overwrite=overwrite)
+    job = open_target_job(own.model, given, console, result, annotation=own.annotate, confidence=search.confidence)
     return job.diagnose_itself(checks) if own.self_check else job.diagnose(settings)
 
 
@@ -65,10 +56,8 @@ def workaround(given: Given, console: Console, result: Result) -> Result:
     """Find what makes the whole model pass."""
     from bisect_trt.workflows.workaround.workaround import WorkaroundSettings  # noqa: PLC0415 - see above
 
-    own, compare = given[Workaround], given[Compare]
-    runtime = given[Target].required()
-    compare.require_numbers()
-    checks = target_check(compare, runtime, own.timeout)
+    own = given[Workaround]
+    checks = target_check(given[Compare], given[Target].required(), own.timeout)
     settings = WorkaroundSettings(checks, own.output, own.fresh_samples)
     if invocation.resumed is None:
         settings.check_output(overwrite=own.overwrite)
@@ -96,6 +85,7 @@ def reduce(given: Given, console: Console, result: Result) -> Result:
 def precision(given: Given, console: Console, result: Result) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
     from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - see above
+    from bisect_trt.workflows.precision.wanted import low_precision, precision_files  # noqa: PLC0415 - see above
 
     own = given[Precision]
     low, runtime = low_precision(given[Target], own)

@@ -79,11 +79,7 @@ class Folding:
         return math.prod(int(dim or 0) for dim in info.shape) * info.dtype.itemsize
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
-        """The model with these values in place of all foldable nodes; the original is not changed.
-
-        Args:
-            values: A value for each name of :meth:`stored`.
-        """
+        """The model with these values in place of all foldable nodes; the original is not changed."""
         return _replace(self.network, self.computable - self.kept, values)
 
 

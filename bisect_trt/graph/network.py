@@ -16,7 +16,7 @@ import onnx
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
 from bisect_trt.graph.externals import has_external_data
-from bisect_trt.graph.nodes import reads
+from bisect_trt.graph.nodes import label, reads
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
 from bisect_trt.graph.wire import Written, written_nodes, written_values, written_weights
@@ -321,8 +321,7 @@ class Network:
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""
-        node = self.nodes[index]
-        return f"{node.op_type} '{node.name or next(iter(self.made(index)), '?')}'"
+        return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
     def plain(self, index: int) -> dict[str, Any]:
         """A node as plain values: name, operator, outputs, and the module that it comes from, if the file says so."""

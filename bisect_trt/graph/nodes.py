@@ -14,6 +14,15 @@ DEFAULT_DOMAINS = ("", "ai.onnx")
 """Of ONNX's own operators."""
 
 
+_HELD = {
+    "value_float": onnx.AttributeProto.FLOAT,
+    "value_floats": onnx.AttributeProto.FLOATS,
+    "value_int": onnx.AttributeProto.INT,
+    "value_ints": onnx.AttributeProto.INTS,
+}
+"""In what a Constant may hold numbers beside a tensor, since opset 12."""
+
+
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs inside a node: branches of an If, bodies of Loop and Scan."""
     for each in node.attribute:
@@ -113,9 +122,19 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     return new
 
 
+def label(node: onnx.NodeProto) -> str:
+    """What a node goes by in messages: its name, or what it makes."""
+    return node.name or next(filter(None, node.output), "?")
+
+
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """The value of an attribute; a string's is bytes."""
-    return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+    """The value of an attribute; a string's is bytes. What is of another type than the default is none.
+
+    In a function it may be the caller's, which is not known.
+    """
+    known = (each for each in node.attribute if each.name == name and each.type and not each.ref_attr_name)
+    value = next(map(onnx.helper.get_attribute_value, known), default)
+    return value if default is None or isinstance(value, type(default)) else default
 
 
 def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -123,10 +142,10 @@ def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
         return None
     for each in node.attribute:
-        if each.name == "value":
+        if each.name == "value" and each.HasField("t"):
             tensor: onnx.TensorProto = each.t
             return tensor
-        if each.name in ("value_float", "value_int", "value_floats", "value_ints"):
+        if each.name in _HELD and each.type == _HELD[each.name] and not each.ref_attr_name:
             kind = np.float32 if "float" in each.name else np.int64
             return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(each), kind))
     return None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import onnx
-
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.nodes import bodies
+from bisect_trt.graph.nodes import bodies, label
 from bisect_trt.graph.qdq import (
     MOVES,
     SAME_SCALE,
@@ -53,7 +51,7 @@ class _Grouping:
             operators = {each for place in places for each in computing[place]}
             ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
             hub = len(places) == 1 and len(operators) > HUB
-            name = _label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
+            name = label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
             yield Group(name, tuple(pairs[place] for place in places), tuple(ranked))
 
     def _joined(self, pairs: Sequence[Pair], computing: Sequence[Sequence[int]]) -> Sets:
@@ -122,7 +120,3 @@ class _Grouping:
             node = self._network.nodes[maker]
             if not is_quantize(node) and not is_dequantize(node):
                 waiting += node.input[:1]
-
-
-def _label(node: onnx.NodeProto) -> str:
-    return node.name or next(filter(None, node.output), "?")

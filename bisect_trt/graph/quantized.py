@@ -20,13 +20,13 @@ ONE = np.ones(1, np.float64)
 _ROUND = ("QuantizeLinear", "DynamicQuantizeLinear", "QGemm", "QAttention", "QEmbedLayerNormalization")
 """What makes integers by rounding, and all that begins with ``QLinear``."""
 _TELL = (b"QuantizeLinear", b"QLinear", b"QGemm", b"QAttention", b"QEmbedLayerNormalization")
-_MOVE = re.compile(
+MOVE = re.compile(
     "Identity|Reshape|Transpose|Flatten|Squeeze|Unsqueeze|Slice|Split|Gather|GatherElements|GatherND|Expand|Tile|Pad|Concat|"
     "MaxPool|GlobalMaxPool|ReduceMax|ReduceMin|Relu|Clip|Max|Min|DepthToSpace|SpaceToDepth|Dropout|Where|Compress|"
     "ReverseSequence"
 )
 """What makes no new values, but for constants, so that a step stays what it is."""
-_UNTOLD = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
+UNTOLD = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
 """What says nothing of how far off its input is: an index off by one is no tie."""
 
 
@@ -75,7 +75,7 @@ def _made(node: onnx.NodeProto, steps: Mapping[str, Step], value: Values) -> dic
     if node.op_type in _ROUND or node.op_type.startswith("QLinear"):
         # Scale and zero point of what is quantized as it runs come of the same values, rounded as usual.
         return {outputs[0]: Step(ONE, after=bool(read))}
-    if not read or _UNTOLD.fullmatch(node.op_type):
+    if not read or UNTOLD.fullmatch(node.op_type):
         return {}
     first, size, after = steps.get(node.input[0]), read[0].size, any(step.after for step in read)
     made = Step(None, after=True)
@@ -84,10 +84,7 @@ def _made(node: onnx.NodeProto, steps: Mapping[str, Step], value: Values) -> dic
             sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
             made = Step(sizes, after=after, axis=attribute(node, "axis", 1))
     elif (
-        size is not None
-        and size.size == 1
-        and _MOVE.fullmatch(node.op_type)
-        and all(_same(step, size) for step in read)
+        size is not None and size.size == 1 and MOVE.fullmatch(node.op_type) and all(_same(step, size) for step in read)
     ):
         made = Step(size, after=after)
     return dict.fromkeys(outputs, made)

@@ -59,7 +59,7 @@ class Draws:
         stored = {tensor.name: tensor for tensor in self._model.graph.initializer}
         for node in nodes:
             if (tensor := held(node)) is not None:
-                stored[node.output[0]] = tensor
+                stored |= dict.fromkeys(node.output, tensor)
         known = {
             name: numpy_helper.to_array(tensor)
             for name, tensor in stored.items()

@@ -107,13 +107,13 @@ def _named_sizes(infos: Mapping[str, TensorInfo], shapes: Mapping[str, Sequence[
     return sizes
 
 
-def free_first_dimension(model: onnx.ModelProto, inputs: Sequence[str]) -> onnx.ModelProto:
-    """The model with the first dimension of some inputs free, of one name for all."""
+def free_dimensions(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
+    """The model with one dimension of each of some inputs free, of one name for all."""
     freed = onnx.ModelProto()
     freed.CopyFrom(model)
     for value in freed.graph.input:
-        if value.name in inputs:
-            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        if value.name in axes:
+            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
     forget_shapes(freed.graph)
     return freed
 

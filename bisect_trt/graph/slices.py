@@ -190,13 +190,7 @@ def _slice(network: Network, stretch: Iterable[int], constants: Iterable[int]) -
 
 
 def slice_model(network: Network, part: Slice, infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:
-    """The model of a slice, with every tensor that it makes as an output.
-
-    Args:
-        network: The whole model.
-        part: The slice.
-        infos: Types and shapes of its inputs.
-    """
+    """The model of a slice, with every tensor that it makes as an output."""
     return mark_outputs(Network(cut(network, part.nodes, infos, nothing_stored).proto), part.tensors, {})
 
 

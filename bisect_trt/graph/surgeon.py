@@ -96,11 +96,6 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
     Its inputs are the non-constant tensors that they read and do not make; its outputs, unless they are given, what they
     make and a node outside reads, or the graph returns. A chosen node that nothing reads keeps its outputs, so that no
     runtime drops it.
-
-    Args:
-        network: The original.
-        nodes: Node numbers.
-        outputs: Tensors that these nodes make, in order.
     """
     inside = frozenset(nodes)
     ordered = network.in_file_order(inside)

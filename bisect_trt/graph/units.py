@@ -50,7 +50,6 @@ class Units:
         feedable = set(feedable) | set(network.inputs)
         self._weights: list[tuple[int, ...]] = []
         self._bare: list[tuple[int, ...]] = []
-        self._heavy: set[int] = set()
         for index in order:
             makers = {name: network.producer[name] for name in network.reads[index] if name in network.producer}
             constants = {name: maker for name, maker in makers.items() if constant[maker]}
@@ -58,7 +57,6 @@ class Units:
             heavy = [m for name, m in constants.items() if m in lost or not _light(infos.get(name))]
             self._weights.append(self._units([*needs, *constants.values()]))
             self._bare.append(self._units([*needs, *heavy]))
-            self._heavy.update(self._units(heavy))
         # A search that is run ahead on guessed verdicts asks for the same sets again and again.
         self._complete = lru_cache(max(4, _REMEMBERED // max(1, len(order))))(self._with_weights)
 
@@ -92,10 +90,6 @@ class Units:
             if not reached.isdisjoint(self._units(self.network.parents(self.network.order[unit]))):
                 reached.add(unit)
         return frozenset(reached)
-
-    def is_heavy(self, unit: int) -> bool:
-        """Whether the unit makes a weight that is too large to store, or has no known value."""
-        return unit in self._heavy
 
     def to_nodes(self, units: Iterable[int]) -> frozenset[int]:
         """Node numbers."""

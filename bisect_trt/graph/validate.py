@@ -10,7 +10,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.externals import model_tensors, tensor_bytes
-from bisect_trt.graph.nodes import all_nodes, inner_nodes
+from bisect_trt.graph.nodes import all_nodes, inner_nodes, label
 
 EXPANDED_NODES = 250_000
 """A model whose functions would make more nodes than this, written out where they are called, is not read: shape
@@ -64,8 +64,7 @@ def _check_names(model: ModelProto, nodes: Iterable[NodeProto]) -> None:
         _check_text("an attribute", (attribute.name for attribute in node.attribute))
         if not node.op_type:
             raise UnavailableError(
-                f"the node '{node.name or next(iter(node.output), '?')}' names no operator, so the model is not valid ONNX; "
-                "export it again."
+                f"the node '{label(node)}' names no operator, so the model is not valid ONNX; export it again."
             )
 
 
@@ -74,9 +73,8 @@ def _check_attributes(model: ModelProto) -> None:
     for node in inner_nodes(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name or not (attribute.type or model.ir_version < _IR_WITH_ATTRIBUTE_TYPES):
-                name = node.name or next(iter(node.output), "?")
                 raise UnavailableError(
-                    f"the attribute '{attribute.name}' of the {node.op_type} '{name}' has no value"
+                    f"the attribute '{attribute.name}' of the {node.op_type} '{label(node)}' has no value"
                     " of a type that is known, so the model is not valid ONNX or newer than this version of it."
                 )
 

@@ -31,7 +31,8 @@ class Compare:
     """How far the target may be off."""
 
     atol: Annotated[
-        PerOutput, tolerances("Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16 1% of it.")
+        PerOutput,
+        tolerances("Absolute tolerance; default 1e-5 or 2e-4 of each RMS, with --fp16, or of fp16 itself, 1% of it."),
     ] = field(default_factory=dict)
     rtol: Annotated[PerOutput, tolerances("Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
         default_factory=dict

@@ -80,9 +80,6 @@ class Metric:
     def check(self, *, bounded: bool) -> None:
         """Make sure that the options fit each other.
 
-        Args:
-            bounded: Whether a bound is needed.
-
         Raises:
             UsageError: They do not.
         """
@@ -102,10 +99,6 @@ class Metric:
 
     def bound(self, reference: float, *, lower_is_better: bool) -> float | None:
         """What a candidate has to reach; ``None`` if nothing was said.
-
-        Args:
-            reference: The reference's own number.
-            lower_is_better: Whether less of it is better.
 
         Raises:
             UsageError: It is said for a metric of the other direction, or as a part of nothing.

@@ -1,4 +1,4 @@
-"""Options, and groups of them, that several commands have: output, check, data, search, pictures."""
+"""Options, and groups of them, that several commands have: output, check, data, search, places, pictures."""
 
 from __future__ import annotations
 
@@ -189,3 +189,18 @@ class Plots:
     ] = None
     show_error_metrics_plot: Annotated[bool, switch("Open these pictures, saved or not.")] = False
     save_histograms: Annotated[Path | None, option(metavar="DIR", help="How values and errors are distributed.")] = None
+
+
+@dataclass
+class Places:
+    """Where the target runs."""
+
+    on: Annotated[
+        list[str],
+        option(
+            metavar="PLACE",
+            help="Run the target there: python=PATH, env='onnxruntime==1.20.1 numpy<2', ssh=HOST,python=PATH, "
+            "command='... python3 -', or ray=auto. Several are several workers.",
+        ),
+    ] = field(default_factory=list)
+    mixed_places: Annotated[bool, switch("Also where the places differ, in versions or hardware.")] = False

@@ -17,6 +17,7 @@ from bisect_trt.graph.surgeon import Spliced
 from bisect_trt.probing.times import spending
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import value_bytes
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Candidate:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
-            digest.update(f"{name} {value.shape}".encode() + value.tobytes())
+            digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
         if self.keep is not None:
             digest.update("\0".join(("keep", *self.keep)).encode())
         if self.held:

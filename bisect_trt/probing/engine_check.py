@@ -19,8 +19,8 @@ from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 
-FIXED_ENGINE = Path("bisect_trt_debug.engine")
-"""Where the engine lies for a command that names no placeholder."""
+FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")
+"""Where the engine lies for a command that names no placeholder; the latter where it names that."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class EngineCheck:
     def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         """Run the command on an engine."""
         if not self.command.names_placeholder and files.engine is not None:
+            theirs = any(POLYGRAPHYS_ENGINE.name in word for word in self.command.argv)
+            fixed = POLYGRAPHYS_ENGINE if theirs else FIXED_ENGINE
             try:
-                shutil.copyfile(files.engine, FIXED_ENGINE)
+                shutil.copyfile(files.engine, fixed)
             except OSError as error:
-                raise UsageError(
-                    f"{FIXED_ENGINE} cannot be written: {error.strerror}; run where you can write."
-                ) from error
+                raise UsageError(f"{fixed} cannot be written: {error.strerror}; run where you can write.") from error
         return self.command.run(files, cancel)

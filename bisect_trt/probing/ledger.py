@@ -143,10 +143,6 @@ class Ledger:
     def decide(self, candidate: Identity, outcome: Outcome) -> Record:
         """Take an outcome in, as the answer to the search's next question.
 
-        Args:
-            candidate: What was asked about.
-            outcome: What is known of it.
-
         Raises:
             BudgetSpent: No more probes may be made.
             UnavailableError: It is the original, and there is no memory for it: a smaller model fails no more.

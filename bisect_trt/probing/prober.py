@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Timer
@@ -15,7 +16,7 @@ from bisect_trt.probing.ledger import Ledger
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.speculation import Speculation
+from bisect_trt.probing.speculation import Running, Speculation
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
@@ -48,6 +49,29 @@ class Prober:
         self.measured = False
         self.wasted = 0
         self.workers = workers if runner.check.parallel else 1
+        self._ahead: Running | None = None
+
+    def close(self) -> None:
+        """End what was begun ahead and nobody has asked for yet."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.end(self.ledger)
+
+    def _settle(self) -> None:
+        """Wait for what was begun ahead.
+
+        Raises:
+            BudgetSpent: The time was up first.
+        """
+        if self._ahead is None:
+            return
+        if not wait([self._ahead.future], self.ledger.seconds_left()).done:
+            self.close()
+            self.ledger.check_budget()
+            return
+        ahead, self._ahead = self._ahead, None
+        ahead.cancel.close()
+        self.ledger.end(ahead.identity, ahead.future.result())
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
@@ -85,6 +109,8 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
         identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
+        if self._ahead is not None and self._ahead.identity.key == identity.key:
+            self._settle()
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
@@ -141,6 +167,7 @@ class Prober:
             assert original is not None, "the search asks about an original that it was not given"
             return original
 
+        self._settle()
         if self.workers > 1:
             speculation = Speculation(self.runner, self.ledger, candidate_for, self.workers)
             try:
@@ -148,6 +175,7 @@ class Prober:
                     return speculation.run(search)
             finally:
                 self.wasted += speculation.wasted
+                self._ahead = speculation.left
         memory: dict[Question, Verdict] = {}
         lookout = Lookout(self.ledger.watcher, search)
 
@@ -177,7 +205,9 @@ class Prober:
         def story(oracle: Oracle) -> tuple[Result] | None:
             return (search.algorithm(oracle),) if oracle(Original()) is Verdict.FAIL else None
 
-        result = self.search(Search(search.goal, story), build, original)
+        then = search.then
+        after = None if then is None else lambda found: None if found is None else then(*found)
+        result = self.search(Search(search.goal, story, after), build, original)
         if result is None:
             _must_fail(self.ledger.records[0])
         assert result is not None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import TypeVar
 
 from bisect_trt.probing.candidate import Candidate, Identity
@@ -88,6 +87,9 @@ def likely_questions(
         weight, _, guessed = heapq.heappop(branches)
         question = next_question(search, {**known, **guessed})
         if isinstance(question, tuple):
+            after = None if search.then is None else search.then(*question)
+            if after is not None and after not in known:
+                questions[after] = None
             continue
         questions[question] = None
         for verdict, chance in ((Verdict.FAIL, failing), (Verdict.PASS, 1 - failing)):
@@ -96,10 +98,28 @@ def likely_questions(
 
 
 @dataclass
-class _Running:
+class Running:
+    """A probe that somebody runs.
+
+    Attributes:
+        identity: What it is of.
+        future: Its outcome.
+        cancel: Ends it.
+    """
+
     identity: Identity
     future: Future[Outcome]
     cancel: Cancel
+
+    def end(self, ledger: Ledger) -> None:
+        """End it; an outcome that was there before goes into the ledger."""
+        self.cancel.set()
+        wait([self.future])
+        self.cancel.close()
+        if self.future.exception() is None and not self.future.result().cancelled:
+            ledger.end(self.identity, self.future.result())  # it was quicker; who knows what it is for
+        else:
+            ledger.end_early(self.identity)
 
 
 class Speculation:
@@ -107,7 +127,10 @@ class Speculation:
 
     Attributes:
         wasted: Probes that were ended because their answers were not needed any more.
+        left: What will be asked next, if that runs already: it runs on.
     """
+
+    left: Running | None = None
 
     def __init__(self, runner: Runner, ledger: Ledger, build: Callable[[Question], Candidate], workers: int) -> None:
         """``build`` makes the candidate that a question is about; ``workers`` probes run at a time."""
@@ -118,18 +141,19 @@ class Speculation:
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="probe")
         self._identities: dict[Question, Identity] = {}
-        self._running: dict[Question, _Running] = {}
+        self._running: dict[Question, Running] = {}
+        self._next: Question | None = None
         self._taken: dict[Question, Verdict] = {}
         self._recent: deque[bool] = deque(maxlen=_REMEMBERED)
 
     def __enter__(self) -> Speculation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        if self._next is not None:
+            self.left = self._running.pop(self._next, None)
         self._end(list(self._running))
-        self._pool.shutdown()
+        self._pool.shutdown(wait=self.left is None)
 
     def run(self, search: Search[Result]) -> Result:
         """The result of a search.
@@ -145,6 +169,7 @@ class Speculation:
                 heard.clear()
                 question = next_question(search, self._taken, heard)
                 if isinstance(question, tuple):
+                    self._next = None if search.then is None else search.then(*question)
                     return question[0]
                 if self._take(question):
                     lookout.heard(question, self._taken[question], self._identity(question).title)
@@ -203,7 +228,7 @@ class Speculation:
             return True  # another question is about the same model
         self._ledger.start(identity)
         cancel = Cancel()
-        self._running[question] = _Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
+        self._running[question] = Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
         return True
 
     def _collect(self) -> None:
@@ -226,12 +251,7 @@ class Speculation:
         ended = [self._running.pop(question) for question in moot]
         for running in ended:
             running.cancel.set()
-        wait([running.future for running in ended])
         for running in ended:
-            running.cancel.close()
-            if running.future.exception() is None and not running.future.result().cancelled:
-                self._ledger.end(running.identity, running.future.result())  # it was quicker; who knows what it is for
-            else:
-                self._ledger.end_early(running.identity)
+            running.end(self._ledger)
         self.wasted += len(ended)
         self._ledger.watcher.wasted(len(ended))

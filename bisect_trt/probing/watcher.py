@@ -78,14 +78,14 @@ class Lookout:
         """Tell what lies ahead."""
         if not self._watcher.wants_estimates:
             return
-        began = time.monotonic()
-        if self._last is not None and self._spent > _SHARE * (began - self._began):
+        began = time.thread_time()  # what else the machine does counts for nothing
+        if self._last is not None and self._spent > _SHARE * (time.monotonic() - self._began):
             # Too dear for now: one less than before is a good guess.
             best = self._title(smallest_seen(self._search, self._known))
             self._last = replace(self._last, left=max(self._last.left - 1, 1), best=best)
         else:
             self._last = self._in_words(forecast(self._search, self._known, MOST_AHEAD))
-            self._spent += time.monotonic() - began
+            self._spent += time.thread_time() - began
         self._watcher.estimated(self._last)
 
     def heard(self, question: Question, verdict: Verdict, title: str) -> None:

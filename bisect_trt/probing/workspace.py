@@ -26,7 +26,7 @@ from bisect_trt.tensors.npz import save_npz
 
 Values = Mapping[str, NDArray[np.generic]]
 RUNS_FOLDER = ".bisect-trt"
-FIXED_PATH = Path("bisect_trt_debug.onnx")
+FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
 _NAME_LENGTH = 60
 """How much of a model's name is in that of a run's folder, in characters of four bytes at most."""
 _SCRATCH = "scratch-"
@@ -230,10 +230,6 @@ class Workspace:
 
     def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
         """Have the weights' files of a model that was written elsewhere beside the candidates too, to probe what was written.
-
-        Args:
-            proto: The model.
-            folder: Where the files are.
 
         Raises:
             UsageError: They cannot be copied.

@@ -43,11 +43,7 @@ class Case:
 
 
 def cases_of(result: Mapping[str, Any]) -> list[Case]:
-    """The test cases of a result: one an output where outputs were compared, else one in all.
-
-    Args:
-        result: What ``result.json`` holds.
-    """
+    """The test cases of a result: one an output where outputs were compared, else one in all."""
     command, status = str(result["command"]), result["status"]
     why = str(result["why"] or "")
     if status in ("error", "interrupted", "inconclusive"):
@@ -88,10 +84,6 @@ def _details(result: Mapping[str, Any]) -> list[str]:
 
 def write_junit(result: Mapping[str, Any], path: Path) -> None:
     """Write the test cases of a result as JUnit's XML.
-
-    Args:
-        result: What ``result.json`` holds.
-        path: Where to; a file that exists is replaced.
 
     Raises:
         UsageError: It cannot be written.

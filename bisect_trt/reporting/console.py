@@ -10,25 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-from rich.console import Console as RichConsole
-from rich.markup import escape
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Watcher
-from bisect_trt.reporting.live import STYLES, LiveView, is_live
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
+    from bisect_trt.reporting.live import LiveView
+
 Item = TypeVar("Item")
 IN_JSON = " (--json lists them)"
+STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
+"""Of verdicts, as rich names colours."""
 _MOST_LINES = 400
 """A search that says more than this says the same again and again."""
 
@@ -131,6 +136,48 @@ class LogFile:
         self._file.close()
 
 
+class _Printer:
+    """Writes lines: by rich on a terminal, or what is said to be one; as they are anywhere else, where rich adds nothing.
+
+    It takes as long to import as NumPy.
+    """
+
+    def __init__(self, *, stderr: bool) -> None:
+        self._stderr = stderr
+
+    @cached_property
+    def rich(self) -> RichConsole:
+        """Names are a stranger's text, so no ``:word:`` of theirs is an emoji."""
+        from rich.console import Console as RichConsole  # noqa: PLC0415 - as the class says
+
+        return RichConsole(stderr=self._stderr, highlight=False, soft_wrap=True, emoji=False)
+
+    @property
+    def _stream(self) -> TextIO | None:
+        """``None`` where it was closed before the process began."""
+        return sys.stderr if self._stderr else sys.stdout
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is neither a terminal nor a variable for which rich takes it for one (``FORCE_COLOR``)."""
+        terminal = self._stream is not None and self._stream.isatty()
+        return not (terminal or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
+
+    def line(self, *parts: str | tuple[str, str]) -> None:
+        """Write a line of texts, of which some are pairs with a style."""
+        if not self.is_plain:
+            from rich.text import Text  # noqa: PLC0415 - as the class says
+
+            self.rich.print(Text.assemble(*parts))
+        elif self._stream is not None:
+            texts = (part if isinstance(part, str) else part[0] for part in parts)
+            try:
+                print(*texts, sep="", file=self._stream, flush=True)
+            except BrokenPipeError:  # nobody reads any more, which ends the process, as by rich
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+                raise SystemExit(1) from None
+
+
 class Console:
     """Plain lines off a terminal, coloured ones on it above a live view; ``NO_COLOR`` is honoured.
 
@@ -149,12 +196,16 @@ class Console:
         """
         self.verbosity = verbosity
         self.story = Story()
-        self._out = RichConsole(highlight=False, soft_wrap=True)
-        self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._out, self._err = _Printer(stderr=False), _Printer(stderr=True)
         self._kinds: set[str] = set()
         self._failed = False
         self._log: LogFile | None = None
-        self.view = LiveView(self._out) if live and verbosity >= 0 and is_live(self._out) else None
+        self.view = self._live_view() if live and verbosity >= 0 and not self._out.is_plain else None
+
+    def _live_view(self) -> LiveView | None:
+        from bisect_trt.reporting.live import LiveView, is_live  # noqa: PLC0415 - it takes rich
+
+        return LiveView(self._out.rich) if is_live(self._out.rich) else None
 
     @property
     def watcher(self) -> Watcher | None:
@@ -203,7 +254,7 @@ class Console:
         if self.view is not None:
             self.view.step(text)
         if self.verbosity >= 0:
-            self._out.print(f"[bold]{escape(text)}[/bold]")
+            self._out.line((text, "bold"))
 
     def say(self, text: str) -> None:
         """A decision, and why."""
@@ -211,14 +262,14 @@ class Console:
         text = plain(text)
         self.note(text)
         if self.verbosity >= 0:
-            self._out.print(escape(text))
+            self._out.line(text)
 
     def answer(self, text: str) -> None:
         """The result; shown however quiet."""
         self.story.answer(text)
         text = plain(text)
         self.note(text)
-        self._out.print(escape(text))
+        self._out.line(text)
 
     def say_first(self, items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> None:
         """Say the first of many; see :func:`listed`."""
@@ -234,13 +285,13 @@ class Console:
         """Something the user should know."""
         text = plain(text)
         self.note(f"warning: {text}")
-        self._complain(f"[yellow]warning:[/yellow] {escape(text)}")
+        self._complain(("warning:", "yellow"), f" {text}")
 
     def error(self, text: str) -> None:
         """Why the run ends."""
         text = plain(text)
         self.note(f"error: {text}")
-        self._complain(f"[bold red]error:[/bold red] {escape(text)}")
+        self._complain(("error:", "bold red"), f" {text}")
 
     def probed(self, record: Record) -> None:
         """A probe has ended."""
@@ -260,16 +311,16 @@ class Console:
         self.note("\n".join([f"{before}{record.verdict.value:10}{after}  {why}", *tail]))
         if self.verbosity < 0:
             return
-        verdict = f"[{STYLES[record.verdict]}]{record.verdict.value:10}[/]"
+        verdict = (f"{record.verdict.value:10}", STYLES[record.verdict])
         reason = f"  {why}" if self.verbosity > 0 or told else ""
-        self._out.print(f"{before}{verdict}{escape(after + reason)}")
+        self._out.line(before, verdict, after + reason)
         for line in tail:
-            self._out.print(escape(line))
+            self._out.line(line)
 
-    def _complain(self, markup: str) -> None:
+    def _complain(self, *parts: str | tuple[str, str]) -> None:
         """To stderr, which knows nothing of a view on stdout."""
         with contextlib.nullcontext() if self.view is None else self.view.paused():
-            self._err.print(markup)
+            self._err.line(*parts)
 
 
 def listed(items: Sequence[Item], most: int, line: Callable[[Item], str], rest: str = "") -> Iterator[str]:

@@ -295,12 +295,6 @@ def issue_files(
 ) -> list[str]:
     """Write what the commands of other tools read; values that are too large for JSON are left out.
 
-    Args:
-        issue: The report.
-        folder: The reproducer's.
-        inputs: The model's inputs.
-        golden: What its outputs should be.
-
     Returns:
         The names of the files.
 

@@ -19,11 +19,10 @@ from rich.text import Text
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead, Watcher
+from bisect_trt.reporting.console import STYLES
 from bisect_trt.reporting.html.markup import plural, seconds
 from bisect_trt.reporting.markdown import plain
-from bisect_trt.search.oracle import Verdict
 
-STYLES = {Verdict.FAIL: "red", Verdict.PASS: "green", Verdict.UNRESOLVED: "yellow"}
 _LAST = 3
 """How many verdicts are shown."""
 _PACE = 16

@@ -135,9 +135,7 @@ class _Known:
         """Several that pass only together, of a pool that does."""
 
         def shows(units: Subset) -> Verdict:
-            """The same question, the other way round: what is looked for is a set that passes."""
-            verdict = self.verdict(units)
-            return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(verdict, verdict)
+            return self.verdict(units).opposite
 
         order = self._likeliest_first([unit for unit in self._weights if unit in pool])
         return make_minimal(find_culprits(order, shows), shows).units

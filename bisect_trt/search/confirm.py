@@ -81,13 +81,7 @@ def confirm(minimum: Minimum, oracle: Transcript, complete: Completion, flakines
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:
-    """The same for what is enough to keep: there the failures prove that nothing less is, and the answer's pass is asked again.
-
-    Args:
-        minimum: A set that passed.
-        oracle: The oracle.
-        flakiness: What was measured with nothing kept.
-    """
+    """The same for what is enough to keep: the failures prove that nothing less is, and the answer's pass is asked again."""
     if not minimum.proven or not flakiness.is_steady:
         return minimum
     failures, passes = flakiness.confirmations(1)

@@ -14,7 +14,7 @@ from bisect_trt.search.counters import reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept, partition
 from bisect_trt.search.minimality import make_minimal
-from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Search, Subset, Verdict, over_units
 
 _SHORT = 1 / 4
 """A list of suspects of up to this share of all units is tried as a whole."""
@@ -118,13 +118,21 @@ def _lower_tiers(
         kept.lower(wholes, grouped, dirty=dirty and all(map(kept.units.isdisjoint, singles)))
 
 
+def keep_if_enough(count: int, most: int) -> Search[Minimum | None]:
+    """The search for the fewest of so many units that are enough, in ``most`` questions; ``None`` where all of them are not."""
+    everything = range(count)
+
+    def story(ask: Ask) -> Minimum | None:
+        return find_keep(everything, ask, most=most) if ask(frozenset(everything)) is Verdict.PASS else None
+
+    return over_units(Verdict.PASS, story)
+
+
 def _prove(kept: Kept, steps: list[str]) -> Minimum:
     """Lower what can still be lowered, and show that no single unit more can be."""
 
     def shows(chosen: Subset) -> Verdict:
-        """The same question, the other way round: what is looked for is a set that passes."""
-        verdict = kept.verdict(chosen)
-        return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(verdict, verdict)
+        return kept.verdict(chosen).opposite
 
     before, broke = kept.asked, kept.lost
     if worth_counting(kept.units, shows, lost=broke):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 
 class Verdict(str, Enum):
@@ -18,6 +18,11 @@ class Verdict(str, Enum):
     """It does not."""
     UNRESOLVED = "UNRESOLVED"
     """It broke in some other way, so it says nothing."""
+
+    @property
+    def opposite(self) -> Verdict:
+        """The same answer where a set that passes is looked for."""
+        return {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}.get(self, self)
 
 
 Result = TypeVar("Result")
@@ -101,10 +106,12 @@ class Search(Generic[Result_co]):
         goal: The verdict of the sets of units that are looked for, which supersets of them mostly have too: ``FAIL`` for
             what is needed to fail, ``PASS`` for what is enough to keep.
         algorithm: A plain function of an oracle. It may be called several times and must ask the same each time.
+        then: What will be asked after the search of what it found, if anything; who has nothing else to do may begin with that.
     """
 
     goal: Verdict
     algorithm: Callable[[Oracle], Result_co]
+    then: Callable[[Any], Question | None] | None = None
 
 
 class Transcript:
@@ -197,14 +204,15 @@ class Limited:
     """An ``Ask`` that ends the search after a number of questions.
 
     Attributes:
-        best: The smallest set that was seen to pass.
+        best: The smallest set that was seen to meet the goal.
     """
 
-    def __init__(self, ask: Ask, best: Subset, most: int | None) -> None:
-        """``best`` is known to pass; ``most`` is the number of questions, if that is limited."""
+    def __init__(self, ask: Ask, best: Subset, most: int | None, goal: Verdict = Verdict.PASS) -> None:
+        """``best`` is known to meet the ``goal``; ``most`` is the number of questions, if that is limited."""
         self.best = best
         self._ask = ask
         self._left = most
+        self._goal = goal
 
     def __call__(self, units: Subset) -> Verdict:
         """Ask.
@@ -217,6 +225,6 @@ class Limited:
                 raise Enough
             self._left -= 1
         verdict = self._ask(units)
-        if verdict is Verdict.PASS and len(units) < len(self.best):
+        if verdict is self._goal and len(units) < len(self.best):
             self.best = units
         return verdict

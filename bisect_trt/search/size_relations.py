@@ -141,6 +141,8 @@ def guess(axes: Sequence[Sequence[int]], seen: Mapping[Point, Verdict]) -> Guess
     rules = _fitting(frozenset(known))
     if not rules:
         return None
+    if len(known) == prod(map(len, axes)) and (alone := _alone(known)) is not None:
+        return Guess(alone, 0, ())
     best, fresh = rules[0], 0
     while fresh < len(known):
         earlier = _fitting(frozenset(known[: len(known) - fresh - 1]))
@@ -150,6 +152,17 @@ def guess(axes: Sequence[Sequence[int]], seen: Mapping[Point, Verdict]) -> Guess
     pool = _pool(_frozen(axes))
     others = [rule for rule in _rivals(rules)[1:] if any(rule.fails(point) != best.fails(point) for point in pool)]
     return Guess(best, fresh, tuple(others[:3]))
+
+
+def _alone(known: Sequence[tuple[Point, bool]]) -> Relation | None:
+    """Of all points the only one that fails, or passes: no rule says it better than its sizes."""
+    for fails in (True, False):
+        points = [point for point, failed in known if failed is fails]
+        if len(points) == 1:
+            kind = "between" if fails else "outside"
+            each = [Condition(Feature("size", (place,)), kind, size, size) for place, size in enumerate(points[0])]
+            return Relation(tuple(each), every=fails)
+    return None
 
 
 def explore(axes: Sequence[Sequence[int]], ask: Callable[[Point], Verdict], seen: Mapping[Point, Verdict]) -> None:

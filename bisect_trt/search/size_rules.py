@@ -17,8 +17,9 @@ class Rule:
 
     Attributes:
         kind: ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``between`` (``low`` and ``high``), ``only``
-            (``low``), ``residue`` or ``but_residue`` (``remainder`` modulo ``period``, between ``low`` and ``high``).
-        low: The smallest size that was seen to fail.
+            (``low``), ``outside`` (of ``low`` to ``high``, which pass), ``residue`` or ``but_residue`` (``remainder`` modulo
+            ``period``, between ``low`` and ``high``).
+        low: The smallest size that was seen to fail; of ``outside`` to pass.
         high: The largest.
         period: Of a residue.
         remainder: The same.
@@ -40,7 +41,7 @@ class Rule:
             return size <= (self.high or 0)
         inside = (self.low or 0) <= size <= (self.high or 0)
         if self.period is None:
-            return inside
+            return inside is not (self.kind == "outside")
         return inside and (size % self.period == self.remainder) is (self.kind == "residue")
 
     def describe(self) -> str:
@@ -53,6 +54,7 @@ class Rule:
                 "up_to": f"up to {self.high}",
                 "between": f"from {self.low} to {self.high}",
                 "only": f"at {self.low} only",
+                "outside": f"at all sizes but {self.low}" + (f" to {self.high}" if self.high != self.low else ""),
             }[self.kind]
         sizes = {(2, 1): "odd sizes", (2, 0): "even sizes"}.get(
             (self.period, self.remainder or 0),
@@ -80,7 +82,11 @@ def fit(seen: Mapping[int, Verdict]) -> Rule | None:
         "between": not inside,
     }
     simple = next((kind for kind, fits in kinds.items() if fits), None)
-    return Rule(simple, low, high) if simple is not None else _residue(fails, inside)
+    if simple is not None:
+        return Rule(simple, low, high)
+    if inside == passes and not any(passes[0] < size < passes[-1] for size in fails):
+        return Rule("outside", passes[0], passes[-1])
+    return _residue(fails, inside)
 
 
 def _residue(fails: Sequence[int], inside: Sequence[int]) -> Rule | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -481,6 +481,13 @@ class Target(ABC):
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:  # noqa: B027
         """Make sure that what it was told of the inputs fits the values that they are fed, by their shapes.
+
+        Raises:
+            UsageError: It does not.
+        """
+
+    def check_model(self, settings: TargetSettings, operators: Collection[str]) -> None:  # noqa: B027 - of those that need some
+        """Make sure that what it was told fits a model of these operators.
 
         Raises:
             UsageError: It does not.

@@ -8,11 +8,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import Lowering
+from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:  # a worker that lowers nothing needs no ONNX
     from numpy.typing import NDArray
     from onnx import ModelProto
+
+
+def load_proto(path: Path) -> ModelProto:
+    """Read a model without the weights outside it.
+
+    Raises:
+        BuildError: It cannot be read.
+    """
+    import onnx  # noqa: PLC0415 - as above
+
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # each of ONNX's formats raises its own
+        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
 class Interpreter:

@@ -30,6 +30,7 @@ from bisect_trt.tensors.tolerance import (
     Step,
     Tolerance,
     ToleranceOptions,
+    coarser,
 )
 from bisect_trt.tensors.user_script import compare_by_script
 
@@ -100,6 +101,7 @@ def compare_all(
     fail_fast: bool = False,
     details: bool = False,
     steps: Mapping[str, Step] | None = None,
+    lows: Mapping[str, Precision] | None = None,
 ) -> list[TensorComparison]:
     """Compare every tensor of the reference with the target's of the same name.
 
@@ -110,6 +112,7 @@ def compare_all(
         fail_fast: Whether to stop after the first that fails.
         details: Whether to work out the further numbers too.
         steps: Of quantized tensors, by name.
+        lows: What tensors are rounded to by the model itself, by name.
 
     Returns:
         One comparison a tensor, in the reference's order; the failing one last if ``fail_fast``.
@@ -121,8 +124,9 @@ def compare_all(
         return compare_by_script(options.method.script, reference, target)
     comparisons = []
     for name, values in reference.items():
+        step, precision = (steps or {}).get(name), coarser(options.precision, (lows or {}).get(name))
         comparisons.append(
-            compare_output(name, values, target.get(name), options, details=details, step=(steps or {}).get(name))
+            compare_output(name, values, target.get(name), options, details=details, step=step, precision=precision)
         )
         if fail_fast and not comparisons[-1].passed:
             break
@@ -137,6 +141,7 @@ def compare_output(
     *,
     details: bool = False,
     step: Step | None = None,
+    precision: Precision | None = None,
 ) -> TensorComparison:
     """Compare one tensor as the options say.
 
@@ -147,6 +152,7 @@ def compare_output(
         options: How to compare, and tolerances by name.
         details: Whether to work out the further numbers too.
         step: Of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
+        precision: What it was computed in, if not in what the options say.
 
     Raises:
         UsageError: What is to be done to this output cannot be.
@@ -164,7 +170,7 @@ def compare_output(
         target,
         tolerance,
         stat,
-        precision=options.precision,
+        precision=precision or options.precision,
         nonfinite_equal=options.nonfinite_equal,
         infinities_equal=options.infinities_equal,
         quantile=options.quantile_of(name),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 
@@ -17,6 +18,11 @@ from bisect_trt.errors import UnavailableError
 def is_string(dtype: np.dtype[Any]) -> bool:
     """Whether elements are strings: ONNX's are Python objects, NumPy's own are of fixed width."""
     return dtype.kind in "OUST"
+
+
+def value_bytes(value: NDArray[Any]) -> bytes:
+    """What is equal for equal values of one type and shape alone: of strings, whose memory holds pointers, not the memory."""
+    return repr(value.tolist()).encode() if is_string(value.dtype) else value.tobytes()
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:

@@ -125,7 +125,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
 
     Returns:
         The values in the order of ``infos``. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values,
-        have become what the model expects.
+        have become what the model expects; so have floats and integers of another width that it has too.
 
     Raises:
         UsageError: If inputs are missing or unknown, or differ in shape or type; it names every one of them.
@@ -141,7 +141,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
     checked = {}
     for name, info in expected.items():
         if name in sample:
-            checked[name] = values = _from_raw_bytes(sample[name], info.dtype)
+            checked[name] = values = _of_width(_from_raw_bytes(sample[name], info.dtype), info.dtype)
             problems += _misfit(info, values)
     if problems:
         raise UsageError(f"{source} does not fit the model: {'; '.join(problems)}")
@@ -176,6 +176,22 @@ def _shape_text(shape: Sequence[int | str | None]) -> str:
 def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     raw = values.dtype.kind == "V" and not is_extension(values.dtype)
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
+
+
+def _of_width(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The same numbers in another width, where they fit: NumPy makes float64 and int64 of whatever a script does not say."""
+    kinds = {values.dtype.kind, dtype.kind}
+    if values.dtype == dtype or not (kinds == {"f"} or kinds <= {"i", "u"}):
+        return values
+    with np.errstate(over="ignore"):
+        fitted = values.astype(dtype)
+    same = np.array_equal(np.isfinite(fitted), np.isfinite(values)) if dtype.kind == "f" else _equal(fitted, values)
+    return fitted if same else values
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether integers are the same; those of the other sign, which some widths turn into each other, are not."""
+    return bool(np.array_equal(one, other) and np.array_equal(one < 0, other < 0))
 
 
 def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> Iterator[tuple[Sample, Any]]:

@@ -101,9 +101,6 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -
 def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """Read every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``.
 
-    Args:
-        path: The file.
-
     Returns:
         Tensor name to values, in the file's order. Strings are ``object`` arrays of ``str``.
 

@@ -16,6 +16,11 @@ _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 
 
+def is_finite(values: NDArray[Any]) -> bool:
+    """Whether there is neither NaN nor Inf among the values of any type."""
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
 @dataclass(frozen=True)
 class TensorStats:
     """The range of one tensor's values.

@@ -5,6 +5,7 @@ Rounding to a grid is among them: what one step of a quantized tensor is, and ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,8 +69,10 @@ class Step:
         return one if np.count_nonzero(one) <= self.most(mismatch.size) else none
 
     def most(self, total: int) -> int:
-        """How many of so many elements may be ties."""
-        return max(int((_TIES_AFTER_TIES if self.after else _TIES) * total), 1)
+        """How many of so many elements may be ties: of few it is more by chance, by two deviations, but never all of them."""
+        share = _TIES_AFTER_TIES if self.after else _TIES
+        chance = 2 * math.sqrt(share * (1 - share) * total)
+        return max(min(int(share * total + chance), total - 1), 1)
 
 
 THRESHOLDS = {
@@ -94,6 +97,16 @@ class Precision(str, Enum):
     BF16 = "bf16"
 
 
+def coarser(*precisions: Precision | None) -> Precision | None:
+    """What rounds most of some, as far as they are known; ``None`` if none is."""
+    return max((each for each in precisions if each is not None), key=list(Precision).index, default=None)
+
+
+def precision_of(dtype: np.dtype[Any]) -> Precision:
+    """What a tensor of a type was rounded to."""
+    return Precision.FP16 if dtype == np.float16 else Precision.BF16 if dtype.name == "bfloat16" else Precision.FP32
+
+
 _FP32 = 1e-5
 """Polygraphy's, absolute and relative."""
 _FP32_OF_RMS = 2e-4
@@ -110,6 +123,7 @@ class Tolerance:
         """Fill in what was not given from :func:`automatic_tolerance`; in fp32 with Polygraphy's where one of them was."""
         if self.atol is not None and self.rtol is not None:
             return ResolvedTolerance(self.atol, self.rtol)
+        precision = coarser(precision, precision_of(reference.dtype)) or precision
         if precision is Precision.FP32 and (self.atol is not None or self.rtol is not None):
             automatic = ResolvedTolerance(_FP32, _FP32)  # what the user gives is meant to the letter
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import BisectError
+from bisect_trt.graph.halves import lows_of
 from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
@@ -160,16 +161,24 @@ def _deliver(
     for number, (entry, sentence) in enumerate(zip(entries, sentences, strict=True)):
         lead = f"What does it ({head}): " if head and not number else "Or: " if number else "What does it: "
         console.answer(lead + sentence)
-        for line in entry["code"] or ():
-            console.answer(f"  {line}")
-        if entry["code"] and entry["code_ran"] is not True:
-            console.answer(f"  (these lines {entry['code_ran']})")
+        _tell_lines(investigation, entry)
         console.answer(f"  as options: {shlex.join(entry['options'])}")
     if found.also:
         console.answer(f"  {', '.join(panel.names(found.also))}: with {panel.said(found.also)} it passes too.")
     if not found.complete:
         console.answer("  There are more: these are the first that were found.")
     return [(sentence, entry["code"] or ()) for entry, sentence in zip(entries, sentences, strict=True)]
+
+
+def _tell_lines(investigation: Investigation, entry: dict[str, Any]) -> None:
+    """The lines to paste, and what has to be known of them."""
+    console, lower = investigation.console, investigation.subject.lower_ir
+    for line in entry["code"] or ():
+        console.answer(f"  {line}")
+    if entry["code"] and entry["code_ran"] is not True:
+        console.answer(f"  (these lines {entry['code_ran']})")
+    if entry["code"] and lower:
+        console.answer(f"  ({lower})")
 
 
 def describe_alternative(entry: dict[str, Any], failing_ms: float | None) -> str:
@@ -241,7 +250,9 @@ def _run_lines(
     names = [output.name for output in base.proto.graph.output]
     with np.load(made) as outputs:
         values = {name: outputs[f"arr_{place}"] for place, name in enumerate(names)}
-    comparisons = compare_all(subject.values(base, base.outputs), values, check.tolerance)
+    comparisons = compare_all(
+        subject.values(base, base.outputs), values, check.tolerance, lows=lows_of(base.proto.graph)
+    )
     return True if all(each.passed for each in comparisons) else "were run here, and do not make it pass"
 
 

@@ -48,6 +48,17 @@ def require_target(subject: Subject, target: TargetSettings) -> None:
     lowers_by(subject, target)
 
 
+def require_fit(subject: Subject, target: TargetSettings) -> None:
+    """Make sure that the target is there, and that what is asked of it fits the model as it is.
+
+    Raises:
+        UnavailableError: See :func:`require_target`.
+        UsageError: As there, or it does not.
+    """
+    require_target(subject, target)
+    target.target.check_model(target, {node.op_type for node in subject.network.nodes})
+
+
 def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
     """Who lowers a model for this target; asking it is also how to find out whether the target is there at all.
 
@@ -274,7 +285,7 @@ def make_prober(
         require_reference(subject)
         check = elsewhere(check)
     elif isinstance(check, BuiltinCheck):
-        require_target(subject, check.target)
+        require_fit(subject, check.target)
         if fed and not check.target.target.capabilities.runs_more:
             require_reference(subject)
         # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.

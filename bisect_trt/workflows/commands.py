@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
-from bisect_trt.options.shared import Check, Data, General, Plots, Search
+from bisect_trt.options.shared import Check, Data, General, Places, Plots, Search
 from bisect_trt.targets.options import Target
 
 COMMANDS: dict[str, tuple[type, ...]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.network import Network
+from bisect_trt.options.searches import Diagnose
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.console import Console
@@ -19,6 +20,7 @@ from bisect_trt.search.oracle import Minimum, Search, Verdict
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
+from bisect_trt.workflows.fault.amplified import MOST_QUESTIONS, Amplified, rounding_alone
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.fault.judge import Fault
 from bisect_trt.workflows.freed import free_where_needed
@@ -35,10 +37,10 @@ from bisect_trt.workflows.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.workflows.next_steps import advised
-from bisect_trt.workflows.others import look_for_others
+from bisect_trt.workflows.others import asked_next, look_for_others
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
-from bisect_trt.workflows.reproducer import Answer, Left, leave_reproducer, make_folder
+from bisect_trt.workflows.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
@@ -69,6 +71,20 @@ class DiagnoseSettings:
     find_all: bool = False
     releases: bool = False
 
+    @classmethod
+    def of(
+        cls, own: Diagnose, check: CheckSettings, search: SearchSettings, folder: Path, *, overwrite: bool
+    ) -> DiagnoseSettings:
+        """Those of a command, or of a Python function, from its options.
+
+        Raises:
+            UsageError: The reproducer cannot be left in the folder; see :func:`check_folder`.
+        """
+        packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip")
+        archive = packed if own.archive else None
+        check_folder(folder, archive, overwrite=overwrite)
+        return cls(check, search, folder, archive, own.anonymise, own.find_all, own.releases)
+
     def for_answer(self, answer: Candidate) -> DiagnoseSettings:
         """The same with the target set up as the answer needs it, with another profile say."""
         if answer.target is None:
@@ -85,12 +101,15 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
     confirm(investigation, settings)
+    amplified = what_rounding_does(investigation, settings)
     with saving_best(lambda: leave_best(investigation, settings)):
         suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
-        case = reduce_all(investigation, settings, suspects, case)
+        case = reduce_all(investigation, settings, suspects, case, limited=amplified is not None)
         answer = needed_dimensions(investigation, investigation.settle(case))
         left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
+    if amplified is not None and fault.whose != "target":
+        investigation.console.answer(amplified.sentence)
 
     def another(other: Case, number: int) -> dict[str, Any]:
         return deliver_another(investigation, settings, other, number)
@@ -122,8 +141,22 @@ def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
             record = investigation.probe_original(settings.search)
             console.say(f"  yes: {record.reason}")
             return
-        raise advised(error, subject, settings.check) from error
+        outcome = investigation.prober.ledger.outcome(subject.original.key)
+        raise advised(error, subject, settings.check, outcome) from error
     console.say(f"  yes: {record.reason}")
+
+
+def what_rounding_does(investigation: Investigation, settings: DiagnoseSettings) -> Amplified | None:
+    """What rounding alone does to the model, where that fails it as the target does."""
+    subject, check = investigation.subject, settings.check
+    outcome = investigation.prober.ledger.outcome(subject.original.key)
+    if check.target is None or outcome is None:
+        return None
+    amplified = rounding_alone(subject, check.target, check.tolerance, list(outcome.comparisons))
+    if amplified is not None:
+        investigation.console.say(f"  {amplified.seen}")
+        investigation.result.extra["amplified"] = amplified.to_json()
+    return amplified
 
 
 def who_is_named(investigation: Investigation) -> Suspects | None:
@@ -158,16 +191,30 @@ def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> 
     return Suspects(layers.origins)
 
 
-def reduce_all(investigation: Investigation, settings: DiagnoseSettings, suspects: Suspects, case: Case | None) -> Case:
-    """Step 4, unless there is a minimal case: reduce the whole model, step by step, to the smallest that still fails."""
+def reduce_all(
+    investigation: Investigation,
+    settings: DiagnoseSettings,
+    suspects: Suspects,
+    case: Case | None,
+    *,
+    limited: bool = False,
+) -> Case:
+    """Step 4, unless there is a minimal case: reduce the whole model, step by step, to the smallest that still fails.
+
+    Where it is ``limited``, because rounding alone fails the model, whose pieces need be no answer, the smallest after some
+    questions is taken.
+    """
     subject, console = investigation.subject, investigation.console
     if case is not None:
         console.step("4. Reduce the whole model: not needed, the minimal case is known")
         return case
     console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
-    suspect = suspects.unit(subject.network)
-    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect))
+    suspect, most = suspects.unit(subject.network), MOST_QUESTIONS if limited else None
+    rest = asked_next(investigation)
+    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, suspect=suspect, most=most), rest)
     minimum = investigation.found(investigation.prober.search(search, subject.cut, subject.original))
+    if limited and minimum.why is not None and not minimum.proven:
+        minimum = replace(minimum, why=f"{minimum.why}, for rounding alone fails the model too")
     for step in minimum.steps:
         console.say(f"  {step}")
     return narrow_held(investigation, settings.check.target, Case(minimum))

@@ -16,12 +16,7 @@ from bisect_trt.workflows.investigation import Investigation
 
 
 def needed_dimensions(investigation: Investigation, answer: Candidate) -> Candidate:
-    """The answer with no more free dimensions than it needs to fail; the result says which.
-
-    Args:
-        investigation: Whose answer it is.
-        answer: It fails.
-    """
+    """The answer with no more free dimensions than it needs to fail; the result says which."""
     subject, console = investigation.subject, investigation.console
     freed = subject.freed
     if freed is None:

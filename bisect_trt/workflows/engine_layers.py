@@ -16,12 +16,7 @@ _MYELIN = "Myelin"
 
 
 def engine_layers(network: Network, layers: Iterable[Mapping[str, Any]]) -> dict[int, EngineLayer]:
-    """For each node the engine layer that runs it, by the node's number; of several the last, which makes its outputs.
-
-    Args:
-        network: The model.
-        layers: As a session of the target describes them; see ``Session.layers``.
-    """
+    """For each node the engine layer that runs it, by the node's number; of several the last, which makes its outputs."""
     found: dict[int, EngineLayer] = {}
     for plain in layers:
         # A lowered model has tensors and Casts that this one has not.

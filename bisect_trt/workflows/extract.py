@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.errors import UnavailableError
+from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.cut import extract
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
-from bisect_trt.graph.shapes import inferred_infos
+from bisect_trt.graph.shapes import free_inputs, inferred_infos
 from bisect_trt.reporting.result import Result
+from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.picture import draw
+from bisect_trt.workflows.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class ExtractSettings:
         inputs: The tensors where it starts; the graph's inputs where empty.
         outputs: The tensors where it ends; the graph's outputs where empty.
         output: Where it goes.
+        sized: Whether sizes of inputs are given, so that its own are those of a run; else it is dynamic where the original is.
         with_inputs: Whether to run the original and write the values of the inputs beside it.
         timeout: Seconds that it may run, where that is more than by default.
         visual: Where a picture of it goes, if one is wanted.
@@ -33,6 +37,7 @@ class ExtractSettings:
     inputs: Sequence[str]
     outputs: Sequence[str]
     output: Path
+    sized: bool = False
     with_inputs: bool = False
     timeout: float | None = None
     visual: Path | None = None
@@ -51,12 +56,13 @@ def extract_model(examination: Examination, settings: ExtractSettings) -> Result
         UnavailableError: The values of an input are not known, because ONNX Runtime cannot run what comes before it.
     """
     subject, console, result = examination.subject, examination.console, examination.result
-    network = subject.network
+    network = subject.network if settings.sized or settings.with_inputs else _as_in_file(subject)
     infos = inferred_infos(network)
-    piece, inputs = extract(network, settings.inputs, settings.outputs, infos)
+    starts, ends = _names("--inputs", settings.inputs, network), _names("--outputs", settings.outputs, network)
+    piece, inputs = extract(network, starts, ends, infos)
     # Without a type a model's input is not valid; a run knows what shape inference does not.
-    if settings.with_inputs or any(name not in infos or not infos[name].is_static for name in inputs):
-        piece, inputs = extract(network, settings.inputs, settings.outputs, subject.infos)
+    if settings.with_inputs or any(_unknown(infos.get(name), sized=settings.sized) for name in inputs):
+        piece, inputs = extract(subject.network, starts, ends, subject.infos)
         unknown = [name for name in inputs if name not in subject.reference.infos]
         if unknown:
             raise UnavailableError(
@@ -79,3 +85,40 @@ def extract_model(examination: Examination, settings: ExtractSettings) -> Result
     if settings.with_inputs:
         console.answer(f"{settings.values}: the values of its inputs.")
     return result
+
+
+_META = re.compile(r"(?P<name>.+?)(:(auto|\[[^\]]*\]))?:(auto|[a-z0-9_]+)")
+"""``NAME:SHAPE:TYPE`` and ``NAME:TYPE``, as Polygraphy's ``surgeon extract`` has them."""
+
+
+def _as_in_file(subject: Subject) -> Network:
+    """The network with those dimensions of its inputs free that are free in its file."""
+    if all(isinstance(dim, int) for shape in subject.declared.values() for dim in shape):
+        return subject.network
+    return Network(free_inputs(subject.network.proto, subject.declared))
+
+
+def _unknown(info: TensorInfo | None, *, sized: bool) -> bool:
+    """Whether a run has to say what an input is."""
+    return info is None or info.shape is None or (sized and not info.is_static)
+
+
+def _names(option: str, given: Sequence[str], network: Network) -> list[str]:
+    """The tensors that are named, without what Polygraphy says behind a name.
+
+    Raises:
+        UsageError: A type or a shape is given.
+    """
+    known, found = {*network.producer, *network.inputs}, []
+    for name in given:
+        said = None if name in known else _META.fullmatch(name)
+        if said is None or said["name"] not in known:
+            found.append(name)
+            continue
+        if {*name[len(said["name"]) :].split(":")} - {"", "auto"}:
+            raise UsageError(
+                f"{option} {name}: types and shapes of a piece are found; write '{said['name']}' alone, and the sizes of the "
+                "model's inputs as --input-shapes."
+            )
+        found.append(said["name"])
+    return found

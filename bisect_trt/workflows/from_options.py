@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,14 +11,11 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.places import Places
 from bisect_trt.options.searches import Layerwise, Releases, Repeat
-from bisect_trt.options.searches import Precision as PrecisionOptions
-from bisect_trt.options.shared import Check, Data, Plots, Search
+from bisect_trt.options.shared import Check, Data, Places, Plots, Search
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.ledger import Budget
 from bisect_trt.probing.places.place import is_away
-from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.measures import require_lpips
@@ -27,9 +23,8 @@ from bisect_trt.tensors.method import Method
 from bisect_trt.tensors.saved import files_of
 from bisect_trt.tensors.scores.asked import find_metric, script_file
 from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision, ToleranceOptions
-from bisect_trt.tensors.user_script import check_script, is_script, split_script
+from bisect_trt.tensors.user_script import check_script, split_script
 from bisect_trt.workflows.pictures import Pictures, check_picture
-from bisect_trt.workflows.precision.task import BITS, UNUSED_RANGES, Low
 from bisect_trt.workflows.settings import (
     CheckSettings,
     MetricSettings,
@@ -52,18 +47,6 @@ def data_files(data: Data) -> list[Path]:
     """
     script = [] if data.data_loader_script is None else [split_script(data.data_loader_script, "", "data-loader")[0]]
     return [*(file for path in data.load_inputs for file in files_of(path)), *script]
-
-
-def precision_files(own: PrecisionOptions) -> list[Path]:
-    """The files of ``--validation-data`` and ``--reference``.
-
-    Raises:
-        UsageError: There is no such script, or a file is none that holds samples.
-    """
-    found = [] if own.reference is None else [own.reference]
-    for entry in own.validation_data:
-        found += [split_script(entry, "", "data-loader")[0]] if is_script(entry) else files_of(Path(entry))
-    return found
 
 
 def layerwise_settings(own: Layerwise, compare: Compare, target: TargetSettings) -> LayerwiseSettings:
@@ -126,8 +109,9 @@ def target_check(compare: Compare, target: TargetSettings, timeout: float | None
     """The comparison of a target with the reference, as the check.
 
     Raises:
-        UsageError: As :func:`tolerance_options`.
+        UsageError: As :func:`tolerance_options`, or what is compared is no number.
     """
+    compare.require_numbers()
     return CheckSettings(target=target, tolerance=tolerance_options(compare, target), timeout=timeout)
 
 
@@ -365,65 +349,3 @@ def case_of(model: Path) -> tuple[Path, list[Path]]:
         return model, []
     values = model / "inputs.npz"
     return model / MODEL, [values] if values.is_file() else []
-
-
-def _on_ladder(target: Target, own: PrecisionOptions, ladder: Sequence[str]) -> tuple[Target, PrecisionOptions]:
-    """The options as they ask for the first search of a ladder.
-
-    Raises:
-        UsageError: Another precision is asked for beside it.
-    """
-    flags = {name: getattr(target, name) for name in ("fp16", "bf16", "int8", "fp8")} | {"int4": own.int4}
-    beside = next((name for name, given in flags.items() if given and name not in ladder), None)
-    if beside is not None:
-        raise UsageError(
-            f"--{beside} is not among the precisions of --ladder {','.join(ladder)}; drop it, or name it there."
-        )
-    first = [name for name in ladder if name in BITS] or ladder[:1]
-    if first[0] not in BITS and own.cost is not None:
-        raise UsageError("--cost compares assignments with quantized parts; name int8, fp8 or int4 first in --ladder.")
-    wanted = {name: name in first for name in ("fp16", "bf16", "int8", "fp8")}
-    return target.but(**wanted), replace(own, int4="int4" in first)
-
-
-def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
-    """What a search for precision lowers to, and the target without it: the search lowers the model itself.
-
-    A target that has quantized types of its own keeps them: to it, Q/DQ in a model says where, and the option that it may.
-
-    Raises:
-        UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
-    """
-    if own.ladder is not None:
-        target, own = _on_ladder(target, own, own.ladder)
-    elif own.cost is not None:
-        raise UsageError(
-            "--cost compares the assignments of a --ladder, and there is none; add --ladder int8,fp16,fp32."
-        )
-    asked = {"int8": target.int8, "fp8": target.fp8, "int4": own.int4}
-    bits = tuple(each for each in BITS if asked[each])
-    if own.calibration_cache is not None and "int8" not in bits:
-        raise UsageError(f"--calibration-cache: {UNUSED_RANGES}; drop it.")
-    if not bits:
-        runtime = (target if target.named() else target.but(fp16=False, bf16=False)).settings()
-        if own.reference is not None:
-            raise UsageError(
-                "--reference is the model from before quantization, and --int8, --fp8 or --int4 goes with it."
-            )
-        if target.fp16 == target.bf16:
-            raise UsageError(
-                "a search for precision is about one of --fp16 and --bf16; say which, and only one. Of a quantized model it is "
-                "about --int8, --fp8 or --int4."
-            )
-        return ("fp16" if target.fp16 else "bf16",), runtime
-    plugins = target.named()
-    able = [each for each in plugins if each.name != "onnxrt"] or plugins
-    unable = {each: False for each in ("int8", "fp8") if not able or each not in able[0].precisions}
-    if not able or not able[0].capabilities.lowers_layers:
-        for flag in ("fp16", "bf16"):
-            if getattr(target, flag):
-                raise UsageError(
-                    f"--{flag} and --{bits[0]} are two searches for this target: what is quantized goes back to the floats that "
-                    f"the model has; drop --{flag}, and search for it in what comes out, or use --trt, which chooses among both."
-                )
-    return bits, target.but(**unable).settings()

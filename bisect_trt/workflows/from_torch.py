@@ -78,10 +78,6 @@ def _program_type(torch: Any) -> type:  # noqa: ANN401 - a module without types
 def export_file(file: Path, folder: Path) -> Exported:
     """A ``.pt2`` file, as ``torch.export.save`` writes it, with the example inputs that are in it.
 
-    Args:
-        file: The file.
-        folder: Where the model goes, named after the file.
-
     Raises:
         UnavailableError: PyTorch is not installed, or the file cannot be read or exported.
     """

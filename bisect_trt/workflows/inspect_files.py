@@ -197,10 +197,6 @@ def _histogram_lines(plain: Mapping[str, Any]) -> Iterator[str]:
 def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
     """An engine as plain values, read by TensorRT in a process of its own.
 
-    Args:
-        path: The engine.
-        folder: Where TensorRT's log goes.
-
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or the engine is not for this one.
     """
@@ -218,10 +214,6 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
 
 def describe_parsed(path: Path, folder: Path) -> dict[str, Any]:
     """What TensorRT's parser makes of a model, as plain values; in a process of its own.
-
-    Args:
-        path: The model.
-        folder: Where TensorRT's log goes.
 
     Raises:
         UnavailableError: There is no such file, no TensorRT or no GPU, or the parser refuses the model.

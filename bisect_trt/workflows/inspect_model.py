@@ -16,9 +16,9 @@ from bisect_trt.graph.exported import in_module, module_of
 from bisect_trt.graph.externals import tensor_bytes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.nodes import DEFAULT_DOMAINS, bodies
+from bisect_trt.graph.nodes import DEFAULT_DOMAINS, bodies, reads
 from bisect_trt.graph.shapes import inferred_infos
-from bisect_trt.graph.values import element_dtype
+from bisect_trt.graph.values import element_dtype, value_info
 from bisect_trt.reporting.tree import Branch
 from bisect_trt.tensors.info import TensorInfo
 
@@ -56,8 +56,7 @@ def describe_model(
         "functions": [f"{function.domain}.{function.name}" for function in proto.functions],
     }
     if not {"layers", "attrs"}.isdisjoint(show):
-        nodes = [network.nodes[index] for index in network.order]
-        plain["layers"] = [_layer(node, infos, attributes="attrs" in show) for node in nodes]
+        plain["layers"] = _layers(network, infos, attributes="attrs" in show)
     if "weights" in show:
         plain["weights"]["tensors"] = [
             _weight(tensor, weights or path.absolute().parent, structure=structure) for tensor in tensors
@@ -78,7 +77,28 @@ def _tensor(name: str, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {"name": name, "dtype": dtype, "shape": None if info.shape is None else list(info.shape)}
 
 
-def _layer(node: onnx.NodeProto, infos: Mapping[str, TensorInfo], *, attributes: bool) -> dict[str, Any]:
+def _layers(network: Network, infos: Mapping[str, TensorInfo], *, attributes: bool) -> list[dict[str, Any]]:
+    nodes = [network.nodes[index] for index in network.order]
+    return [_layer(node, infos, network.proto, attributes=attributes) for node in nodes]
+
+
+def _body(
+    body: onnx.GraphProto, infos: Mapping[str, TensorInfo], model: onnx.ModelProto, *, attributes: bool
+) -> list[dict[str, Any]]:
+    """The layers of a branch or a loop's body; what it takes from outside has the type and shape that it has there."""
+    alone = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    alone.graph.CopyFrom(body)
+    named = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    named |= {name for node in body.node for name in node.output}
+    taken = {name for node in body.node for name in reads(node)} | {value.name for value in body.output}
+    alone.graph.input.extend(value_info(name, infos, {}) for name in sorted(taken - named))
+    network = Network(alone)
+    return _layers(network, {**infos, **inferred_infos(network)}, attributes=attributes)
+
+
+def _layer(
+    node: onnx.NodeProto, infos: Mapping[str, TensorInfo], model: onnx.ModelProto, *, attributes: bool
+) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "name": node.name,
         "op": _operator(node),
@@ -89,8 +109,12 @@ def _layer(node: onnx.NodeProto, infos: Mapping[str, TensorInfo], *, attributes:
         plain["module"] = module.to_json()
     if attributes:
         plain["attributes"] = {each.name: _attribute(each) for each in node.attribute}
-    if inner := [[_layer(each, {}, attributes=attributes) for each in body.node] for body in bodies(node)]:
+    if inner := [_body(body, infos, model, attributes=attributes) for body in bodies(node)]:
         plain["bodies"] = inner
+        graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+        plain["branches"] = [
+            each.name for each in node.attribute if each.type in graphs for _ in range(len(each.graphs) or 1)
+        ]
     return plain
 
 
@@ -176,6 +200,10 @@ def _layer_branch(layer: Mapping[str, Any]) -> Branch:
     branch = Branch(f"{layer['op']} {layer['name']}".rstrip() + in_module(layer))
     branch.branches += [Branch(f"reads {_tensor_line(tensor)}") for tensor in layer["inputs"] if tensor["name"]]
     branch.branches += [Branch(f"makes {_tensor_line(tensor)}") for tensor in layer["outputs"] if tensor["name"]]
-    branch.branches += [Branch(f"{name} = {value}") for name, value in layer.get("attributes", {}).items()]
-    branch.branches += [Branch("body", [_layer_branch(each) for each in body]) for body in layer.get("bodies", ())]
+    said = (
+        (name, value) for name, value in layer.get("attributes", {}).items() if name not in layer.get("branches", ())
+    )
+    branch.branches += [Branch(f"{name} = {value}") for name, value in said]
+    inner = zip(layer.get("branches", ()), layer.get("bodies", ()), strict=True)
+    branch.branches += [Branch(name, [_layer_branch(each) for each in body]) for name, body in inner]
     return branch

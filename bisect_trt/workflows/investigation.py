@@ -23,7 +23,7 @@ from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Completion, Minimum, Oracle, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import Completion, Enough, Limited, Minimum, Oracle, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.rebuilt import refuse_lost, unless_lost
@@ -127,8 +127,12 @@ class Investigation(Examination):
         suspect: int | None = None,
         searched: Sequence[int] | None = None,
         passing: int = 0,
+        most: int | None = None,
     ) -> Minimum:
-        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`."""
+        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`.
+
+        After ``most`` questions, if they are limited, the smallest that failed so far is the answer, unproven.
+        """
         units = self.subject.units
         algorithm = partial(
             minimise,
@@ -142,7 +146,11 @@ class Investigation(Examination):
         )
         everything = units.with_weights(units.searched if searched is None else searched)
         heard = Transcript(oracle)
-        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything))
+        limited = Limited(about_units(heard), everything, most, Verdict.FAIL)
+        try:
+            return self.confirmed(heard, unless_lost(algorithm, limited, everything))
+        except Enough:
+            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
 
     def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
         """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.

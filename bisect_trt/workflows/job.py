@@ -18,7 +18,7 @@ from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.checks import lowers_by, make_prober, require_target, tell_unused
+from bisect_trt.workflows.checks import lowers_by, make_prober, require_fit, require_target, tell_unused
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.scale import note_first
@@ -88,18 +88,21 @@ class Job:
     def diagnose(self, settings: DiagnoseSettings) -> Result:
         """Find why the target differs, and leave a reproducer; see :func:`bisect_trt.workflows.diagnose.diagnose`."""
         from bisect_trt.workflows.diagnose import diagnose  # noqa: PLC0415 - see above
+        from bisect_trt.workflows.few import look_at_few  # noqa: PLC0415 - see above
 
         target = settings.check.target
         # How long the original runs is what a fix is held against, which does not build that again.
         timed = target is not None and target.target.capabilities.timed and self.metric is None
         settings = replace(settings, check=replace(self._scaled(settings.check), timed=timed))
-        opened = self.subject(settings.check.timeout, target, older=settings.releases)
-        with opened as subject, self._investigated(subject, settings.check, settings.search) as investigation:
-            if self.metric is not None:
-                from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
+        with self.subject(settings.check.timeout, target, older=settings.releases) as subject:
+            if self.metric is None:
+                look_at_few(subject, settings.check, self.console, self.result)
+            with self._investigated(subject, settings.check, settings.search) as investigation:
+                if self.metric is not None:
+                    from bisect_trt.workflows.diagnose_metric import diagnose_metric  # noqa: PLC0415 - see above
 
-                return diagnose_metric(investigation, settings)
-            return diagnose(investigation, settings)
+                    return diagnose_metric(investigation, settings)
+                return diagnose(investigation, settings)
 
     def diagnose_itself(self, check: CheckSettings) -> Result:
         """Find where the target contradicts itself; see :func:`bisect_trt.workflows.itself.diagnose_itself`."""
@@ -311,7 +314,8 @@ class Job:
         """Write the engine; see :func:`bisect_trt.workflows.convert.convert_to_engine`."""
         from bisect_trt.workflows.convert import convert_to_engine  # noqa: PLC0415 - see above
 
-        with self._examined(settings.timeout, settings.target) as examination:
+        # What is to be quantized is calibrated there.
+        with self._examined(settings.timeout, settings.target, require=require_target) as examination:
             return convert_to_engine(examination, settings)
 
     def _deciding(self, check: CheckSettings) -> CheckSettings:
@@ -334,13 +338,18 @@ class Job:
         return replace(check, metric=self.metric)
 
     @contextmanager
-    def _examined(self, timeout: float | None, *targets: TargetSettings) -> Iterator[Examination]:
-        """The model, once its targets are there; what is found is in the result however it ends."""
+    def _examined(
+        self,
+        timeout: float | None,
+        *targets: TargetSettings,
+        require: Callable[[Subject, TargetSettings], None] = require_fit,
+    ) -> Iterator[Examination]:
+        """The model, once its targets are there and fit it; what is found is in the result however it ends."""
         with self.subject(timeout, targets[0] if targets else None) as subject:
             examination = Examination(subject, self.console, self.result)
             with recorded(examination, targets[0] if targets else None, self.annotation):
                 for each in targets:
-                    require_target(subject, each)
+                    require(subject, each)
                 yield examination
 
     @contextmanager
@@ -354,22 +363,14 @@ class Job:
         *,
         fed: bool = True,
     ) -> Iterator[Investigation]:
-        """The model with its prober; what is found is in the result however it ends.
-
-        Args:
-            subject: The model.
-            check: What says good or bad.
-            search: How the search is run.
-            target: The runtime under suspicion, if not the check's.
-            elsewhere: See :func:`make_prober`.
-            fed: The same.
-        """
+        """The model with its prober; what is found is in the result however it ends."""
         prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
         investigation = Investigation(subject, self.console, self.result, prober)
         try:
             with recorded(investigation, target or check.target, self.annotation):
                 yield investigation
         finally:
+            prober.close()
             note_first(prober, self.result)
             prober.ledger.close()
 

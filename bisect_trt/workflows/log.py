@@ -36,8 +36,8 @@ def show_run(run: Path, console: Console) -> None:
         console.answer(f"   - unfinished             {entry['title']}: was running when the run ended")
 
 
-def show_probe(run: Path, number: int, console: Console) -> None:
-    """One probe: its candidate, how to run it again by hand, what it printed.
+def _probes(run: Path, number: int | None) -> list[dict[str, Any]]:
+    """The probe of this number, or all of them.
 
     Raises:
         UnavailableError: It is no run's folder.
@@ -45,9 +45,20 @@ def show_probe(run: Path, number: int, console: Console) -> None:
     """
     Binding.read(run, CALL_FILE if (run / CALL_FILE).exists() else RUN_FILE)
     verdicts, _ = read_probes(run)
-    entry = next((entry for entry in verdicts if entry["number"] == number), None)
-    if entry is None:
+    chosen = [entry for entry in verdicts if number in (None, entry["number"])]
+    if number is not None and not chosen:
         raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
+    return chosen
+
+
+def show_probe(run: Path, number: int, console: Console) -> None:
+    """One probe: its candidate, how to run it again by hand, what it printed.
+
+    Raises:
+        UnavailableError: It is no run's folder.
+        UsageError: It has no such probe.
+    """
+    (entry,) = _probes(run, number)
     folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
     model = folder / "model.onnx"
     console.answer(f"probe {number}: {entry['verdict']}, {entry['reason']}")
@@ -71,11 +82,7 @@ def show_times(run: Path, number: int | None, console: Console) -> None:
         UnavailableError: It is no run's folder.
         UsageError: It has no such probe.
     """
-    Binding.read(run, CALL_FILE if (run / CALL_FILE).exists() else RUN_FILE)
-    verdicts, _ = read_probes(run)
-    chosen = [entry for entry in verdicts if number in (None, entry["number"])]
-    if number is not None and not chosen:
-        raise UsageError(f"{run} has no probe {number}; it has {len(verdicts)}.")
+    chosen = _probes(run, number)
     whole = read_result(run).get("times") if number is None and (run / RESULT_FILE).exists() else None
     parts = [part for part in PARTS if whole or part not in ("start", "reference", "other")]
     console.answer("  ".join([f"{'probe':>5}", *(f"{part:>9}" for part in parts)]))

@@ -86,13 +86,6 @@ def leave_metric(
 ) -> list[Path]:
     """Write the set, the script and the report; try the script.
 
-    Args:
-        investigation: Found the answer; its result has the metric.
-        metric: What the user said of it.
-        target: The runtime under suspicion.
-        answer: The layers that cost it.
-        folder: Where to.
-
     Returns:
         The files.
 

@@ -65,12 +65,6 @@ def extract_suspect(
 ) -> Case | None:
     """Does a suspect fail alone, on the reference's own activations? If not, with what it reads?
 
-    Args:
-        investigation: The original has been probed.
-        target: The runtime under suspicion.
-        suspects: Nodes.
-        number: Of this step, where the steps have numbers.
-
     Returns:
         What fails, 1-minimal; ``None`` if no suspect does, nor with its neighbours.
     """

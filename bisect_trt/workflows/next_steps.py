@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
+from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import DoesNotReproduce
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
@@ -20,9 +22,12 @@ MOST_SWEPT = 32
 """The largest size that is advised."""
 
 
-def advised(error: DoesNotReproduce, subject: Subject, check: CheckSettings) -> DoesNotReproduce:
-    """The same with what to try next, one a line."""
-    return DoesNotReproduce(f"{error} What to try next:{_LIST}{_LIST.join(next_steps(subject, check))}")
+def advised(
+    error: DoesNotReproduce, subject: Subject, check: CheckSettings, outcome: Outcome | None = None
+) -> DoesNotReproduce:
+    """The same with what to try next, one a line; ``outcome`` is that of the original."""
+    steps = [*other_types(() if outcome is None else outcome.comparisons), *next_steps(subject, check)]
+    return DoesNotReproduce(f"{error} What to try next:{_LIST}{_LIST.join(steps)}")
 
 
 def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
@@ -42,15 +47,27 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
         steps += ["real input data (--load-inputs or --data-loader-script) instead of random values", "another --seed"]
     steps += ["a tighter --atol and --rtol", "the other options of the failing deployment"]
     # A kernel of ONNX Runtime's own that is wrong is wrong on both sides.
-    second = shlex.join(["bisect-trt", "run", str(subject.settings.path), "--onnx"])
+    second = _command("run", subject, ["--onnx"], subject.settings.words())
     steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
     if target is not None:
-        steadily = ["bisect-trt", "run", str(subject.settings.path), *target.flags(), "--self-check"]
-        steps += [f"whether the target contradicts itself ({shlex.join(steadily)})"]
-        again = ["bisect-trt", "repeat", str(subject.settings.path), *target.flags(), "--until", "bad", "-n", "20"]
-        steps += [f"whether it fails in some builds alone ({shlex.join(again)})"]
-        steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, target)]
+        same = [*subject.settings.words(), *_places(subject), *check.tolerance.words()]
+        steadily = _command("run", subject, target.flags(), ["--self-check", *same])
+        steps += [f"whether the target contradicts itself ({steadily})"]
+        again = _command("repeat", subject, target.flags(), ["--until", "bad", "-n", "20", *same])
+        steps += [f"whether it fails in some builds alone ({again})"]
+        if target.target.capabilities.pins:
+            held = _command("diagnose", subject, target.flags(), ["--pin", "--repeat", "20", *same])
+            steps += [f"with builds held to the first of 20 that fails, so that one can be searched ({held})"]
+        steps += [f"{what} ({shlex.join(words)})" for what, words in more_inputs(subject, check)]
     return steps
+
+
+def _command(name: str, subject: Subject, target: Sequence[str], words: Sequence[str]) -> str:
+    return shlex.join(["bisect-trt", name, str(subject.settings.path), *target, *words])
+
+
+def _places(subject: Subject) -> list[str]:
+    return [word for place in subject.workers.places for word in ("--on", place.said)]
 
 
 def scales(subject: Subject, check: CheckSettings) -> list[str]:
@@ -67,6 +84,16 @@ def scales(subject: Subject, check: CheckSettings) -> list[str]:
     return [
         f"whether its scales fit: {why} ({shlex.join(words)}, where FLOAT.onnx is the model before it was quantized)"
     ]
+
+
+def other_types(comparisons: Iterable[TensorComparison]) -> list[str]:
+    """Outputs that match by value, and are of another type than the reference's: who reads them may go wrong."""
+    said = dict.fromkeys(
+        f"'{each.name}' is {each.target_dtype} and the reference's {each.reference_dtype}"
+        for each in comparisons
+        if each.target_dtype not in (None, each.reference_dtype)
+    )
+    return [f"who reads the outputs: values match, types do not ({', '.join(list(said)[:4])})"] if said else []
 
 
 def lost_outputs(subject: Subject) -> list[str]:
@@ -101,9 +128,11 @@ def _nonfinite(reference: Reference, name: str) -> float:
     return float(np.mean(~np.isfinite(value))) if value.size else 0.0
 
 
-def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, list[str]]]:
+def more_inputs(subject: Subject, check: CheckSettings) -> list[tuple[str, list[str]]]:
     """Commands that look at other sizes, where the model takes any, and at more samples."""
-    model, flags = str(subject.settings.path), target.flags()
+    assert check.target is not None
+    model, flags = str(subject.settings.path), check.target.flags()
+    same = [*_places(subject), *check.tolerance.words()]
     found = []
     swept: dict[str | int | None, None] = {}  # a dimension without a name is one of its own
     shapes = []
@@ -117,11 +146,13 @@ def more_inputs(subject: Subject, target: TargetSettings) -> list[tuple[str, lis
         shapes.append(f"{name}:[{','.join(sizes)}]")
     if shapes:
         fed = replace(subject.settings, input_shapes={}).words()
-        words = ["bisect-trt", "sweep", model, *flags, "--shapes", *shapes, *fed]
+        words = ["bisect-trt", "sweep", model, *flags, "--shapes", *shapes, *fed, *same]
         found.append(("other sizes of what is free", words))
     data = subject.settings.data
     if not (data.load_inputs or data.data_loader_script is not None):
         shaped = [f"{name}:{[*value.shape]}".replace(" ", "") for name, value in subject.samples[0].items()]
-        words = ["bisect-trt", "samples", model, *flags, "--iterations", "50", "--input-shapes", *shaped]
+        plain = replace(data, iterations=None, seed=type(data)().seed)
+        fed = [*replace(subject.settings, input_shapes={}, data=plain).words(), *same]
+        words = ["bisect-trt", "samples", model, *flags, "--iterations", "50", "--input-shapes", *shaped, *fed]
         found.append(("many random samples", words))
     return found

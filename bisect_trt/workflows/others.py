@@ -8,10 +8,12 @@ from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
+from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prompt import PromptCheck
-from bisect_trt.search.oracle import Search, Subset, Verdict
+from bisect_trt.search.oracle import Minimum, Question, Search, Subset, Units, Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
+from bisect_trt.workflows.minimal_case import may_choose_precision
 
 MOST_FAILURES = 10
 """So many failing sets are looked for at most."""
@@ -74,6 +76,22 @@ def look_for_others(
             raise
     if deliver is not None and result.extra["more_failures"] is False:
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def asked_next(investigation: Investigation) -> Callable[[Minimum], Question | None]:
+    """What :func:`look_for_others` asks first of an answer that a search has found, unless the answer may be held."""
+    check = investigation.prober.runner.check
+    if isinstance(check, BuiltinCheck) and may_choose_precision(check.target):
+        return lambda _: None
+    known: dict[Subset, Question | None] = {frozenset(): None}
+
+    def asked(minimum: Minimum) -> Question | None:
+        if minimum.units not in known:
+            rest = _rest(investigation, minimum.units)
+            known[minimum.units] = Units(investigation.subject.units.with_weights(rest)) if rest else None
+        return known[minimum.units]
+
+    return asked
 
 
 def _rest(investigation: Investigation, taken: Subset) -> list[int]:

@@ -10,8 +10,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.overview import Piece, pieces_of
 from bisect_trt.graph.region import attribute_texts
+from bisect_trt.reporting.html.embedded import write_picture
 from bisect_trt.reporting.html.markup import VERDICTS
-from bisect_trt.reporting.html.picture import write_picture
 from bisect_trt.reporting.result import Result, read_result
 from bisect_trt.workflows.record import VERDICTS as NOTES
 from bisect_trt.workflows.region import all_comparisons, node_verdict

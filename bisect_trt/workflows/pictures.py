@@ -126,13 +126,17 @@ def check_picture(path: Path, option: str) -> None:
 
 
 def draw_error_curve(path: Path, target: str, result: Result) -> None:
-    """Draw the error along the network from what a layerwise comparison found.
+    """Draw the error along the network from what a layerwise comparison found, or the metric.
 
     Raises:
         UsageError: The picture cannot be written.
     """
     # As above.
-    from bisect_trt.reporting.pictures.draw import save_error_curve  # noqa: PLC0415
+    from bisect_trt.reporting.pictures.draw import save_error_curve, save_metric_curve  # noqa: PLC0415
 
-    save_error_curve(path, f"{target} against the reference", error_curve(result.extra["tensors"]))
+    title, metric = f"{target} against the reference", result.extra.get("metric")
+    if metric is not None:
+        save_metric_curve(path, title, metric)
+    else:
+        save_error_curve(path, title, error_curve(result.extra["tensors"]))
     result.artifacts["error_plot"] = str(path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
-from bisect_trt.options.places import Places
+from bisect_trt.options.shared import Places
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.places.place import Place, Seen, Where, make_place, parse
 from bisect_trt.probing.protocol import About, Failed, Look

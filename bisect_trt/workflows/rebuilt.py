@@ -32,11 +32,6 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     Before that nobody need know: whatever fails shows that pieces can. So a search of a failure that survives costs no
     question more, but where the culprit is the very last unit.
 
-    Args:
-        algorithm: A plain function of an oracle.
-        ask: The oracle.
-        everything: All units.
-
     Returns:
         What the search found; ``LOST`` if all units together pass.
     """

@@ -5,6 +5,7 @@ What not every search needs is imported where it does: a check of the user's may
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.oracle import Again, Minimum, Oracle, Search, Subset, Units, Verdict
+from bisect_trt.search.oracle import Again, Minimum, Oracle, Question, Search, Subset, Units, Verdict
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.blame import by_blame
 from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
@@ -28,7 +29,7 @@ from bisect_trt.workflows.ends import reduce_one_end
 from bisect_trt.workflows.freed import free_where_needed, target_of
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
-from bisect_trt.workflows.others import check_finds_all, look_for_others
+from bisect_trt.workflows.others import asked_next, check_finds_all, look_for_others
 from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
@@ -99,7 +100,7 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
     elif case is None:
         # Else what is written is not, to the byte, what was probed: other tensors, or weights that were beside it.
         same = not search.shrink and not has_external_data(subject.network.proto)
-        case = Case(find_minimum(investigation, settings.mode, suspect, confirm=same))
+        case = Case(find_minimum(investigation, settings.mode, suspect, confirm=same, then=asked_next(investigation)))
         check = investigation.prober.runner.check
         case = narrow_held(investigation, check.target if isinstance(check, BuiltinCheck) else None, case)
     for step in case.minimum.steps:
@@ -159,7 +160,12 @@ def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
 
 
 def find_minimum(
-    investigation: Investigation, mode: Mode, suspect: int | None = None, *, confirm: bool = False
+    investigation: Investigation,
+    mode: Mode,
+    suspect: int | None = None,
+    *,
+    confirm: bool = False,
+    then: Callable[[Minimum], Question | None] | None = None,
 ) -> Minimum:
     """Search for the fewest units that still fail.
 
@@ -168,6 +174,7 @@ def find_minimum(
         mode: How to search.
         suspect: A unit that is probably the first culprit.
         confirm: Whether the last question is the answer once more, which several workers then ask ahead of the proof.
+        then: What the caller asks next; see :class:`Search`.
     """
     subject = investigation.subject
 
@@ -177,7 +184,8 @@ def find_minimum(
             oracle(Again(Units(minimum.units), _READ_BACK, runs=None))
         return minimum
 
-    minimum = investigation.prober.search_from(subject.original, Search(Verdict.FAIL, story), subject.cut)
+    search = Search(Verdict.FAIL, story, then)
+    minimum = investigation.prober.search_from(subject.original, search, subject.cut)
     return investigation.found(minimum)
 
 

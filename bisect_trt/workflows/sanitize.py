@@ -16,7 +16,7 @@ from bisect_trt.graph.fold import Folding, Removed, constant_value, fold_shapes,
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.nodes import share_names, tell_apart
 from bisect_trt.graph.save import save_model
-from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos
+from bisect_trt.graph.shapes import declare_shapes, fix_input_shapes, inferred_infos
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import reference_settings
@@ -34,6 +34,7 @@ class Changes:
     stored_bytes: int = 0
     folded_nodes: int = 0
     removed: Removed = field(default_factory=Removed)
+    declared: int = 0
     sorted: bool = False
     renamed: int = 0
     large: list[str] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Changes:
             "removed_nodes": removed.nodes,
             "removed_weights": removed.weights,
             "removed_declarations": removed.declarations,
+            "declared_shapes": self.declared,
             "sorted": self.sorted,
             "renamed_nodes": self.renamed,
             "too_large": self.large,
@@ -66,6 +68,8 @@ class Changes:
             lines.append(f"{removed.nodes} node(s) and {removed.weights} weight(s) removed that no output depends on")
         if removed.declarations:
             lines.append(f"{removed.declarations} declaration(s) removed of tensors that are gone")
+        if self.declared:
+            lines.append(f"{self.declared} shape(s) declared that inference finds")
         if self.sorted:
             lines.append("nodes put into topological order")
         if self.renamed:
@@ -205,6 +209,8 @@ def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
         last = remove_unread(model)
         changes.removed = Removed(first.nodes, first.weights, first.declarations + last.declarations)
     changes.sorted = settings.toposort and sort_nodes(model)
+    if settings.shape_inference:
+        changes.declared = _declare(model)
     for line in changes.describe():
         console.say(f"  {line}")
     doubt = _compare(model, subject)
@@ -217,6 +223,16 @@ def sanitize(examination: Examination, settings: SanitizeSettings) -> Result:
     if doubt:
         console.warn(doubt)
     return result
+
+
+def _declare(model: onnx.ModelProto) -> int:
+    """Write the shapes that inference finds into the model; how many of them it did not have."""
+    network = Network(model)
+    found = {name: value for name, value in network.inferred.items() if value.type.tensor_type.HasField("shape")}
+    new = [name for name, value in found.items() if network.declared.get(name) != value]
+    if new:
+        declare_shapes(model, {**{value.name: value for value in model.graph.value_info}, **found})
+    return len(new)
 
 
 def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:

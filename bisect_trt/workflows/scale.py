@@ -125,11 +125,6 @@ def _refuse_reference(metric: Metric, reference: float, bound: float | None, *, 
 def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings) -> MetricCheck:
     """The check by a metric.
 
-    Args:
-        subject: The model.
-        runs: How candidates are run on the target.
-        settings: The metric.
-
     Raises:
         UsageError: As :func:`make_scale`.
         UnavailableError: As :func:`make_scale`.
@@ -148,12 +143,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, settings: MetricSettings)
 
 
 def measure_whole(investigation: Investigation, candidate: Candidate) -> None:
-    """Put what a candidate scores on the whole set into the result, and say it; nothing where no metric is the check.
-
-    Args:
-        investigation: Its check is asked.
-        candidate: The answer.
-    """
+    """Put what a candidate scores on the whole set into the result, and say it; nothing where no metric is the check."""
     prober, result, console = investigation.prober, investigation.result, investigation.console
     check = prober.runner.check
     if not isinstance(check, MetricCheck):

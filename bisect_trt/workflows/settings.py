@@ -16,7 +16,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.searches import Reduce
 from bisect_trt.probing.ledger import Budget
-from bisect_trt.probing.workspace import FIXED_PATH
+from bisect_trt.probing.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import DataOptions
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -178,7 +178,10 @@ class CheckSettings:
             return self.candidate
         if (self.target is not None or self.function is not None) and not self.argv:
             return None
-        return None if any(name in word for word in self.argv for name in _PLACES) else FIXED_PATH
+        if any(name in word for word in self.argv for name in _PLACES):
+            return None
+        # A command that was written for Polygraphy would look at a file that is not there.
+        return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
 
 
 @dataclass(frozen=True)

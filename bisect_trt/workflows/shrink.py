@@ -26,6 +26,7 @@ from bisect_trt.graph.shrink import (
 )
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.tensors.stats import is_finite
 from bisect_trt.workflows.investigation import Investigation
 
 MOST_PROBES = 40
@@ -38,10 +39,6 @@ def shrink(investigation: Investigation, answer: Candidate) -> Candidate:
     In this order: fewer outputs; shorter axes (batch, channels, height, width, sequence); constants for inputs; zeros for
     weights. What ONNX's checker refuses is no candidate and costs no probe, nor is a model on which the reference fails or
     gives NaN or Inf where it gave none.
-
-    Args:
-        investigation: The model, and who probes.
-        answer: A candidate that fails.
 
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
@@ -71,7 +68,7 @@ class _Shrinker:
         values = investigation.subject.values(answer, (*answer.inputs, *answer.outputs))
         self._piece = Piece(answer.proto, {name: values[name] for name in answer.inputs})
         self._sound = is_sound(answer.proto)
-        self._finite = {name for name in answer.outputs if name in values and _is_finite(values[name])}
+        self._finite = {name for name in answer.outputs if name in values and is_finite(values[name])}
 
     def elements(self) -> int:
         weights = sum(int(np.prod(tensor.dims, dtype=np.int64)) for tensor in self._piece.proto.graph.initializer)
@@ -107,7 +104,7 @@ class _Shrinker:
         golden = self._investigation.subject.reference.compute(piece.proto, piece.inputs)
         if golden is None or not all(value.size for value in golden.values()):
             return None
-        if not all(_is_finite(golden[name]) for name in self._finite.intersection(golden)):
+        if not all(is_finite(golden[name]) for name in self._finite.intersection(golden)):
             return None
         return golden if not self._sound or is_sound(with_output_shapes(piece, golden)) else None
 
@@ -177,7 +174,3 @@ class _Shrinker:
         if names and not self._try(zero_weights(self._piece, names), "zeros for weights") and len(names) > 1:
             for name in names:
                 self._try(zero_weights(self._piece, [name]), "zeros for a weight")
-
-
-def _is_finite(values: NDArray[Any]) -> bool:
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -211,9 +210,7 @@ class Subject:
     def __enter__(self) -> Subject:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def about(self, target: TargetSettings) -> Started | Failed:
@@ -293,6 +290,17 @@ class Subject:
                 f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so nothing that would need them is cut."
             )
+
+    @property
+    def lower_ir(self) -> str:
+        """What to do before the user's own file is given to a runtime that what was run here ran on; empty where nothing."""
+        if self.ir_version is None:
+            return ""
+        file, written = self.ir_version["file"], self.ir_version["written"]
+        return (
+            f"run with IR version {written}, which is all that the model needs; older releases refuse the file's {file}: save it "
+            f"with model.ir_version = {written} first"
+        )
 
     @property
     def renaming(self) -> str:

@@ -102,12 +102,6 @@ def make_panel(
 ) -> Panel:
     """The switches that there are for a model.
 
-    Args:
-        investigation: Whose model it is.
-        target: How the target is set up.
-        base: The model.
-        suspects: Operators that something speaks against.
-
     Raises:
         UsageError: The target has no switches.
     """

@@ -35,10 +35,6 @@ _NOT_TRIED = "not tried, for it is not installed here"
 def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[str]]:
     """Copy the files that a target reads.
 
-    Args:
-        target: The target.
-        folder: Where they go, in the reproducer's folder.
-
     Returns:
         The target that reads the copies, by their path in the reproducer's folder; and those paths.
 
@@ -68,12 +64,6 @@ def try_commands(
     investigation: Investigation, reproducer: Reproducer, folder: Path, seconds: float
 ) -> dict[str, Trial]:
     """Run the script as its reader will, and the commands of other tools.
-
-    Args:
-        investigation: Whose failure it is.
-        reproducer: What is in the folder.
-        folder: The folder.
-        seconds: How long a worker took for the same.
 
     Returns:
         What came of each, by tool; of the script under its own name.

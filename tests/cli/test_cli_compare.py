@@ -252,6 +252,45 @@ def test_extract_names_that_are_no_tensor(cli: CommandLine, option: str, name: s
     assert not Path("sub.onnx").exists()
 
 
+def test_a_piece_is_dynamic_where_the_original_is(cli: CommandLine, here: Path) -> None:
+    proto = onnx.load(str(chain(here / "m.onnx")))
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(proto, "m.onnx")
+
+    def ends(*words: str) -> list[list[int | str]]:
+        assert cli("extract", "m.onnx", *words, "-o", "sub.onnx", "--overwrite").status == 0
+        graph = onnx.load("sub.onnx").graph
+        shapes = [value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)]
+        return [[dim.dim_param or dim.dim_value for dim in shape] for shape in shapes]
+
+    # What Polygraphy says behind a name is taken where it asks for what is done anyway.
+    for start in ("t0", "t0:auto", "t0:auto:auto"):
+        assert ends("--inputs", start, "--outputs", "t2:auto") == [["n", 3]] * 2
+    assert ends("--inputs", "t0", "--outputs", "t2", "--input-shapes", "x:[5,3]") == [[5, 3]] * 2
+    for start in ("t0:[2,3]:auto", "t0:auto:float32"):
+        ran = cli("extract", "m.onnx", "--inputs", start, "-o", "sub.onnx", "--overwrite")
+        assert ran.status == 2
+        assert f"--inputs {start}: types and shapes of a piece are found; write 't0' alone" in ran.error
+    assert "no tensor 'nobody:auto'" in cli("extract", "m.onnx", "--inputs", "nobody:auto", "-o", "new.onnx").error
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("<2>", "A node is called so, and makes 't2'."),
+        ("t22", "Close to it: 't2'"),
+        ("op:add", "Close to it: 'op:Add'."),
+        ("nobody", "--onnx-outputs mark all)."),
+    ],
+)
+def test_a_name_of_no_tensor_says_what_may_be_meant(cli: CommandLine, name: str, said: str) -> None:
+    ran = cli("run", chain(Path("model.onnx")), "--onnxrt", "--onnx-outputs", name)
+    assert ran.status == 2
+    assert f"the model makes no tensor '{name}'" in ran.error
+    assert said in ran.error
+
+
 def test_outputs_are_chosen_by_the_operator_that_makes_them(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx", before=2, after=1)
 

@@ -20,6 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
 from support import arrays, bisect_trt, chain, node_names, overflowing, read_json, rest_slow, save
 
+from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.tolerance import Tolerance
+from bisect_trt.workflows.next_steps import other_types
+
 
 @dataclass(frozen=True)
 class Example:
@@ -129,6 +133,15 @@ def test_no_failure_no_reproducer(cli: CommandLine) -> None:
     assert not Path("out").exists()
 
 
+def test_who_hands_out_another_type_is_said_to() -> None:
+    numbers = np.ones(3, np.int64)
+    seen = [compare_tensor("y", numbers, numbers.astype(dtype), Tolerance()) for dtype in (np.int64, np.int32)]
+    assert all(each.passed for each in seen)
+    assert other_types(seen[:1]) == []
+    (step,) = other_types(seen)
+    assert step == "who reads the outputs: values match, types do not ('y' is int32 and the reference's int64)"
+
+
 def test_where_nan_leaves_nothing_to_compare_that_is_said(cli: CommandLine) -> None:
     nodes = [helper.make_node(op, [read], [made], made) for op, read, made in (("Neg", "x", "a"), ("Log", "a", "b"))]
     ran = cli("diagnose", save(Path("model.onnx"), [*nodes, helper.make_node("Tanh", ["b"], ["c"])]), "--onnxrt")
@@ -202,8 +215,13 @@ def test_the_advice_fits_what_was_done(cli: CommandLine) -> None:
     given = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--load-inputs", "values.npz").out
     advice = given.partition("What to try next:\n  - ")[2]
     assert advice.startswith("other samples")
+    commands = re.findall(r"\((bisect-trt .*?)\)", advice)
+    assert all("--load-inputs values.npz" in each for each in commands), "they are about the same inputs"
+    advice = re.sub(r"\(bisect-trt .*?\)", "", advice)
     assert "--load-inputs" not in advice
     assert "--data-loader-script" not in advice
+    (steadily,) = (each for each in commands if "--self-check" in each)
+    assert cli(*shlex.split(steadily)[1:]).status == 0
     bare = cli("diagnose", "model.onnx", "--onnxrt", "-o", "out").out.partition("What to try next:\n  - ")[2]
     assert bare.startswith("first the precision of the failing deployment (--fp16")
     assert "--load-inputs" in bare
@@ -228,3 +246,25 @@ def test_a_step_that_is_not_needed_is_said(cli: CommandLine) -> None:
     ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
     steps = [int(number) for number in re.findall(r"^(\d)\. ", ran.out, re.MULTILINE)]
     assert list(dict.fromkeys(steps)) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Path) -> None:
+    """Every tensor of each of hundreds would take hours. A run that goes on looks at the same ones."""
+    overflowing(here / "model.onnx")
+    Path("data.py").write_text(
+        "import numpy as np\n\n\ndef load_data():\n"
+        "    for n in range(18):\n        yield {'x': np.full((2, 3), 0 if n in (4, 15) else -2, np.float32)}\n"
+    )
+    words = ["--onnxrt", "--fp16", "--atol", "0.01", "--data-loader-script", "data.py"]
+    ran = cli("diagnose", "model.onnx", *words, "-o", "out", "--json", "r.json")
+    assert ran.status == 0, ran.err
+    assert (
+        "2 of 18 samples fail; the worst are looked at, all else is about these: 5, 16 (1 to 2 from here on)" in ran.out
+    )
+    first = read_json(Path("r.json"))
+    assert first["looked_at"] == {"of": 18, "fail": [5, 16], "stay": [5, 16]}
+    Path("r.json").unlink()
+    assert cli("resume", first["artifacts"]["run"]).status == 0
+    again = read_json(Path("r.json"))
+    assert (again["culprits"], again["looked_at"]) == (first["culprits"], first["looked_at"])

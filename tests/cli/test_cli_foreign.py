@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from support import COMMANDS, chain
+from support import COMMANDS, chain, has, node_names, script
 
-from bisect_trt.cli.arguments import _FRAMEWORKS
+from bisect_trt.cli.arguments import _FRAMEWORKS, INSTEAD, SPELLINGS, TOOLS
+from bisect_trt.options.spec import entries
+from bisect_trt.workflows.commands import COMMANDS as GROUPS
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,33 @@ def test_a_check_is_for_reduce(cli: CommandLine, command: str) -> None:
     assert ran.status == 2
     assert ran.error.startswith(f"error: {command} compares numbers itself")
     assert "bisect-trt reduce --check" in ran.error
+
+
+def test_what_polygraphy_has_and_nobody_here_says_what_is_there_instead(cli: CommandLine) -> None:
+    flags = {part for groups in GROUPS.values() for group in groups for each in entries(group) for part in each.flags}
+    assert not INSTEAD.keys() & {*flags, *SPELLINGS}
+    for option in ("--verbosity", "--onnx-outputs-by-type", "--load-debug-replay=a.json"):
+        ran = cli("run", "model.onnx", "--onnxrt", option)
+        assert ran.status == 2
+        said = " ".join(ran.err.replace("\u2502", " ").split())
+        assert f"There is no {option.partition('=')[0]} here: {INSTEAD[option.partition('=')[0]]}." in said
+    ran = cli("precision", "model.onnx", "-o", "out.onnx", "--mode", "linear")
+    assert f"There is no --mode here: {INSTEAD['precision --mode']}." in " ".join(
+        ran.err.replace("\u2502", " ").split()
+    )
+    ran = cli("inspect", "capability", "model.onnx")
+    assert ran.status == 2
+    assert ran.error == f"error: there is nothing to inspect as 'capability'; {TOOLS['capability']}."
+    for tool, said in TOOLS.items():
+        ran = cli(tool, "model.onnx")
+        assert ran.status == 2
+        assert f"No such command '{tool}'; {said}." in " ".join(ran.err.replace("\u2502", " ").split())
+
+
+def test_a_check_that_was_written_for_polygraphy_finds_the_candidate(cli: CommandLine, here: Path) -> None:
+    model = chain(here / "model.onnx", 4)
+    check = script(here / "check", f"{has('<2>', model='polygraphy_debug.onnx')} && exit 1; exit 0")
+    words = ("--json", "r.json", "--check-inference", check, "polygraphy_debug.onnx")
+    assert cli("reduce", model, "-o", "out.onnx", "--no-shrink", *words).status == 0
+    assert node_names(here / "out.onnx") == ["<2>"]
+    assert not (here / "polygraphy_debug.onnx").exists()

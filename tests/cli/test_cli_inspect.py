@@ -54,6 +54,11 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
     assert turn["attributes"] == {"perm": [1, 0]}
     assert turn["outputs"] == [{"name": "b", "dtype": "float32", "shape": [3, 2]}]
     assert [[node["name"] for node in body] for body in branch["bodies"]] == [["in the branch"]] * 2
+    assert branch["branches"] == ["then_branch", "else_branch"] or branch["branches"] == ["else_branch", "then_branch"]
+    for body in branch["bodies"]:  # of what it takes from outside, and of what it makes of that
+        (inner,) = body
+        assert inner["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 3]}]
+        assert inner["outputs"] == [{"name": "inner", "dtype": "float32", "shape": [2, 3]}]
     (weight,) = plain["weights"]["tensors"]
     assert (weight["name"], weight["dtype"], weight["values"]) == ("yes", "bool", "True")
     assert plain == inspected(cli, "model", model, "--mode", "full")
@@ -62,6 +67,7 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
         "Transpose turn",
         "perm = [1, 0]",
         "Neg in the branch",
+        "then_branch",
         "makes b: float32 [3, 2]",
         "yes: bool [] True",
     ):
@@ -210,3 +216,14 @@ def test_what_a_file_is_needs_not_be_said(cli: CommandLine, here: Path) -> None:
     for name, kind in (("copy", "model"), ("model", "model"), ("saved.engine", "data"), ("folder", "data")):
         assert cli("inspect", name, "--json", "r.json").status == 0
         assert kind in read_json(Path("r.json")), name
+
+
+def test_no_line_is_cut_off(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    values = np.linspace(0, 1, 50, dtype=np.float32).reshape(5, 10)
+    named: dict[str, Any] = {"\u540d" * 40: values}
+    np.savez("long.npz", **named)
+    shown = cli("inspect", "data", "long.npz", "--show-values", "--num-items", "-1").out
+    assert "\u540d" * 40 + ": float32 [5, 10]" in shown
+    assert f"rms {np.sqrt(np.mean(values.astype(np.float64) ** 2)):.6g}" in shown
+    assert shown.rstrip().endswith("0.97959185, 1. ]]")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import chain, gone, has, node_names, read_json, script
+from support import chain, gone, has, node_names, pids, read_json, script
 
 pytestmark = pytest.mark.any_version
 
@@ -27,12 +27,6 @@ def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-def pids(folder: Path) -> list[int]:
-    """The processes that checks have started."""
-    file = folder / "pids"
-    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def interrupt(process: subprocess.Popen[str], folder: Path, running: int) -> str:

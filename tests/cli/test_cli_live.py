@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from screens import Terminal
-from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, read_json, rest_slow, script
+from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, pids, read_json, rest_slow, script
 
 LINES = 12
 STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
@@ -235,11 +235,6 @@ def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Termin
 
 STUBBORN = "echo $$ >> pids; trap '' TERM; sleep 300 & echo $! >> pids; while :; do wait; done"
 """Does not end when asked to."""
-
-
-def pids(here: Path) -> list[int]:
-    file = here / "pids"
-    return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def stubborn(here: Path) -> list[str]:

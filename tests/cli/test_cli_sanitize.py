@@ -277,3 +277,33 @@ def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) 
     assert removed.nodes == count - len(left.nodes)
     runs: list[list[np.ndarray]] = [ReferenceEvaluator(m).run([output], want) for m in (before, model)]  # type: ignore[misc]
     assert np.array_equal(runs[0][0], runs[1][0])
+
+
+def test_shapes_that_inference_finds_are_declared(cli: CommandLine, here: Path) -> None:
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Relu", ["t"], ["y"]),
+    ]
+    ends = [value("x", TensorProto.FLOAT, ["n", 3])], [value("y", TensorProto.FLOAT, ["a", "b"])]
+    graph = helper.make_graph(nodes, "g", *ends)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "m.onnx")
+
+    def declared(path: str, *words: str) -> tuple[dict[str, list[int | str]], Any]:
+        ran = cli("sanitize", "m.onnx", "-o", path, *words, "--json", "r.json")
+        assert ran.status == 0, ran.err
+        graph = onnx.load(path).graph
+        shapes = {each.name: each.type.tensor_type.shape.dim for each in (*graph.value_info, *graph.output)}
+        found = {name: [dim.dim_param or dim.dim_value for dim in dims] for name, dims in shapes.items()}
+        return found, read_json(here / "r.json")["changes"]["declared_shapes"]
+
+    assert declared("plain.onnx", "--no-shape-inference") == ({"y": ["a", "b"]}, 0)
+    assert declared("free.onnx")[0]["t"] == [3, "n"]
+    fixed, number = declared("fixed.onnx", "--override-input-shapes", "x:[5,3]")
+    assert (fixed["t"], number) == ([3, 5], 2)
+    onnx.checker.check_model("fixed.onnx", full_check=True)
+    assert (
+        "2 shape(s) declared that inference finds"
+        in cli("sanitize", "m.onnx", "-o", "n.onnx", "--override-input-shapes", "x:[5,3]").out
+    )
+    assert "nothing to change" in cli("sanitize", "fixed.onnx", "-o", "again.onnx").out

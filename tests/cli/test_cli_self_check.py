@@ -63,6 +63,7 @@ def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], 
         ("beside", {"beside"}),
         ("odd", {"rows", "order", "batch"}),
         ("batch:3", {"batch"}),
+        ("range", {"after"}),
     ],
 )
 def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong: set[str]) -> None:
@@ -74,6 +75,29 @@ def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong
         assert "DIFFERENT" in said
         assert "one after the other" not in said
         assert f"contradicts itself in {len(wrong)} of 6" in said
+
+
+def test_the_rows_of_a_batch_that_is_no_first_dimension(cli: CommandLine, here: Path) -> None:
+    """Sequences first, as recurrent networks have it; what comes out has the batch elsewhere, and a size that it has too."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], name="bad"),
+        helper.make_node("ReduceMean", ["t"], ["y"], axes=[0], keepdims=0, name="mean"),
+    ]
+    shapes: dict[str, list[str | int | None]] = {
+        "x": [5, "batch_size", 4],
+        "t": [5, "batch_size", 4],
+        "y": ["batch_size", 4],
+    }
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    model = here / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(model))
+    assert verdicts(cli, model, "--onnxrt") == (0, dict.fromkeys(TRIALS, "PASS"))
+    status, seen, said = unsteady(here, model, "columns")
+    assert (status, {check for check, verdict in seen.items() if verdict == "FAIL"}) == (
+        1,
+        {"rows", "order", "batch"},
+    ), said
 
 
 def test_sessions_that_differ_by_themselves_are_said_to(here: Path) -> None:
@@ -115,6 +139,21 @@ def test_what_the_model_does_itself_is_no_fault_of_the_target(cli: CommandLine, 
         "order": "PASS",
         "batch": "UNRESOLVED",
     }
+
+
+def test_sessions_that_draw_other_random_numbers_do_not_contradict_each_other(cli: CommandLine, here: Path) -> None:
+    """Each of OpenVINO's sessions draws others, where all of ONNX Runtime's begin with the same."""
+    pytest.importorskip("openvino")
+    noise = helper.make_node("RandomNormalLike", ["r"], ["u"], name="draw")
+    model = write(here / "model.onnx", "n", noise, helper.make_node("Add", ["r", "u"], ["y"], name="add"))
+    status, seen = verdicts(cli, model, "--openvino")
+    assert (status, set(seen.values())) == (4, {"UNRESOLVED"})
+
+
+def test_a_model_that_the_target_alone_refuses_is_no_contradiction(here: Path) -> None:
+    status, seen, said = unsteady(here, write(here / "model.onnx", "n"), "refuses")
+    assert (status, set(seen.values())) == (4, {"UNRESOLVED"}), said
+    assert "nothing could be compared with itself: it has no kernel" in said
 
 
 def test_a_model_that_the_target_does_not_run_agrees_with_nothing(cli: CommandLine, here: Path) -> None:

@@ -86,6 +86,27 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
         assert {interval["from"], interval["to"]} <= set(interval["tried"])
 
 
+def test_sizes_that_the_model_does_not_take_cost_no_tries(here: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "s"], ["r"], name="fold"),
+        helper.make_node("Relu", ["r"], ["y"], name="bad"),
+    ]
+    ends = [helper.make_tensor_value_info(*each) for each in (("x", 1, ["n", 2]), ("y", 1, [None, 4, 2]))]
+    shape = numpy_helper.from_array(np.array([-1, 4, 2]), "s")
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [shape])
+    model = here / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(model))
+    argv = ["--unsteady", "--fault", "batch:137", "--shapes", "x:[1..400,2]", "--tries", "24"]
+    status, result, said = unsteady(here, "sweep", model, *argv)
+    found = result["sweep"]
+    assert (status, result["minimality"], found["smallest_failing"]) == (0, "1-minimal", {"n": 140}), said
+    assert (found["of"], found["dimensions"][0]["step"]) == (100, 4)
+    assert "the model takes n in steps of 4: 4, 8, 12, ..." in said
+    # Where all can be tried, all are; what the model refuses is no size that has to pass.
+    status, result, said = unsteady(here, "sweep", model, *argv[:3], "--shapes", "x:[{135..141},2]")
+    assert (status, result["sweep"]["smallest_failing"], result["sweep"]["tried"]) == (0, {"n": 140}, 7), said
+
+
 def test_what_the_budget_left_untried_is_not_claimed(here: Path) -> None:
     model = write(here / "model.onnx", "n", 8)
     argv = ["--unsteady", "--fault", "batch:3", "--shapes", "x:[1..4,8]", "--max-probes", "7"]

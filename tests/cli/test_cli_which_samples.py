@@ -14,6 +14,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, arrays, chain, overflowing, read_json, script
 
+import bisect_trt
 from bisect_trt.workflows.samples.common import find_common
 
 GUILTY = 17
@@ -126,7 +127,63 @@ def test_a_failure_that_comes_and_goes_proves_nothing(cli: CommandLine, here: Pa
     check = ["--workers", "1", "--check", f"{sys.executable} check.py {{inputs}}"]
     ran = cli("samples", chain(here / "m.onnx"), "--iterations", "2", "--json", "r.json", *check)
     assert ran.status == 3
-    assert "the failure comes and goes" in read_json(Path("r.json"))["samples"]["minimal_input"]["why"]
+    least = read_json(Path("r.json"))["samples"]["minimal_input"]
+    assert "the failure comes and goes" in least["why"]
+    assert least["command"].startswith("bisect-trt repeat")
+    assert f"To see how often it fails: {least['command']}" in ran.out
+
+
+def joined(dtype: int, *inputs: str) -> Path:
+    """Inputs of rows without a name for their number, side by side: they have to have as many."""
+    ends = [helper.make_tensor_value_info(name, dtype, [None, 2]) for name in (*inputs, "y")]
+    graph = helper.make_graph(
+        [helper.make_node("Concat", inputs, ["y"], axis=1, name="join")], "g", ends[:-1], ends[-1:]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "joined.onnx")
+    return Path("joined.onnx")
+
+
+def test_a_negative_zero_is_no_zero_and_inputs_that_fit_each_other_shrink_together(here: Path) -> None:
+    rng = np.random.default_rng(6)
+    samples = [{name: rng.standard_normal((rows, 2)) for name in ("a", "b")} for rows in (3, 4, 5)]
+    for sample in samples[:2]:
+        sample["b"][-1, 1] = -0.0
+
+    def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
+        return bool(np.any((inputs["b"] == 0) & np.signbit(inputs["b"])))
+
+    found = bisect_trt.samples(joined(TensorProto.DOUBLE, "a", "b"), fails, inputs=samples, output=here / "least.npz")
+    least = found.extra["samples"]["minimal_input"]
+    assert (found.extra["samples"]["failing"], found.minimality) == ([1, 2], "1-minimal")
+    assert least["shapes"] == {"a": [1, 2], "b": [1, 2]}
+    assert [(each["input"], each["index"], str(each["value"])) for each in least["elements_kept"]] == [
+        ("b", [0, 1], "-0.0")
+    ]
+
+
+def test_samples_of_strings(here: Path) -> None:
+    words = [
+        [["a", "bc"]],
+        [["odd", "a"], ["bc", "d"]],
+        [["d", "e"]],
+        [["e", "bc"], ["a", "odd"]],
+        [["", "e"]],
+        [["bc", ""]],
+    ]
+
+    def fails(_: Path, inputs: dict[str, np.ndarray]) -> bool:
+        return "odd" in inputs["a"]
+
+    found = bisect_trt.samples(
+        joined(TensorProto.STRING, "a"),
+        fails,
+        inputs=[{"a": np.array(each)} for each in words],
+        output=here / "least.npz",
+    )
+    told = found.extra["samples"]
+    assert (told["failing"], told["minimal_input"]["shapes"], found.minimality) == ([2, 4], {"a": [1, 2]}, "1-minimal")
+    assert [(each["index"], each["value"]) for each in told["minimal_input"]["elements_kept"]] == [([0, 0], "odd")]
+    assert ("'odd' in 'a'", True) in {(each["property"], each["separates"]) for each in told["common"]}
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:

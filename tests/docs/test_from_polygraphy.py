@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterable
@@ -11,6 +12,10 @@ import numpy as np
 import pytest
 from conftest import CommandLine, missing_gpu
 from support import chain, has, overflowing, script
+
+from bisect_trt.cli.arguments import _FRAMEWORKS, ALWAYS, INSTEAD, SPELLINGS
+from bisect_trt.options.spec import entries
+from bisect_trt.workflows.commands import COMMANDS as GROUPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
@@ -47,13 +52,15 @@ COMMANDS = {
     "run model.onnx --onnxrt --onnx-outputs t* --onnx-exclude-outputs t0": 0,
     "run model.onnx --onnxrt --trt-outputs mark all --exclude-outputs t1": 0,
     "run model.onnx --onnxrt --mark-all --onnx --onnxrt-reference --also-providers cpu --providers cpu": 0,
-    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference": 0,
+    "run model.onnx --onnxrt --use-subprocess --warm-up 1 --no-shape-inference --no-onnxruntime-shape-inference": 0,
     "run model.onnx --onnxrt --gen-script same.py": 0,
+    "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "run model.pb --tf": 2,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3] --fold-size-threshold 1M": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup --no-toposort": 0,
     "inspect model model.onnx --show layers attrs weights": 0,
     "inspect model model.onnx --mode full --json m.json --ignore-external-data": 0,
+    "inspect model model.onnx --visual m.svg": 0,
     "inspect data a.npz --show values": 0,
     "inspect a.npz": 0,
     "inspect data a.npz --show-values --histogram --num-items 1 --all": 0,
@@ -103,6 +110,8 @@ READ = (
     "run model.onnx --trt --use-dla --allow-gpu-fallback --exclude-lean-runtime --error-on-timing-cache-miss",
     "run model.onnx --trt --disable-compilation-cache --builder-flag refit --trt-safety-restricted",
     "run model.onnx --trt --int8 --tiling-optimization-level full --runtime-platform same_as_build --quantization-flags none",
+    "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision --layer-precisions a:float32",
+    "run model.onnx --trt --builder-set avg_timing_iterations=2",
     "run model.onnx --trt --profiling-verbosity none --dla-workspace-allocation-strategy shared_static",
     "convert model.onnx -o m.engine --engine-capability standard --memory-pool-limit workspace:1G",
     "convert model.onnx -o m.engine --int8 --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 1",
@@ -118,28 +127,10 @@ PICTURES = {
 }
 
 
-USED = """
---onnxrt --trt --onnx --pluginref --providers --model-type --input-shapes --shape-inference --external-data-dir
---no-onnxruntime-shape-inference --no-shape-inference
---ignore-external-data --onnx-outputs --onnx-exclude-outputs --trt-outputs --mark-all
---exclude-outputs --fp-to-fp16 --save-onnx --save-external-data --external-data-size-threshold --load-inputs --save-inputs
---data-loader-script --data-loader-func-name --data-loader-backend-module --seed --val-range --iterations --save-outputs
---load-outputs --tf32 --fp16 --bf16 --fp8 --int8 --precision-constraints --strongly-typed --calibration-cache
---calib-base-cls --quantile --regression-cutoff --trt-min-shapes --trt-opt-shapes --trt-max-shapes --optimization-profile
---pool-limit --workspace --builder-optimization-level --max-aux-streams --tactic-sources --sparse-weights
---version-compatible --exclude-lean-runtime --hardware-compatibility-level --load-timing-cache --save-timing-cache
---error-on-timing-cache-miss --disable-compilation-cache --save-tactics --load-tactics --refittable --strip-plan
---weight-streaming --weight-streaming-budget --use-dla --allow-gpu-fallback --plugins --onnx-flags --plugin-instancenorm
---save-engine --load-runtime --allocation-strategy --validate --fail-fast --compare --compare-func-script --no-shape-check
---rtol --atol --check-error-stat --error-quantile --infinities-compare-equal --index-tolerance --postprocess
---save-heatmaps --show-heatmaps --save-error-metrics-plot --show-error-metrics-plot --warm-up --use-subprocess --gen-script
---verbosity --silent --log-format --log-file --mode --direction --precision --check --fail-regex --fail-code
---ignore-fail-code --show-output --hide-fail-output --artifacts --art-dir --iter-artifact --no-remove-intermediate
---iter-info --until --load-debug-replay --save-debug-replay --min-good --no-reduce-inputs --no-reduce-outputs
---force-fallback-shape-inference --display-as --fold-constants --override-input-shapes --tf --tftrt --ckpt
---freeze-graph --xla
-"""
-"""What the tutorials use."""
+TOOLS, OPTIONS = (
+    text.splitlines() for text in Path(__file__).with_name("polygraphy-0.53.6.txt").read_text("utf-8").split("\n\n")
+)
+"""Polygraphy's: each tool; each option, all of its words on a line."""
 
 
 def sections() -> dict[str, str]:
@@ -221,9 +212,51 @@ def test_every_command_that_the_page_promises_is_run() -> None:
     assert named - run == set()
 
 
-def test_every_option_that_people_use_of_polygraphy_has_a_row() -> None:
-    """The first column names it, or the sentence at the end does."""
+def test_every_tool_and_option_of_polygraphy_has_a_row() -> None:
+    """The first column names it, or the sentence at the end does; its second words are taken or refused by name, if not there."""
     page = PAGE.read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
-    named = set(re.findall(r"--[a-z][a-z0-9-]*", " ".join([*rows, page.rsplit("\n\n", 1)[1]])))
-    assert {word for word in USED.split() if word not in named} == set()
+    rows = " ".join(
+        [*(line.split("|")[1] for line in page.splitlines() if line.startswith("| ")), page.rsplit("\n\n", 1)[1]]
+    )
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", rows))
+    ours = {part for groups in GROUPS.values() for group in groups for each in entries(group) for part in each.flags}
+    known = named | ours | {*SPELLINGS, *INSTEAD, *ALWAYS}
+    assert [words for words in OPTIONS if named.isdisjoint(words.split())] == []
+    assert [word for words in OPTIONS for word in words.split() if word not in known] == []
+    assert [tool for tool in TOOLS if f"`{tool}" not in rows] == []
+    assert "not yet" not in page.lower()
+
+
+def test_whatever_polygraphys_tools_take_is_taken_or_refused_with_a_sentence() -> None:
+    """But for what only tools without a counterpart have, which are refused themselves."""
+    none = PAGE.read_text(encoding="utf-8").partition("## What has no counterpart")[2].rpartition("\n\n")[0]
+    ours = {part for groups in GROUPS.values() for group in groups for each in entries(group) for part in each.flags}
+    ours = {flag for flags in ours for flag in flags.split("/")}
+    known = {*ours, *SPELLINGS, *INSTEAD, *ALWAYS, "--workspace", *_FRAMEWORKS, *re.findall(r"--[a-z][a-z0-9-]*", none)}
+    assert [word for words in OPTIONS for word in words.split() if word not in known] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Polygraphy's own
+def test_the_lists_are_those_of_polygraphys_parsers() -> None:
+    polygraphy = pytest.importorskip("polygraphy")
+    if polygraphy.__version__ != "0.53.6":
+        pytest.skip(f"Polygraphy {polygraphy.__version__} is here")
+    from polygraphy.tools.registry import TOOL_REGISTRY
+
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers(dest="tools")
+    for tool in TOOL_REGISTRY:
+        tool.setup_parser(subparsers)
+    tools, options = walked(parser, "")
+    assert sorted(tools) == TOOLS
+    assert sorted(options - {"--help"}) == OPTIONS
+
+
+def walked(parser: argparse.ArgumentParser, name: str) -> tuple[set[str], set[str]]:
+    """The tools of a parser, and the words of each of their options."""
+    actions = parser._actions
+    options = {" ".join(word for word in each.option_strings if word.startswith("--")) for each in actions} - {""}
+    inner = [each.choices for each in actions if isinstance(each, argparse._SubParsersAction)]
+    found = [walked(each, f"{name} {word}".strip()) for choices in inner for word, each in choices.items()]
+    tools = {tool for tools, _ in found for tool in tools} if inner else {name}
+    return tools, options.union(*(more for _, more in found))

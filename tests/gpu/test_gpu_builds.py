@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support import chained_convolutions
+from support import chained_convolutions, squares_between_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
@@ -138,28 +138,6 @@ def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="cannot be held to the tactic") as refused:
         make_runtime(held).load(path, feed())
     assert refused.value.signature == "pin"
-
-
-def squares_between_convolutions(path: Path) -> Path:
-    """What a convolution makes is squared by a layer that fuses with neither neighbour, and the squares are past fp16."""
-    values = np.random.default_rng(0)
-    sizes = {"w0": 900, "w1": 1e-3, "w2": 1.0}
-    weights = [
-        numpy_helper.from_array(values.normal(0, size / np.sqrt(16 * 9), (16, 16, 3, 3)).astype(np.float32), name)
-        for name, size in sizes.items()
-    ]
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=[1] * 4),
-        helper.make_node("Mul", ["c0", "c0"], ["big"], "square"),
-        helper.make_node("Conv", ["big", "w1"], ["c1"], "conv1", pads=[1] * 4),
-        helper.make_node("Tanh", ["c1"], ["t1"], "tanh1"),
-        helper.make_node("Conv", ["t1", "w2"], ["c2"], "conv2", pads=[1] * 4),
-        helper.make_node("Tanh", ["c2"], ["y"], "tanh2"),
-    ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-    return path
 
 
 def test_a_search_that_is_pinned(tmp_path: Path) -> None:

@@ -7,30 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from support import squares_between_convolutions
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Overflows in fp16 between two MatMuls."""
-    weight = numpy_helper.from_array(np.full((64, 64), 0.5, np.float32), "w")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"], "first"),
-        helper.make_node("Mul", ["m", "m"], ["s"], "square"),
-        helper.make_node("Mul", ["s", "s"], ["q"], "again"),
-        helper.make_node("Sqrt", ["q"], ["r"], "root"),
-        helper.make_node("MatMul", ["r", "w"], ["y"], "last"),
-    ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 64]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    """Squares past fp16, in a tensor between two kernels: a chain of products that is one kernel keeps them in registers."""
+    return squares_between_convolutions(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("command", ["run", "reduce", "precision"])

@@ -15,12 +15,13 @@ from support import overflowing
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.layers import layer_nodes
-from bisect_trt.targets.trt.parse import load_proto, parse
+from bisect_trt.targets.trt.parse import parse
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.standalone import layers_of
 

@@ -118,3 +118,10 @@ def test_a_version_that_onnx_runtime_here_refuses_is_lowered(tmp_path: Path, cap
         assert subject.network.proto.graph == model.graph
     told = f"IR version {onnx.IR_VERSION}, which the ONNX Runtime here refuses, and nothing in it needs more than 7"
     assert caplog.text.count(told) == (written == 7)
+    assert ("model.ir_version = 7" in subject.lower_ir) == (written == 7)
+    older = ModelSettings(tmp_path / "model.onnx", older=True)
+    with Subject(older, Workspace(tmp_path / "older"), QuietConsole()) as subject:
+        assert (
+            f"run with IR version 7, which is all that the model needs; older releases refuse the file's {onnx.IR_VERSION}"
+            in (subject.lower_ir)
+        )

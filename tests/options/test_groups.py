@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples
 
-from bisect_trt.cli.arguments import CHECK, SPELLINGS, respell, rewrite
+from bisect_trt.cli.arguments import ALWAYS, CHECK, SPELLINGS, respell, rewrite
 from bisect_trt.cli.parser import make_command, several
 from bisect_trt.errors import UsageError
 from bisect_trt.options import metric
@@ -25,6 +25,8 @@ from bisect_trt.options.given import from_python, from_words
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Entry, entries
 from bisect_trt.targets.onnxrt.options import level
+from bisect_trt.targets.trt.knobs import TYPES
+from bisect_trt.targets.trt.options import layer_type
 from bisect_trt.workflows.commands import COMMANDS
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "rich", "matplotlib", "onnxruntime"}
@@ -40,6 +42,7 @@ SWEPT = st.builds(
     TEXTS | st.just(""),
 )
 READ: dict[Any, st.SearchStrategy[Any]] = {
+    layer_type: st.sampled_from([*TYPES, "float32", "HALF"]),
     values.tolerance: st.floats(0, allow_nan=False),
     values.quantile: st.floats(0, 1),
     values.similarity: st.floats(-1, 1),
@@ -149,6 +152,17 @@ def test_another_word_for_an_option_is_that_option(theirs: str) -> None:
     last = f"{theirs}=2" if ours == CHECK else f"{ours}=2"  # words of a check command are its own
     assert respell(["reduce", theirs, "1", f"{theirs}=2"]) == ["reduce", ours, "1", last]
     assert respell(["reduce", "--check", "./mine", theirs]) == ["reduce", "--check", "./mine", theirs]
+
+
+def test_what_is_always_so_may_be_asked_for_and_a_workspace_is_a_pool() -> None:
+    known = {
+        part for groups in COMMANDS.values() for group in groups for entry in entries(group) for part in flags(entry)
+    }
+    assert not known & {*ALWAYS, "--workspace"}
+    assert respell(["run", *ALWAYS, "m.onnx"]) == ["run", "m.onnx"]
+    for words in (["--workspace", "1G"], ["--workspace=1G"]):
+        assert respell(["run", *words, "--trt"]) == ["run", "--pool-limit", "workspace:1G", "--trt"]
+    assert respell(["reduce", "--check", "mine", *ALWAYS]) == ["reduce", "--check", "mine", *ALWAYS]
 
 
 def flags(entry: Entry) -> list[str]:

@@ -23,15 +23,25 @@ LOG = "BISECT_TRT_TEST_LOG"
 
 
 def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
-    """Have workers that are started from now on use it; the file that it writes into."""
+    """Have workers that are started from now on use it; the file that it writes into.
+
+    The real one is not to be had in any process, for it may be installed and not load: what is run beside workers then says
+    what it says where there is none.
+    """
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
+        "class Hidden:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'tensorrt':\n"
+        "            raise ModuleNotFoundError(\"No module named 'tensorrt'\", name=name)\n"
+        "sys.meta_path.insert(0, Hidden)\n"
         "if 'bisect_trt.probing.workers.serve' in ' '.join(getattr(sys, 'orig_argv', [])):\n"
         f"    sys.path.append({str(Path(__file__).parent)!r})\n"
         "    import standin_runtime\n"
         "    standin_runtime.take_over()\n"
     )
-    environ("PYTHONPATH", str(folder))
+    environ("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
     environ(LOG, str(folder / "ran.txt"))
     return folder / "ran.txt"
 

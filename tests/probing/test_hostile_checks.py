@@ -15,28 +15,21 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import chain, gone, has, node_names, overflowing, read_json, script
+from support import chain, gone, has, node_names, overflowing, read_json, run_check, script
 
 from bisect_trt.graph import externals
-from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.outcome import Ending, Outcome
+from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.workers import process as module
 from bisect_trt.probing.workers import resources as memory
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import MemoryGate
-from bisect_trt.probing.workspace import CandidateFiles
 
 MB = 1 << 20
 PYTHON = sys.executable
 
 
 def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:  # noqa: ANN401 - those of run_to_end
-    return run_to_end(["/bin/sh", "-c", f"cd {folder}; {body}"], log=folder / "log", environment={}, **limits)
-
-
-def check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
-    command = CommandCheck((script(folder / "check", body), "{model}"), **options)
-    return command.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
+    return run_to_end(["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits)
 
 
 # output
@@ -77,11 +70,11 @@ def test_a_regex_may_match_in_what_is_left_out(tmp_path: Path, monkeypatch: pyte
     regexes = {"fail_regexes": (re.compile("BAD"),)}
     for body in (f"{much}; echo BAD; {much}", f"{much}; {much}"):
         for status in (0, 1):
-            outcome = check(tmp_path, f"{body}; exit {status}", **regexes)
+            outcome = run_check(tmp_path, f"{body}; exit {status}", **regexes)
             assert outcome.ending is Ending.OTHER
             assert "bytes of output that are not kept" in outcome.reason
-    assert check(tmp_path, f"echo BAD; {much}", **regexes).ending is Ending.FAILED
-    assert check(tmp_path, f"{much}; echo BAD", **regexes).ending is Ending.FAILED
+    assert run_check(tmp_path, f"echo BAD; {much}", **regexes).ending is Ending.FAILED
+    assert run_check(tmp_path, f"{much}; echo BAD", **regexes).ending is Ending.FAILED
 
 
 # memory
@@ -100,7 +93,7 @@ HOLD = f"{PYTHON} -c 'import time; held = bytearray(b\"x\") * ({{}} << 20); time
     ids=["itself", "a child", "together", "in a session of its own"],
 )
 def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, body: str) -> None:
-    outcome = check(tmp_path, body, memory_limit=200 * MB)
+    outcome = run_check(tmp_path, body, memory_limit=200 * MB)
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
     assert outcome.reason == "it took more memory than --memory-limit"
     assert outcome.seconds < 60
@@ -108,7 +101,7 @@ def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, bod
 
 def test_one_that_takes_less_is_not(tmp_path: Path) -> None:
     body = " & ".join([HOLD.format(20, 0.5)] * 3) + " & wait; exit 3"
-    assert check(tmp_path, body, memory_limit=300 * MB).signature == "exit 3"
+    assert run_check(tmp_path, body, memory_limit=300 * MB).signature == "exit 3"
 
 
 def test_what_several_share_counts_once(tmp_path: Path) -> None:

@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 from conftest import CommandLine
 from standin_runtime import install
-from support import chain, gone, has, overflowing, read_json, script
+from support import chain, gone, has, overflowing, read_json, run_check, script
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
-from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.models import Models
-from bisect_trt.probing.outcome import LOST, Ending, Outcome
+from bisect_trt.probing.outcome import LOST, Ending
 from bisect_trt.probing.protocol import Collect, Done
 from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
@@ -164,26 +163,21 @@ def test_an_ended_reference_run_is_not_taken_for_operators_without_a_kernel(
         assert "ended from outside (SIGKILL), and so were those that were asked after it" in ran.error
 
 
-def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
-    check = CommandCheck((script(folder / "check", body), "{model}"), **options)
-    return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
-
-
 @pytest.mark.parametrize("how", ["kill -9 $$", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"])
 def test_a_check_that_is_ended_is_run_again_and_believed_if_it_always_is(tmp_path: Path, how: str) -> None:
     for times in (1, 2):
-        body = f'cd {tmp_path}; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
+        body = f'cd "{tmp_path}"; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
         outcome = run_check(tmp_path, body)
         assert (outcome.ending, outcome.signature) == (Ending.FAILED, "exit 1")
         (tmp_path / "ran").unlink()
-    outcome = run_check(tmp_path, f"cd {tmp_path}; echo x >> ran; {how}")
+    outcome = run_check(tmp_path, f"cd '{tmp_path}'; echo x >> ran; {how}")
     assert (tmp_path / "ran").read_text().count("x") == 3
     signals = {"kill -9 $$": "signal SIGKILL", "kill -15 $$": "signal SIGTERM"}
     assert outcome.signature == signals.get(how, "exit 137" if "sh -c" in how else "exit 143")
 
 
 def test_an_exit_status_that_was_asked_for_is_no_sign_of_a_kill(tmp_path: Path) -> None:
-    assert run_check(tmp_path, f"echo x >> {tmp_path}/ran; exit 137", fail_codes=(137,)).ending is Ending.FAILED
+    assert run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending is Ending.FAILED
     assert (tmp_path / "ran").read_text() == "x\n"
 
 

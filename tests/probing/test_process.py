@@ -27,7 +27,7 @@ while ! test -s grandchild; do sleep 0.01; done
 
 
 def run(body: str, folder: Path, *, timeout: float | None = None, cancel: Cancel | None = None) -> ProcessEnd:
-    argv = [SH, "-c", f"cd {folder}; {body}"]
+    argv = [SH, "-c", f"cd '{folder}'; {body}"]
     return run_to_end(argv, log=folder / "log", environment={}, timeout=timeout, cancel=cancel)
 
 

@@ -150,7 +150,7 @@ def test_a_worker_of_another_release_is_told_from_one_that_misreads(
         # What runs models as they lie in their files.
         ("bisect_trt.targets.onnxrt.runtime", ["onnx", "onnx_graphsurgeon", "ml_dtypes"]),
         # What a search with a check of the user's begins with.
-        ("bisect_trt.workflows.reduce", ["onnxruntime", "onnx_graphsurgeon", "xml.etree"]),
+        ("bisect_trt.workflows.reduce", ["onnxruntime", "onnx_graphsurgeon", "xml.etree", "rich"]),
         # The driver starts its first worker before it imports what takes long.
         ("bisect_trt.probing.workers.pool", ["numpy", "onnx", "typer", "rich"]),
     ],

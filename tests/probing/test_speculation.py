@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,15 +50,16 @@ def halving(count: int) -> Algorithm:
 @settings(max_examples=examples(30), deadline=None)
 @given(cases(), st.lists(st.integers(2, 8), min_size=2, max_size=2, unique=True), st.integers(0, 1 << 30))
 def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], seed: int) -> None:
+    """The last question is about what the search has left, which several workers begin before it ends."""
     with scratch() as folder:
         one = Path(folder, "one")
         with FakeRun(one, FakeCheck(case.predicate)) as alone:
-            minimum = alone.reduce(case.count, case.algorithm)
+            minimum = alone.reduce(case.count, case.algorithm, rest=True)
         written = [{**entry, "seconds": 0, "own_seconds": 0} for entry in journal(one, "verdict")]
         for workers in numbers:
             many = Path(folder, str(workers))
             with FakeRun(many, FakeCheck(case.predicate, seed), workers) as run:
-                assert run.reduce(case.count, case.algorithm) == minimum
+                assert run.reduce(case.count, case.algorithm, rest=True) == minimum
             assert decisions(run.told.records) == decisions(alone.told.records)
             assert [{**entry, "seconds": 0, "own_seconds": 0} for entry in journal(many, "verdict")] == written
             assert run.ledger.counts() == alone.ledger.counts()
@@ -177,8 +179,8 @@ def wait_until_gone(pids: list[int], seconds: float = 30.0) -> bool:
 def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     """Three probes each start a long sleep; the answer to the first makes the others moot."""
     pids = tmp_path / "pids"
-    certain = f"until test $(wc -l < {pids}) -ge 3; do sleep 0.01; done; exit 1"
-    body = f"sleep 600 & echo $$ $! >> {pids}\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
+    certain = f"until test $(wc -l < '{pids}') -ge 3; do sleep 0.01; done; exit 1"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(Journal(tmp_path), Listening(), Budget())
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=3)
@@ -203,11 +205,43 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     assert len(journal(tmp_path, "outcome")) == 1
 
 
+@pytest.mark.parametrize("then", ["it is asked", "nobody asks", "the time is up"])
+def test_what_comes_next_is_begun_ahead_and_not_waited_for(tmp_path: Path, then: str) -> None:
+    """The search's only probe waits for the next one to begin, and that one for the search to have ended."""
+    pids, ended = tmp_path / "pids", tmp_path / "ended"
+    certain = f"until test $(wc -l < '{pids}') -ge 2; do sleep 0.01; done; exit 1"
+    body = f"echo $$ >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nuntil test -e '{ended}'; do sleep 0.01; done"
+    check = CommandCheck((script(tmp_path / "check", body), "{model}"))
+    told = Listening()
+    ledger = Ledger(Journal(tmp_path), told, Budget(seconds=3600))
+    prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers=2)
+
+    def algorithm(ask: Ask) -> Minimum:
+        ask(frozenset({0, 1}))
+        return Minimum(frozenset({0}), proven=True)
+
+    search = replace(over_units(Verdict.FAIL, algorithm), then=lambda found: Units(frozenset({0, 1}) - found.units))
+    prober.search(search, build)
+    assert len(told.records) == 1
+    if then == "it is asked":
+        ended.touch()
+        assert prober.probe(build({1})).verdict is Verdict.PASS
+    elif then == "the time is up":
+        ledger._deadline = time.monotonic()
+        with pytest.raises(BudgetSpent):
+            prober.probe(build({1}))
+    prober.close()
+    ledger.close()
+    assert wait_until_gone([int(pid) for pid in pids.read_text().split()])
+    assert len(journal(tmp_path, "started")) == 2
+    assert len(journal(tmp_path, "outcome")) == 1 + (then == "it is asked")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -> None:
     """The listener raises while others run, as Ctrl-C does."""
     pids = tmp_path / "pids"
-    body = f"sleep 600 & echo $$ $! >> {pids}\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
+    body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
     ledger = Ledger(Journal(tmp_path), Listening(killed_after=1), Budget())
     prober = Prober(Runner(check, Workspace(tmp_path), NoActivations()), ledger, workers)

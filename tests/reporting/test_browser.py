@@ -191,8 +191,9 @@ def test_the_graph_by_mouse(browser: Browser, layers: Path) -> None:
     browser.open(layers)
     before = view(browser)
     x, y = browser.centre("#canvas")
+    top = browser.evaluate("scrollY")
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
-    browser.evaluate("new Promise(r => setTimeout(r, 100))")
+    browser.until(f"scrollY < {top}")
     assert view(browser) == before  # whoever scrolls past is not stopped
     x, y = browser.centre("#canvas")
     browser.mouse("mousePressed", x - 200, y)
@@ -201,7 +202,7 @@ def test_the_graph_by_mouse(browser: Browser, layers: Path) -> None:
     dragged = view(browser)
     assert (dragged[0] - before[0], dragged[1] - before[1]) == pytest.approx((-50, -40))
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
-    browser.evaluate("new Promise(r => setTimeout(r, 100))")
+    browser.until(f"document.querySelector('#drawing').getAttribute('viewBox').split(' ')[2] < {dragged[2]}")
     assert view(browser)[2] < dragged[2]
     for button, grows in (("out", True), ("in", False)):
         zoomed = view(browser)
@@ -268,8 +269,7 @@ def test_probes_are_sorted_and_filtered(browser: Browser, search: Path) -> None:
 def test_a_command_is_copied(browser: Browser, search: Path) -> None:
     browser.open(search)
     browser.click(".command button")
-    browser.evaluate("new Promise(r => setTimeout(r, 300))")
-    assert browser.evaluate("document.querySelector('.command button').textContent") == "Copied"
+    assert browser.until("document.querySelector('.command button').textContent === 'Copied'")
 
 
 def test_without_scripts_the_answer_the_drawing_and_the_tables_are_there(browser: Browser, layers: Path) -> None:

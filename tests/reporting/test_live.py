@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import re
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +16,9 @@ from support import examples
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead
+from bisect_trt.reporting import console
 from bisect_trt.reporting.live import LiveView
+from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
@@ -86,3 +92,21 @@ def test_nothing_is_left_at_the_end() -> None:
     assert view.status() == ["1 probe done", "2.00 s each"]
     view.estimated(None)
     assert view.status() == ["1 probe done", "2.00 s each"]
+
+
+@given(st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4))
+def test_a_terminal_and_a_file_are_told_the_same(texts: list[str]) -> None:
+    """A name is what it is, whatever rich would make of it."""
+    written = []
+    for forced in ("", "1"):
+        out = io.StringIO()
+        variables = {"FORCE_COLOR": forced, "TTY_COMPATIBLE": ""}
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), mock.patch.dict(os.environ, variables):
+            told = console.Console()
+            for text in texts:
+                for say in (told.say, told.step, told.answer, told.warn, told.error):
+                    say(text)
+        written.append(re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()))
+    plainly, by_rich = ([line.rstrip() for line in each.split("\n")] for each in written)
+    assert plainly == by_rich  # but for blanks at a line's end, which older releases of rich leave out
+    assert written[0].split("\n")[:-1:5] == [plain(text) for text in texts]

@@ -69,6 +69,25 @@ def test_islands_are_seen_whole_once_they_are_seen() -> None:
     assert exact > 0.8 * some
 
 
+@pytest.mark.parametrize("passing", [{41}, {7, 8, 9}, {2}])
+def test_all_but_a_few_in_a_row_is_a_rule(passing: set[int]) -> None:
+    rule = fit({size: Verdict.PASS if size in passing else Verdict.FAIL for size in range(1, 61)})
+    assert rule is not None
+    assert {size for size in range(1, 61) if not rule.fails(size)} == passing
+    high = f" to {max(passing)}" if len(passing) > 1 else ""
+    assert rule.describe() == f"at all sizes but {min(passing)}{high}"
+
+
+@pytest.mark.parametrize(("alone", "said"), [(True, "h = 5 and w = 7"), (False, "h != 5 or w != 7")])
+def test_of_all_points_a_single_one_is_said_by_its_sizes(alone: bool, said: str) -> None:
+    axes = [range(1, 9)] * 2
+    points = [(h, w) for h in axes[0] for w in axes[1]]
+    found = guess(axes, {each: Verdict.FAIL if (each == (5, 7)) is alone else Verdict.PASS for each in points})
+    assert found is not None
+    assert found.relation.said(["h", "w"]) == said
+    assert [each for each in points if found.relation.fails(each) is alone] == [(5, 7)]
+
+
 def test_what_no_rule_fits_is_said_to_fit_none() -> None:
     assert fit(seen(range(1, 33), lambda n: n in (3, 4, 9, 20, 21, 31))) is None
 

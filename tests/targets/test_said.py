@@ -27,6 +27,7 @@ SAMPLES: dict[str, Any] = {
     "device": "GPU.0",
     "properties": (("EXECUTION_MODE_HINT", "ACCURACY"),),
     "precision_constraints": "prefer",
+    "layer_precisions": (("a", "int8"), ("b", "fp32")),
     "lowering": "cast",
     "min_shapes": (("x", (1, 3)),),
     "opt_shapes": (("x", (2, 3)),),

@@ -151,6 +151,39 @@ def test_free_dimensions_take_any_size(sizes: list[int], data: st.DataObject) ->
                 validate_sample([info("x", shape=wrong)], {"x": values}, "here")
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("float64", "float32"), ("float32", "float64"), ("float16", "float32"), ("int64", "int32"), ("uint8", "int64")],
+)
+def test_numbers_of_another_width_become_what_the_model_takes(given: str, wanted: str) -> None:
+    values = np.array([0, 1, 127], given)
+    made = validate_sample([info("x", wanted, (3,))], {"x": values}, "here")["x"]
+    assert made.dtype == wanted
+    assert np.array_equal(made, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.array([1e300]), "float32"),
+        (np.array([1 << 40]), "int32"),
+        (np.array([-1], np.int64), "uint64"),
+        (np.array([(1 << 64) - 1], np.uint64), "int64"),
+        (np.array([1]), "float32"),
+        (np.array([True]), "int64"),
+    ],
+)
+def test_numbers_that_a_type_does_not_have_are_refused(values: NDArray[Any], wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"'x' is {values.dtype} and must be {wanted}"):
+        validate_sample([info("x", wanted, (1,))], {"x": values}, "here")
+
+
+def test_what_is_neither_number_nor_infinite_stays_so() -> None:
+    values = np.array([np.nan, np.inf, 1.5])
+    made = validate_sample([info("x", shape=(3,))], {"x": values}, "here")["x"]
+    assert np.array_equal(made, values, equal_nan=True)
+
+
 def test_strings_of_any_kind_are_strings() -> None:
     for values in (np.array(["a"]), np.array(["a"], object), np.array([b"a"])):
         validate_sample([info("x", object, (1,))], {"x": values}, "here")

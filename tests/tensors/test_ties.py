@@ -84,6 +84,20 @@ def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(grid: tuple[str, 
         assert not result.ties
 
 
+def test_of_few_elements_more_are_ties_by_chance_but_not_all() -> None:
+    """Where a quarter may be, four of ten are nothing; of thousands it would be. All of them are a zero point."""
+    step = Step(np.ones(1), after=True)
+    for size, count, passed in (
+        (10, 4, True),
+        (10, 8, False),
+        (SIZE, SIZE * 4 // 10, False),
+        (3, 3, False),
+        (2, 2, False),
+    ):
+        values = reference("int8", 1, 0)[:size]
+        assert compare_output("q", values, off(values, count, 1), ToleranceOptions(), step=step).passed is passed
+
+
 @given(GRIDS, st.integers(1, SIZE), st.sampled_from([1, 2]), st.integers(0, 99), st.booleans())
 def test_a_reproducers_script_says_the_same(
     grid: tuple[str, float], count: int, by: int, seed: int, after: bool

@@ -44,6 +44,11 @@ def spoiled(model: onnx.ModelProto, which: frozenset[str] | None = None) -> onnx
     return wrong
 
 
+def _odd(value: np.ndarray, axis: int) -> np.ndarray:
+    """1 at the odd places of a dimension."""
+    return (np.arange(value.shape[axis]) % 2).reshape(-1, *[1] * (value.ndim - 1 - axis))
+
+
 def _first_of(mark: Path) -> bool:
     """Whether nobody has left this file yet, in any process; it is left now."""
     try:
@@ -68,7 +73,7 @@ class Session:
             )
         except Exception as error:
             raise BuildError(str(error)) from error
-        self._runs = 0
+        self._runs, self._largest = 0, 0.0
         self._last: bytes | None = None
         kind, _, chance = fault.partition(":")
         self._unlucky = kind == "chance" and random.random() < float(chance)
@@ -103,12 +108,14 @@ class Session:
         rows = next(iter(feed.values())).shape[0]
         kind, _, number = self._fault.partition(":")
         if kind == "odd":
-            return {
-                name: np.where((np.arange(len(v)) % 2).reshape(-1, *[1] * (v.ndim - 1)), wrong[name], v)
-                for name, v in right.items()
-            }
+            return {name: np.where(_odd(v, 0), wrong[name], v) for name, v in right.items()}
+        if kind == "columns":
+            return {name: np.where(_odd(v, 1), wrong[name], v) if v.ndim > 2 else v for name, v in right.items()}
+        largest = float(np.abs(next(iter(feed.values()))).max())
+        self._largest = max(self._largest, largest)
         bad = (
-            (kind == "second" and self._runs == 2)
+            (kind == "range" and largest < self._largest)
+            or (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
             or (kind == "free" and self._free and rows >= int(number))
             or (kind == "only" and rows == int(number))
@@ -151,4 +158,6 @@ class UnsteadyRuntime(Interpreter):
     def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Session:  # noqa: ARG002 - not needed
         """Prepare a model."""
         proto, choices = self._built(model)
+        if self._settings.fault == "refuses":
+            raise BuildError("it has no kernel")
         return Session(proto, self._settings.fault, choices)

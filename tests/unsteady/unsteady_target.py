@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
-    """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``beside`` (another session),
-    ``after`` (an input of other values), ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong
-    kernel, with a chance of P), ``all:P`` (where all of them do); by the number of rows: ``batch:K`` (from K on),
-    ``free:K`` (the same, while a dimension is free), ``only:K``, ``multiple:K`` or ``not_multiple:K``; ``once:FILE`` (the run
-    that finds no such file, and leaves one), ``turn:FILE`` (every second session, which finds one and takes it away).
+    """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``columns`` (the same along
+    dimension 1), ``beside`` (another session), ``after`` (an input of other values), ``range`` (after a larger one),
+    ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a chance of P), ``all:P``
+    (where all of them do); by the number of rows: ``batch:K`` (from K on), ``free:K`` (the same, while a dimension is free),
+    ``only:K``, ``multiple:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds no such file, and leaves one),
+    ``turn:FILE`` (every second session, which finds one and takes it away); and ``refuses`` to run any model.
     """
 
     fault: str = "never"

@@ -81,3 +81,11 @@ def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> No
     assert not [
         each for group in found.extra["groups"] for each in group["tensors"] if each["bad"] and each["scale"] != "xs"
     ]
+
+
+def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None:
+    """Nothing has to go back to floats; whoever looks for a bad scale wants to know of it."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} u = Mul(td, tiny) y = Add(xd, u)"
+    found = searched(tmp_path / "model.onnx", body, {"x": 4, "t": 160}, w=FIRST, tiny=np.full((), 1e-4))
+    assert found.status == "not_reproduced"
+    assert "Scales that do not fit, but cost less than is allowed, are named above." in str(found.why)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from support import overflowing, read_json, unstable_norm
+from support import overflowing, read_json
 
 from bisect_trt.graph.widen import widened
 from bisect_trt.tensors.margins import Decision, margin
@@ -45,10 +45,34 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
         assert rest[1].startswith("# ")
 
 
+def fused_past_the_largest(path: Path) -> Path:
+    """A Conv that cancels, so that rounding alone is seen, and a Mul by as much as its weights are large.
+
+    ONNX Runtime folds the factor into the weights (ConvMulFusion, in all its releases), which then are Inf.
+    """
+    nodes = [
+        helper.make_node("Add", ["x", "far"], ["h"], name="far"),
+        helper.make_node("Mul", ["h", "little"], ["s"], name="little"),
+        helper.make_node("Conv", ["s", "w"], ["c"], name="conv"),
+        helper.make_node("Mul", ["c", "much"], ["m"], name="much"),
+        helper.make_node("Relu", ["m"], ["y"], name="after"),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, 8, 8])
+        for name, channels in (("x", 2), ("y", 1))
+    ]
+    weights = {"far": np.array(1e4), "little": np.array(1e-6), "much": np.full((1, 1, 1, 1), 1e20)}
+    weights["w"] = np.array([1e20, -1e20]).reshape(1, 2, 1, 1)
+    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "fused", ends[:1], ends[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
 def test_a_target_that_is_worse_than_rounding_has_a_bug(cli: CommandLine) -> None:
-    fault = fault_of(cli, "diagnose", unstable_norm(Path("model.onnx")))
+    fault = fault_of(cli, "diagnose", fused_past_the_largest(Path("model.onnx")))
     assert fault["whose"] == "target"
-    assert not float(fault["target_error"]) <= float(fault["reference_error"])  # "nan", in some releases
+    assert not float(fault["target_error"]) <= float(fault["reference_error"])  # "inf"
     issue = Path("out/ISSUE.md").read_text()
     assert issue.startswith("# ")
     assert "Arbitration: It is a bug of ONNX Runtime" in issue

@@ -19,8 +19,9 @@ from truth.patterns import PLANTED
 from bisect_trt import workaround
 from bisect_trt.graph.barrier import with_barriers
 from bisect_trt.graph.network import Network
-from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
-from bisect_trt.workflows.workaround.proof import error_of
+from bisect_trt.probing.fresh_check import error_of
+from bisect_trt.tensors.compare import compare_tensor
+from bisect_trt.tensors.tolerance import Tolerance
 
 KEYS = {"kind", "what", "file", "passes", "worst_error", "latency_ms"}
 
@@ -133,6 +134,6 @@ def test_a_barrier_changes_no_value() -> None:
 
 
 def test_errors_are_in_units_of_the_tolerance() -> None:
-    worst = WorstElement((0,), 1.05, 1.0, 0.05)
-    comparison = TensorComparison("y", True, ComparisonKind.MATCH, atol=0.05, rtol=0.05, worst=worst)
+    target = np.array([1.05, 0.0], np.float32)
+    comparison = compare_tensor("y", np.array([1, 0], np.float32), target, Tolerance(0.1, 0.05))
     assert error_of(comparison) == pytest.approx(0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bisect_trt.graph.nodes import DEFAULT_DOMAINS
-from bisect_trt.graph.rewrites.activations import log_softmax, mask, sigmoid, softmax, softplus, spelled_softmax
+from bisect_trt.graph.rewrites.exponentials import log_softmax, mask, sigmoid, softmax, softplus, spelled_softmax
 from bisect_trt.graph.rewrites.norms import (
     layer_norm,
     mean_of_parts,

@@ -17,7 +17,7 @@ from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
 from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd
-from bisect_trt.probing.workspace import FIXED_PATH, CandidateFiles
+from bisect_trt.probing.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 
 _MODEL, _ENGINE = "model.onnx", "model.engine"
@@ -80,7 +80,7 @@ def _of_candidate(files: CandidateFiles) -> tuple[dict[str, Path], dict[str, str
     """The files of a candidate by their names there, and what stands for placeholders."""
     sent = {_MODEL: files.model, "inputs.npz": files.inputs, "golden.npz": files.golden}
     if files.kept is not None:
-        sent[FIXED_PATH.name] = files.model
+        sent[FIXED_PATH.name] = sent[POLYGRAPHYS_PATH.name] = files.model
     if files.engine is not None:
         sent[_ENGINE] = files.engine
     for location in external_files(onnx.load(str(files.model), load_external_data=False)):

@@ -67,7 +67,7 @@ from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.scores.evaluation import Evaluation
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
-from bisect_trt.tensors.tolerance import Step
+from bisect_trt.tensors.tolerance import Precision, Step
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.connection import Connection
@@ -409,19 +409,23 @@ def _compare_sample(session: Session, request: Compare, sample: Sample, number: 
     if request.unfused:
         wanted = [name for name in wanted if name in outputs]
     known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
-    steps = _steps(request.model, feed, reference)
+    steps, lows = _grids(request.model, feed, reference)
     return compare_all(
-        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps
+        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps, lows=lows
     )
 
 
-def _steps(model: Path, *values: dict[str, Any] | NpzFile | ActivationStore) -> dict[str, Step]:
-    """The steps of the model's quantized tensors; values are those of scales that are computed."""
+def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
+    """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
     try:
-        from bisect_trt.graph import quantized  # noqa: PLC0415 - it needs onnx, which may not be there
+        from bisect_trt.graph import halves, quantized  # noqa: PLC0415 - they need onnx, which may not be there
     except ImportError:
-        return {}
-    return quantized.quantization_steps(model, lambda name: next((v[name] for v in values if name in v), None))
+        return {}, {}
+
+    def value(name: str) -> Any:  # noqa: ANN401 - an array, of either
+        return next((values[name] for values in (feed, golden) if name in values), None)
+
+    return quantized.quantization_steps(model, value), halves.low_precisions(model, feed)
 
 
 def _status(field: str) -> int:

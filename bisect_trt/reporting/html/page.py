@@ -147,10 +147,6 @@ _PLACE = re.compile(r"@([A-Z]+)@")
 def write_report(result: Json, path: Path) -> None:
     """Write the page.
 
-    Args:
-        result: What ``result.json`` holds.
-        path: Where to; a file that exists is replaced.
-
     Raises:
         UnavailableError: It is no result of bisect-trt, or of another version.
         UsageError: The file cannot be written.

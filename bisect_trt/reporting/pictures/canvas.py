@@ -70,12 +70,7 @@ def file_name(tensor: str, sample: int | None, kind: str) -> str:
 
 
 def open_pictures(paths: Sequence[Path], console: Console) -> None:
-    """Open pictures, or say where they lie if there is no display for them.
-
-    Args:
-        paths: The pictures, of one folder or of two.
-        console: Who is told.
-    """
+    """Open pictures, or say where they lie if there is no display for them."""
     folders = list(dict.fromkeys(path.parent for path in paths))
     for path in folders if len(paths) > MOST_WINDOWS else paths:
         if not (_has_display() and _opens(path.absolute())):

@@ -238,3 +238,38 @@ def save_error_curve(path: Path, title: str, curve: Mapping[str, Any]) -> None:
     axes.legend(fontsize=7)
     axes.grid(color=MARK, alpha=0.3)
     save_figure(figure, path)
+
+
+def save_metric_curve(path: Path, title: str, metric: Mapping[str, Any]) -> None:
+    """Draw a metric by how many units the target computes, the reference the rest.
+
+    Args:
+        path: The picture, ``.png`` or ``.svg``.
+        title: What was compared.
+        metric: ``metric`` of the result: ``name``, ``bound``, and ``layers`` with ``units``, ``candidate`` and ``passed``.
+
+    Raises:
+        UsageError: The picture cannot be written.
+    """
+    points = [point for point in metric["layers"] if math.isfinite(float(point["candidate"]))]
+    figure = new_figure(10, 4.5)
+    axes = figure.subplots()
+    places, heights = [point["units"] for point in points], [float(point["candidate"]) for point in points]
+    axes.plot(places, heights, color=MARK, linewidth=0.8, zorder=1)
+    for passed, colour, label in ((True, GOOD, "within its bound"), (False, BAD, "past its bound")):
+        of_kind = [index for index, point in enumerate(points) if bool(point["passed"]) is passed]
+        xs, ys = [places[index] for index in of_kind], [heights[index] for index in of_kind]
+        axes.scatter(xs, ys, s=12, color=colour, label=label, zorder=2)
+    if metric["bound"] is not None:
+        axes.axhline(float(metric["bound"]), color=BAD, linewidth=1, linestyle="--")
+    first = next((index for index, point in enumerate(points) if not point["passed"] and point["node"]), None)
+    if first is not None:
+        node = points[first]["node"]
+        name, at = str(node["name"] or node["outputs"][0]), (places[first], heights[first])
+        axes.annotate(plain(name), at, xytext=(6, 8), textcoords="offset points", fontsize=7)
+    axes.set_xlabel("units that the target computes")
+    axes.set_ylabel(plain(str(metric["name"])))
+    axes.set_title(plain(title), fontsize=9)
+    axes.legend(fontsize=7)
+    axes.grid(color=MARK, alpha=0.3)
+    save_figure(figure, path)

@@ -15,7 +15,7 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.externals import external_files, has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.targets.interpreter import low_type
+from bisect_trt.targets.interpreter import load_proto, low_type
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.opening import EXECUTION_PROVIDER, used
 from bisect_trt.targets.onnxrt.runtime import open_session, said_as_ours
@@ -43,25 +43,13 @@ def target_model(
     low = low_type(settings)
     if low is None:
         return None
-    model = read_model(path)
+    model = load_proto(path)
     own = settings.of(OnnxRuntimeSettings)
     with said_as_ours():
         run_by = used(asdict(own)) if providers is None else list(providers)
     lower = lower_roundtrip if run_by == [_CPU] else lower_fp16
     kernels = OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=own.custom_op_libraries)
     return lower(model, settings.keep, _types_onnx_cannot_infer(model, path, kernels), low)
-
-
-def read_model(path: Path) -> onnx.ModelProto:
-    """A model's message, its weights left where they are.
-
-    Raises:
-        BuildError: The file holds none.
-    """
-    try:
-        return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
 def _types_onnx_cannot_infer(model: onnx.ModelProto, path: Path, kernels: OnnxRuntimeSettings) -> dict[str, int]:
@@ -105,12 +93,7 @@ def open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings)
 
 
 def _weights_folder(model: onnx.ModelProto, path: Path) -> Path:
-    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along.
-
-    Args:
-        model: The model.
-        path: Its file.
-    """
+    """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along."""
     folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
     if not note.exists() or all((folder / location).exists() for location in external_files(model)):
         return folder

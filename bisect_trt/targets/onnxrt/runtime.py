@@ -16,7 +16,7 @@ import onnxruntime
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import ELSEWHERE
-from bisect_trt.targets.interpreter import Interpreter
+from bisect_trt.targets.interpreter import Interpreter, load_proto
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.onnxrt.listening import ALOUD, listen
 from bisect_trt.targets.onnxrt.opening import FATAL_ONLY, TINY_MODEL, Misnamed, Missing, prepare, used
@@ -83,9 +83,9 @@ class OnnxRuntime(Interpreter):
         if lowered is None and not model.with_name(ELSEWHERE).exists():
             source = str(model) if _is_text(model) else model.read_bytes()
             return OnnxRuntimeSession(open_session(source, self._own))
-        from bisect_trt.targets.onnxrt.memory import open_in_memory, read_model  # noqa: PLC0415 - as the module says
+        from bisect_trt.targets.onnxrt.memory import open_in_memory  # noqa: PLC0415 - as the module says
 
-        proto = read_model(model) if lowered is None else lowered
+        proto = load_proto(model) if lowered is None else lowered
         return OnnxRuntimeSession(open_in_memory(proto, model, self._own))
 
     def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.graph.lower import lower_roundtrip
-from bisect_trt.targets.interpreter import Interpreter, low_type
-from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.interpreter import Interpreter, load_proto, low_type
 from bisect_trt.targets.openvino.opening import FULL, hint_for
 from bisect_trt.targets.openvino.sent import There
 from bisect_trt.targets.openvino.session import OpenVinoSession
@@ -49,7 +48,9 @@ class OpenVino(Interpreter):
         lowered = self.lowered(model)
         written = None if lowered is None else _write(lowered, model)
         try:
-            session = self._there.load(written or model, feed or {}, {"inputs": declared(_read(model))}, unfused=False)
+            session = self._there.load(
+                written or model, feed or {}, {"inputs": declared(load_proto(model))}, unfused=False
+            )
         finally:
             if written is not None:
                 written.unlink()
@@ -77,20 +78,13 @@ def target_model(model: Path, settings: TargetSettings, facts: Mapping[str, Any]
     if low is None or hint_for(name, settings.keep, facts["capabilities"]) != FULL:
         return None
     arithmetic = settings.target.drops_casts(settings)
-    return lower_roundtrip(_read(model), settings.keep, None, low, arithmetic=arithmetic)
+    return lower_roundtrip(load_proto(model), settings.keep, None, low, arithmetic=arithmetic)
 
 
 def declared(model: onnx.ModelProto) -> list[str]:
     """The names of a model's inputs, without those of weights."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value.name for value in model.graph.input if value.name not in weights]
-
-
-def _read(model: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load(str(model), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{model} cannot be read as an ONNX model: {error}") from error
 
 
 def _write(proto: onnx.ModelProto, beside: Path) -> Path:

@@ -14,6 +14,7 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
+from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs, tuned
@@ -28,7 +29,6 @@ from bisect_trt.targets.trt.parse import (
     Feed,
     Parsed,
     free_dimensions,
-    load_proto,
     name_nodes,
     output_types,
     parse,
@@ -267,10 +267,6 @@ def _load_plugins(library: str) -> None:
 
 def describe_engine(engine: Any, tensorrt: TensorRt) -> dict[str, Any]:
     """Its inputs, outputs and layers.
-
-    Args:
-        engine: A deserialised engine.
-        tensorrt: This process's TensorRT.
 
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)

@@ -24,7 +24,7 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
-from bisect_trt.targets.trt.knobs import PIN_MISSED, PIN_REFUSED, lift, missed, replay
+from bisect_trt.targets.trt.knobs import PIN_MISSED, PIN_REFUSED, forget_int8, lift, missed, replay
 from bisect_trt.targets.trt.layers import constrain
 from bisect_trt.targets.trt.parse import Feed, Parsed, parse
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -153,6 +153,7 @@ def build_engine(
         forget_orders(parsed.network)
         lift(constrain(parsed.network, parsed.model, settings, trt))
     calibrate(config, settings, trt)
+    forget_int8(trt.trt, config, parsed.network)
     told = hashlib.sha256(key + _orders(parsed.network, settings, trt)).digest()
     own = settings.of(TrtSettings)
     # What another build chose is not to be seen any more.

@@ -14,7 +14,7 @@ import numpy as np
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, prepare_runtime, turn
+from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, order_layers, prepare_runtime, turn
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
@@ -87,6 +87,7 @@ def _check_own(settings: TargetSettings, tensorrt: TensorRt) -> None:
     try:
         check_running(vars(own), tensorrt.version, said)
         prepare_runtime(tensorrt.trt, tensorrt.runtime, vars(own))
+        order_layers(tensorrt.trt, (), own.layer_precisions)
     except NoSuch as error:
         raise UsageError(f"{error}.") from error
     if own.save_tactics is not None and not tensorrt.has("IAlgorithmSelector", "select_algorithms"):
@@ -134,7 +135,8 @@ def _set_constraints(config: Any, settings: TargetSettings, tensorrt: TensorRt) 
     if is_strongly_typed(settings, tensorrt.version):
         return
     wanted = settings.of(TrtSettings).precision_constraints
-    if wanted == "none" and (settings.keep or lowers_by_cast(settings, tensorrt.version)):
+    ordered = settings.keep or settings.of(TrtSettings).layer_precisions
+    if wanted == "none" and (ordered or lowers_by_cast(settings, tensorrt.version)):
         wanted = "obey"  # what stays in fp32 would be no more than a wish
     if wanted == "none" and settings.held:
         wanted = "prefer"  # some layers have nothing but fp32

@@ -68,13 +68,7 @@ class Origins:
 
 
 def engine_layers(engine: Any, origins: Origins, tensorrt: TensorRt) -> list[EngineLayer]:
-    """The layers of an engine, in the order they run.
-
-    Args:
-        engine: Built with detailed profiling verbosity.
-        origins: Which node a name comes from.
-        tensorrt: This process's TensorRT.
-    """
+    """The layers of an engine, in the order they run."""
     inspector = engine.create_engine_inspector()
     plain = inspector.get_engine_information(tensorrt.trt.LayerInformationFormat.JSON)
     return parse_layers(json.loads(plain, strict=False).get("Layers", []), origins)
@@ -107,10 +101,6 @@ def parse_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) ->
     """Read the inspector's JSON; without detailed verbosity it holds names alone.
 
     A region's name tells its ends. What lies between them and is named by another layer is that layer's.
-
-    Args:
-        layers: Its entry ``Layers``.
-        origins: Which node a name comes from.
     """
     entries: list[Mapping[str, Any]] = [{"Name": layer} if isinstance(layer, str) else layer for layer in layers]
     named = [_named(entry, origins) for entry in entries]
@@ -158,10 +148,6 @@ def _precision(text: str) -> str:
 
 def describe_network(network: Any, tensorrt: TensorRt) -> dict[str, Any]:
     """What a parsed network is made of: before the builder has fused anything, or has chosen a precision.
-
-    Args:
-        network: TensorRT's own.
-        tensorrt: This process's TensorRT.
 
     Returns:
         ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype`` and ``shape`` (-1 where it varies,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bisect_trt.targets.trt.tuned import by_cache
@@ -27,6 +27,8 @@ NAMED_ATTRIBUTES = (
     "tiling_optimization_level",
 )
 """Those that have an option by their name; the others are said by ``--builder-set``."""
+TYPES = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BF16", "int8": "INT8", "int32": "INT32"}
+"""TensorRT's names of types in which layers may be told to run."""
 _KEPT: list[Any] = []
 """The last selectors: a configuration need not keep its own alive."""
 _PIECES = re.compile(r" \+ |PWN\(|\)|, |\|\|")
@@ -132,6 +134,20 @@ def plug_instancenorm(trt: Any, parser: Any) -> None:
     parser.clear_flag(flag)
 
 
+def forget_int8(trt: Any, config: Any, network: Any) -> None:
+    """Take INT8 back where nothing is quantized and no ranges are given, as in a piece of a quantized model.
+
+    TensorRT to 10 refuses to build such a network ("no scaling factors detected"), which says nothing of the piece.
+    """
+    flag = getattr(trt.BuilderFlag, "INT8", None)
+    if flag is None or not config.get_flag(flag) or config.int8_calibrator is not None:
+        return
+    kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+    if not kinds & {trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE}:
+        config.clear_flag(flag)
+        print("TensorRT: nothing in this network is quantized, so it is built without INT8", flush=True)
+
+
 def calibrator_base(trt: Any, settings: Mapping[str, Any]) -> Any:
     """The class that a calibrator is derived of.
 
@@ -216,8 +232,26 @@ def make_context(trt: Any, engine: Any, settings: Mapping[str, Any], stream: int
     return context
 
 
+def order_layers(trt: Any, layers: Iterable[Any], ordered: Iterable[tuple[str, str]]) -> list[str]:
+    """Tell layers in which type they run; one that is not there, as in a piece of the model, is passed over.
+
+    Returns:
+        The names of those that are there.
+
+    Raises:
+        NoSuch: This version does not have a type.
+    """
+    types = {name: member(trt, "DataType", TYPES[kind], "--layer-precisions") for name, kind in ordered}
+    told = []
+    for layer in layers:
+        if layer.name in types:
+            layer.precision = types[layer.name]
+            told.append(layer.name)
+    return told
+
+
 def check_running(settings: Mapping[str, Any], version: tuple[int, ...], said: str) -> None:
-    """Make sure that a version has what is said of running an engine.
+    """Make sure that a version has what is said of running layers and engines.
 
     Args:
         settings: The fields of :class:`~bisect_trt.targets.trt.settings.TrtSettings`.
@@ -227,6 +261,12 @@ def check_running(settings: Mapping[str, Any], version: tuple[int, ...], said: s
     Raises:
         NoSuch: It has not.
     """
+    chosen = version < (11,) and not settings["strongly_typed"] and settings["lowering"] != "cast"
+    if settings["layer_precisions"] and not chosen:
+        raise NoSuch(
+            f"--layer-precisions is about types that TensorRT chooses, and here, on TensorRT {said}, those in the graph run; "
+            "name what stays in fp32 with --keep-fp32"
+        )
     for name in ("weight_streaming_budget", "allocation_strategy"):
         if settings[name] not in (None, "static") and version[:2] < (10, 1):
             option = "--" + name.replace("_", "-")

@@ -11,6 +11,8 @@ from bisect_trt.graph.lower import first_output
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast
+from bisect_trt.targets.trt.knobs import order_layers
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.standalone import layers_of, nodes_of
 
 
@@ -38,7 +40,7 @@ def constrain(network: Any, model: ModelProto, settings: TargetSettings, tensorr
     else in the low precision.
 
     Returns:
-        The names of the layers that are told to run in fp32.
+        The names of the layers that are told to run in fp32, or in a type of their own.
     """
     if is_strongly_typed(settings, tensorrt.version):
         return []
@@ -50,7 +52,7 @@ def constrain(network: Any, model: ModelProto, settings: TargetSettings, tensorr
             told.append(layer.name)
         elif kept is False:
             _hold(layer, low, tensorrt)
-    return told
+    return told + order_layers(tensorrt.trt, layers_of(network), settings.of(TrtSettings).layer_precisions)
 
 
 def _kept(network: Any, model: ModelProto, settings: TargetSettings, tensorrt: TensorRt) -> Iterator[bool | None]:

@@ -13,7 +13,7 @@ from bisect_trt.options.reading import assignment, pool_limit, shape, streaming_
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnOptions
 from bisect_trt.targets.settings import PRECISIONS
-from bisect_trt.targets.trt.knobs import NAMED_ATTRIBUTES
+from bisect_trt.targets.trt.knobs import NAMED_ATTRIBUTES, TYPES
 from bisect_trt.targets.trt.settings import TrtSettings
 
 if TYPE_CHECKING:
@@ -41,6 +41,22 @@ BUILDER_FLAGS = {
     "trt_safety_restricted": "SAFETY_SCOPE",
 }
 """Options that set a builder flag, under the names that Polygraphy has for them."""
+_TYPES = {"float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
+"""Other words for types, which Polygraphy has."""
+
+
+def layer_type(value: object) -> str:
+    """A type in which a layer may run.
+
+    Raises:
+        ValueError: It is none.
+    """
+    name = _TYPES.get(str(value).lower(), str(value).lower())
+    if name not in TYPES:
+        raise ValueError(f"one of {', '.join(TYPES)}")
+    return name
+
+
 OWN_OPTIONS = ("builder_optimization_level", "hardware_compatibility_level")
 
 
@@ -87,6 +103,15 @@ class TrtOptions(OwnOptions):
     precision_constraints: Annotated[
         Constraints, option(help="Whether precisions of layers are only preferred, or obeyed (T).")
     ] = Constraints.NONE
+    layer_precisions: Annotated[
+        dict[str, str],
+        option(
+            metavar="LAYER:TYPE",
+            help="In which type layers run, by their names: fp32, fp16, bf16, int8, int32 (T).",
+            read=layer_type,
+            need_name=True,
+        ),
+    ] = field(default_factory=dict)
     strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
     trt_min_shapes: Annotated[
         dict[str, tuple[int, ...]],
@@ -251,6 +276,7 @@ class TrtOptions(OwnOptions):
             min_shapes=low,
             opt_shapes=usual,
             max_shapes=high,
+            layer_precisions=tuple(self.layer_precisions.items()),
             pool_limits=tuple(self.pool_limit),
             tactic_sources=_only(self.tactic_sources),
             builder_flags=tuple(dict.fromkeys([*self._named_flags(), *(name.upper() for name in self.builder_flag)])),

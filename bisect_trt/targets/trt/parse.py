@@ -9,7 +9,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
@@ -161,15 +160,3 @@ def output_types(model: ModelProto) -> dict[str, int]:
     """``TensorProto.DataType`` of the graph's outputs, where stated."""
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     return {name: element for name, element in types.items() if element != TensorProto.UNDEFINED}
-
-
-def load_proto(path: Path) -> ModelProto:
-    """Read a model without the weights outside it.
-
-    Raises:
-        BuildError: It cannot be read.
-    """
-    try:
-        return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
-        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error

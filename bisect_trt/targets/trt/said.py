@@ -206,8 +206,9 @@ def say(
     layers = {} if model.lowered else _layers(tool, settings, model)
     if layers is None:
         return NotReproducible("some nodes whose precision is set have no name, and it names layers by those")
-    if layers:
-        own.setdefault("precision_constraints", "obey" if settings.keep else "prefer")
+    ordered = dict(own.get("layer_precisions", ()))
+    if layers or ordered:
+        own.setdefault("precision_constraints", "obey" if settings.keep or ordered else "prefer")
     names = [name for name in settings.low_precisions if not (model.lowered and name in _HALF)]
     if tool == POLYGRAPHY:
         words = ["--trt", *(f"--{name}" for name in names)]
@@ -215,7 +216,7 @@ def say(
         words = [f"--{name}" for name in names if name != "tf32"]
         words += [] if settings.tf32 else ["--noTF32"]
     words += [word for name, value in _fitting(own, model) for word in getattr(SAID[name], tool)(value)]
-    return words + _say_layers(tool, layers)
+    return words + _say_layers(tool, layers, ordered)
 
 
 def _fitting(own: Mapping[str, Value], model: Minimal) -> list[tuple[str, Value]]:
@@ -241,10 +242,12 @@ def _layers(tool: str, settings: TargetSettings, model: Minimal) -> dict[str, st
     return None if "" in kept else kept
 
 
-def _say_layers(tool: str, layers: Mapping[str, str]) -> list[str]:
-    if not layers:
+def _say_layers(tool: str, layers: Mapping[str, str], ordered: Mapping[str, str]) -> list[str]:
+    """Those that are held to a type as a whole, and those that are only told to compute in one."""
+    every = {**layers, **ordered}
+    if not every:
         return []
     if tool == POLYGRAPHY:
-        return ["--layer-precisions", *(f"{name}:{_TYPES[tool][kind]}" for name, kind in layers.items())]
-    said = ",".join(f"{name}:{kind}" for name, kind in layers.items())
-    return [f"--layerPrecisions={said}", f"--layerOutputTypes={said}"]
+        return ["--layer-precisions", *(f"{name}:{_TYPES[tool].get(kind, kind)}" for name, kind in every.items())]
+    said, ends = (",".join(f"{name}:{kind}" for name, kind in some.items()) for some in (every, layers))
+    return [f"--layerPrecisions={said}", *([f"--layerOutputTypes={ends}"] if layers else [])]

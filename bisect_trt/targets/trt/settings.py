@@ -17,6 +17,7 @@ class TrtSettings(OwnSettings):
 
     Attributes:
         precision_constraints: Whether layer precisions are ``none``, ``prefer`` or ``obey``.
+        layer_precisions: Types in which layers run, by their names, as (``conv``, ``fp32``).
         lowering: How it is lowered; ``None`` for what the version has: ``layer`` before 11, ``cast`` from then on.
         min_shapes: The optimisation profile's smallest input shapes; those of the data where empty.
         opt_shapes: Its most usual ones.
@@ -55,6 +56,7 @@ class TrtSettings(OwnSettings):
     """
 
     precision_constraints: Literal["none", "prefer", "obey"] = "none"
+    layer_precisions: tuple[tuple[str, str], ...] = ()
     lowering: Lowering | None = None
     min_shapes: Shapes = ()
     opt_shapes: Shapes = ()

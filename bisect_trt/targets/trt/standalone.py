@@ -15,9 +15,11 @@ from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
     PIN_REFUSED,
     calibrator_base,
+    forget_int8,
     lift,
     make_context,
     missed,
+    order_layers,
     plug_instancenorm,
     prepare_runtime,
     set_parser_flags,
@@ -105,6 +107,7 @@ def build(
         config.add_optimization_profile(profile)
     if settings["calibration_cache"] is not None and "int8" in settings["precisions"]:
         config.int8_calibrator = make_calibrator(trt, path.parent / settings["calibration_cache"], settings)
+    forget_int8(trt, config, network)
     timings = settings["load_timing_cache"]
     content = b"" if timings is None else (path.parent / timings).read_bytes()
     del errors[:]
@@ -131,7 +134,7 @@ def set_precision(trt: Any, config: Any, settings: Mapping[str, Any], strong: bo
         if name == "tf32" or not strong or by_reading:
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
     constraints = settings["precision_constraints"]
-    if constraints == "none" and (settings["keep"] or by_reading):
+    if constraints == "none" and (settings["keep"] or settings["layer_precisions"] or by_reading):
         constraints = "obey"
     if constraints == "none" and settings["held"]:
         constraints = "prefer"
@@ -225,10 +228,9 @@ def make_calibrator(trt: Any, cache: pathlib.Path, settings: Mapping[str, Any]) 
 def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: bool) -> None:
     """Say in what precision layers run: those of kept nodes in fp32; all others in the low one if they are held to it."""
     low = trt.DataType.BF16 if "bf16" in settings["precisions"] else trt.DataType.HALF
-    if not (by_reading or settings["keep"] or settings["held"]):
-        return
     nodes = settings["nodes"]
-    for layer, place in zip(layers_of(network), nodes_of(network, nodes)):
+    named = by_reading or settings["keep"] or settings["held"]
+    for layer, place in zip(layers_of(network), nodes_of(network, nodes)) if named else ():
         if by_reading:
             tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
             half = any(tensor is not None and tensor.dtype == trt.DataType.HALF for tensor in tensors)
@@ -238,6 +240,7 @@ def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: b
             lift([layer.name])
         elif settings["held"]:
             hold(trt, layer, low)
+    lift(order_layers(trt, layers_of(network), settings["layer_precisions"]))
 
 
 def layers_of(network: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Snippet, Switch, Tier, precision_switches
-from bisect_trt.targets.trt.knobs import ENUMS, plain
+from bisect_trt.targets.trt.knobs import ENUMS, TYPES, plain
 from bisect_trt.targets.trt.settings import TrtSettings
 
 Turn = Callable[[TargetSettings], TargetSettings]
@@ -85,7 +85,7 @@ def _given(own: TrtSettings) -> Iterator[Switch]:
     plain = TrtSettings()
     for name in (
         *("precision_constraints", "strongly_typed", "version_compatible", "hardware_compatibility_level"),
-        *("pool_limits", "builder_optimization_level", "onnx_flags", "load_timing_cache"),
+        *("layer_precisions", "pool_limits", "builder_optimization_level", "onnx_flags", "load_timing_cache"),
     ):
         if getattr(own, name) != getattr(plain, name):
             yield Switch(f"option:{name}", _set(name, getattr(plain, name)), how="left out")
@@ -195,6 +195,9 @@ def trt_snippet(settings: TargetSettings) -> Snippet:
         lines += [] if flags else [f"config.{name} = {_literal(name, value)}"]
     for name in own.preview_features or ():
         lines.append(f"config.set_preview_feature(trt.PreviewFeature.{name.upper()}, True)")
+    lines += [
+        f"# of the layer {name!r}: layer.precision = trt.DataType.{TYPES[kind]}" for name, kind in own.layer_precisions
+    ]
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
     lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
     return Snippet(tuple(lines))

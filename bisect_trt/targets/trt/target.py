@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _RUN = ("load_runtime", "allocation_strategy", "weight_streaming_budget", "dla_workspace_allocation_strategy")
 """What says how an engine is run that another process has built."""
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _REPEATED = {
     "builder_flags": "--builder-flag",
     "builder_settings": "--builder-set",
@@ -113,7 +114,8 @@ class TensorRtTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
         from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
-        from bisect_trt.targets.trt.parse import free_dimensions, load_proto, name_nodes  # noqa: PLC0415 - as above
+        from bisect_trt.targets.interpreter import load_proto  # noqa: PLC0415 - as above
+        from bisect_trt.targets.trt.parse import free_dimensions, name_nodes  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
             return None
@@ -218,7 +220,7 @@ class TensorRtTarget(Target):
             words = [each if isinstance(each, str) else "=".join(each) for each in value]
             return [part for word in words for part in (_REPEATED[name], word)]
         option = "--pool-limit" if name == "pool_limits" else f"--{'trt-' * name.endswith('_shapes')}{name}"
-        if name != "pool_limits" and not name.endswith("_shapes"):
+        if name not in ("pool_limits", "layer_precisions") and not name.endswith("_shapes"):
             return super().flag(name, value if value != () else "none")
         pairs = [f"{key}:{list(each) if isinstance(each, tuple) else each}".replace(" ", "") for key, each in value]
         return [option.replace("_", "-"), *pairs]
@@ -233,6 +235,21 @@ class TensorRtTarget(Target):
         """With this optimisation profile."""
         low, usual, high = (tuple((name, each[place]) for name, each in ranges.items()) for place in range(3))
         return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
+
+    def check_model(self, settings: TargetSettings, operators: Collection[str]) -> None:
+        """Make sure that INT8 has ranges.
+
+        Raises:
+            UsageError: Nothing is quantized, and nothing is known of the ranges, so that TensorRT would build nothing in INT8.
+        """
+        own = settings.of(TrtSettings)
+        known = own.calibration_data or own.calibration_cache or own.load_engine
+        if settings.int8 and not known and not _QUANTIZED.intersection(operators):
+            raise UsageError(
+                "--int8: the model has no QuantizeLinear or DequantizeLinear node, and no ranges are given, so TensorRT would "
+                "build nothing in INT8; drop it, quantize the model first, or calibrate: `bisect-trt convert --int8` makes the "
+                "engine (`bisect-trt run --load-engine` runs it), `bisect-trt precision --int8` finds what must leave it."
+            )
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make sure that the inputs' shapes are within the profile.

@@ -141,6 +141,7 @@ def _refusal(task: Task, case: Case, asked: Subset) -> DoesNotReproduce:
     return DoesNotReproduce(
         f"the check passes with all {count} groups quantized: {record.reason}. So no group has to go back to floats; try "
         "real input data (--load-inputs), the model from before quantization (--reference), or a tighter tolerance."
+        + (" Scales that do not fit, but cost less than is allowed, are named above." if suspected(case) else "")
         + (
             " Stored weights that look odd, which only --reference can show to be wrong, are named above."
             if odd

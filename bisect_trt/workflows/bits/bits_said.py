@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 
 from bisect_trt.graph.network import Network
+from bisect_trt.graph.nodes import label
 from bisect_trt.graph.qdq import Group, Pair
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.search.oracle import Minimum, Subset
@@ -136,7 +136,7 @@ def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
         "id": unit,
         "name": group.name,
         "operators": task.subject.describe_nodes(group.operators),
-        "nodes": [_label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
+        "nodes": [label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
         "tensors": tensors,
         "scales": list(named),
         "zero_points": list(zeros),
@@ -171,8 +171,8 @@ def _tensor(network: Network, misfit: Misfit) -> dict[str, Any]:
         "zero_point_value": _values(misfit.zero),
         "fitted_scale": _values(misfit.fitted_scale),
         "fitted_zero_point": _values(misfit.fitted_zero),
-        "quantize": [_label(network.nodes[index]) for index in pair.quantize],
-        "dequantize": [_label(network.nodes[index]) for index in pair.dequantize],
+        "quantize": [label(network.nodes[index]) for index in pair.quantize],
+        "dequantize": [label(network.nodes[index]) for index in pair.dequantize],
         "seen": None if misfit.fitted_scale is None else [misfit.low, misfit.high],
         "clipped": round(misfit.clipped, 6),
         "bits_lost": round(misfit.bits_lost, 3),
@@ -222,10 +222,6 @@ def _kept_entry(group: dict[str, Any]) -> dict[str, Any]:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 6)
-
-
-def _label(node: onnx.NodeProto) -> str:
-    return node.name or next(filter(None, node.output), "?")
 
 
 def _measured_on(task: Task) -> str:

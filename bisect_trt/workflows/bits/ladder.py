@@ -52,13 +52,7 @@ class Ladder:
     raised: Raised | None = None
 
     def to_json(self, task: Task, case: Case, minimal: Minimum) -> dict[str, Any]:
-        """For the result.
-
-        Args:
-            task: The search for groups.
-            case: What it was about.
-            minimal: The fewest of them.
-        """
+        """For the result."""
         groups, raised = self.groups, self.raised
         network = case.lowering.floats(groups)
         low, climb = self._low(), self.climb
@@ -130,11 +124,6 @@ class Ladder:
 
 def climb_ladder(task: Task, case: Case, kept: Subset) -> Ladder:
     """Find the rungs of what is not quantized.
-
-    Args:
-        task: The search for groups, at its end.
-        case: What it was about.
-        kept: The groups that are in floats.
 
     Raises:
         BudgetSpent: No more probes may be made.

@@ -27,14 +27,7 @@ _BYTE, _ENOUGH_DB = 255, 44.0
 def find_misfits(
     subject: Subject, plain: Plain, pairs: Iterable[Pair], references: Sequence[Reference]
 ) -> list[Misfit]:
-    """Look at every pair.
-
-    Args:
-        subject: The quantized model.
-        plain: The same in floats.
-        pairs: Its pairs.
-        references: Runs of the float model.
-    """
+    """Look at every pair."""
     return [_look(subject, plain, pair, references) for pair in pairs]
 
 

@@ -89,7 +89,7 @@ def _look(subject: Subject, misfit: Misfit) -> _Weight | None:
     at_ends = int(np.count_nonzero((steps >= grid.high) | (steps <= low))) - by_design
     floats = offset * along(np.abs(scale), steps.shape, pair.axis, pair.block)
     added = steps.size / max(steps.shape[pair.axis % steps.ndim] if scale.size > 1 else steps.shape[0], 1)
-    size = float(np.sqrt(np.mean(np.square(floats)) * added)) if steps.ndim > 1 else None
+    size = float(np.sqrt(np.mean(np.square(floats)) * added)) if sum(each > 1 for each in steps.shape) > 1 else None
     if np.unique(offset[offset != 0]).size == 1:  # a mask, or a gain that is the same for all
         return _Weight(misfit, per_slice[per_slice > 0], 0.0, None)
     return _Weight(misfit, per_slice[per_slice > 0], max(at_ends, 0) / steps.size, size)

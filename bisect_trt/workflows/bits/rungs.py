@@ -106,11 +106,7 @@ def kept_units(task: Task) -> frozenset[int]:
 
 
 def rungs_of_nodes(task: Task) -> dict[str, Any]:
-    """For the result of a search among nodes alone: which is on which rung.
-
-    Args:
-        task: The search, its answer in the result.
-    """
+    """For the result of a search among nodes alone: which is on which rung."""
     network, rungs = task.subject.network, task.settings.rungs
     kept = kept_units(task)
     low = {network.order[unit] for unit in task.lowering.units if unit not in kept}

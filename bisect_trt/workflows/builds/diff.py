@@ -16,13 +16,6 @@ def diff_builds(
 ) -> Result:
     """Say which layers, tactics, precisions, formats and fusions the bad builds have and the good ones do not.
 
-    Args:
-        paths: Files and folders; see :func:`bisect_trt.workflows.builds.replay.gather`.
-        good: Those of good builds.
-        bad: Those of bad ones.
-        console: Who is told.
-        result: What is filled in.
-
     Raises:
         UnavailableError: A file is not there, or says nothing of builds.
         UsageError: Whether one is good or bad is not said.

@@ -38,9 +38,6 @@ def averaged(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
     """One comparison for each output, in the order of the first sample, by the means over all its samples.
 
     As Polygraphy 0.53.6 averages: NaN stays NaN, and an output that could not be compared on a sample fails.
-
-    Args:
-        comparisons: Of one target.
     """
     found: dict[str, list[TensorComparison]] = {}
     for comparison in comparisons:

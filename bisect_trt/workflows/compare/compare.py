@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
 import onnx
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UnavailableError, UsageError, quoted
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
@@ -292,10 +293,22 @@ def _named(option: str, patterns: Sequence[str], known: Iterable[str], network: 
         if not names:
             raise UsageError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not among those to compare (all of them: "
-                "--onnx-outputs mark all)."
+                f"--onnx-outputs mark all).{_instead(pattern, known, network)}"
             )
         found.update(dict.fromkeys(names))
     return list(found)
+
+
+def _instead(pattern: str, known: Sequence[str], network: Network) -> str:
+    """What may have been meant by a name that no tensor has: what a node of that name makes, or one that is spelt alike."""
+    made = [name for name in known for maker in [network.producer.get(name)] if maker is not None]
+    made = [name for name in made if network.nodes[network.producer[name]].name == pattern]
+    if made:
+        return f" A node is called so, and makes {quoted(made)}."
+    operators = pattern.startswith(OPERATOR)
+    words = sorted({f"{OPERATOR}{node.op_type}" for node in network.nodes}) if operators else known
+    close = get_close_matches(pattern, words)
+    return f" Close to it: {quoted(close)}." if close else ""
 
 
 def _fits(name: str, pattern: str, network: Network) -> bool:

@@ -41,11 +41,6 @@ def refuse_beside_metric(options: RunOptions) -> None:
 def score(examination: Examination, settings: CompareSettings, metric: MetricSettings) -> Result:
     """Score every target on the whole set.
 
-    Args:
-        examination: The model.
-        settings: Which targets.
-        metric: By what, and what is too bad, if anything is.
-
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference or a target cannot run the model.

@@ -20,12 +20,6 @@ def arbitrate(
 
     It is computed once more by ONNX's reference evaluator, the same in float64, and rounded without the target: a few runs
     of a few nodes, none of them a probe.
-
-    Args:
-        investigation: Found the case.
-        target: Who fails.
-        tolerance: How far it may be off.
-        answer: The case.
     """
     outcome = investigation.prober.ledger.outcome(answer.key)
     broken = outcome is not None and outcome.ending is not Ending.MISMATCHED and outcome.ending is not Ending.PASSED

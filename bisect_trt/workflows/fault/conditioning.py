@@ -8,7 +8,7 @@ tensor moved at random by up to one unit in the last place of float32, as each r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -77,7 +77,7 @@ def expected_movement(
         return None
     moved = {name: np.zeros(np.shape(value)) for name, value in exact.items()}
     for trial in range(TRIALS):
-        seen = compute(jittered(wide, single, unit, trial))
+        seen = compute(jittered(wide, dict.fromkeys(single, unit), trial))
         if isinstance(seen, str):
             return None
         for name, most in moved.items():
@@ -104,41 +104,49 @@ def spelled(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def jittered(wide: onnx.ModelProto, names: set[str], unit: float, trial: int) -> onnx.ModelProto:
+def jittered(
+    wide: onnx.ModelProto, units: Mapping[str, float], trial: int, halves: Collection[str] = ()
+) -> onnx.ModelProto:
     """The model with what it is fed and what its nodes compute moved at random; what is only moved about stays as it is.
 
     Args:
-        wide: A model in float64.
-        names: Its tensors that are to be moved.
-        unit: By up to so much of the value.
+        wide: A model.
+        units: Its tensors that are to be moved, float32 or float64, and by up to how much of the value.
         trial: Another number gives other movements, the same one the same.
+        halves: Those of them that are float16: they are moved in float32.
     """
     result = onnx.ModelProto()
     result.CopyFrom(wide)
     graph = result.graph
     nodes: list[onnx.NodeProto] = []
 
-    def move(source: str, target: str) -> None:
+    def move(source: str, target: str, plain: str) -> None:
         factor, seed = f"{target}__factor", float(trial * 10_000 + len(nodes))
+        unit, half = units[plain], plain in halves
+        if half:
+            nodes.append(helper.make_node("Cast", [source], [f"{target}__single"], to=TensorProto.FLOAT))
+            source = f"{target}__single"
         drawn = helper.make_node("RandomUniformLike", [source], [factor], low=1 - unit, high=1 + unit, seed=seed)
-        nodes.extend([drawn, helper.make_node("Mul", [source, factor], [target])])
+        nodes.extend([drawn, helper.make_node("Mul", [source, factor], [f"{target}__moved" if half else target])])
+        if half:
+            nodes.append(helper.make_node("Cast", [f"{target}__moved"], [target], to=TensorProto.FLOAT16))
 
     weights = {tensor.name for tensor in graph.initializer}
     renamed: dict[str, str] = {}
     for value in graph.input:
-        if value.name in names and value.name not in weights:
+        if value.name in units and value.name not in weights:
             renamed[value.name] = f"{value.name}__moved"
-            move(value.name, renamed[value.name])
+            move(value.name, renamed[value.name], value.name)
     for node in wide.graph.node:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.input[:] = [renamed.get(name, name) for name in node.input]
         rounds = node.op_type not in EXACT_OPS and any(node.input)
-        after = [name for name in node.output if name in names] if rounds else []
+        after = [name for name in node.output if name in units] if rounds else []
         copy.output[:] = [f"{name}__exact" if name in after else name for name in node.output]
         nodes.append(copy)
         for name in after:
-            move(f"{name}__exact", name)
+            move(f"{name}__exact", name, name)
     del graph.node[:]
     graph.node.extend(nodes)
     return result

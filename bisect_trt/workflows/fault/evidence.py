@@ -73,14 +73,7 @@ class Evidence:
 
 
 def gather(subject: Subject, candidate: Candidate, target: TargetSettings, *, refused: str | None) -> Evidence:
-    """Have a minimal case computed by others.
-
-    Args:
-        subject: The model that it was cut from.
-        candidate: The case.
-        target: Who fails.
-        refused: Why the target does not run it, if so.
-    """
+    """Have a minimal case computed by others."""
     settings = replace(target, keep=candidate.keep or target.keep, held=candidate.held or target.held)
     inputs = dict(subject.values(candidate, candidate.inputs))
     golden = dict(subject.values(candidate, candidate.outputs))

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from bisect_trt.graph.halves import lows_of
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
@@ -76,14 +77,7 @@ class _Error:
 def judge(  # noqa: PLR0911 - one for each way in which it ends
     evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str
 ) -> Fault:
-    """Whose fault a failure is.
-
-    Args:
-        evidence: What others make of it.
-        tolerance: How far the target may be off.
-        who: The target, in a few words.
-        reference: The reference, likewise.
-    """
+    """Whose fault a failure is."""
     arbiter = evidence.arbiter
     own = None if isinstance(arbiter, str) else _own(evidence, arbiter, tolerance)
     if isinstance(evidence.target, str):
@@ -220,6 +214,8 @@ def _random(evidence: Evidence, who: str) -> Fault | None:
 def _inherent(evidence: Evidence, tolerance: ToleranceOptions, who: str, reference: str) -> Fault | None:
     """Whether all that both are off float64 is what rounding must be expected to make of these very values."""
     if evidence.movement is None or isinstance(evidence.wide, str) or isinstance(evidence.target, str):
+        return None
+    if lows_of(evidence.model.graph):  # of which fp32's last place says nothing
         return None
     wide, expected = evidence.wide, evidence.movement
 
@@ -408,8 +404,7 @@ def _moved(one: NDArray[Any] | None, two: NDArray[Any] | None) -> float:
 
 def _exact(tolerance: ToleranceOptions, evidence: Evidence) -> ToleranceOptions:
     """How far two that compute exactly may be apart: the rounding of the types that the model itself has."""
-    types = {value.dtype for value in evidence.reference.values() if value.dtype.kind == "f"}
-    low = any(each == np.float16 for each in types)
+    low = any(value.dtype == np.float16 for value in evidence.reference.values())
     precision = Precision.FP16 if low else Precision.FP32
     return replace(tolerance, atol={}, rtol={}, stat={}, precision=precision)
 
@@ -417,7 +412,7 @@ def _exact(tolerance: ToleranceOptions, evidence: Evidence) -> ToleranceOptions:
 def _error(evidence: Evidence, right: Values, values: Values, tolerance: ToleranceOptions) -> _Error:
     """How far values are from what they should be, on the outputs that are compared."""
     expected = {name: right[name] for name in evidence.outputs if name in right}
-    comparisons: list[TensorComparison] = compare_all(expected, values, tolerance)
+    comparisons: list[TensorComparison] = compare_all(expected, values, tolerance, lows=lows_of(evidence.model.graph))
     failed = [comparison for comparison in comparisons if not comparison.passed]
     largest = max((_largest(comparison) for comparison in comparisons), default=0.0)
     return _Error(not failed, max((comparison.severity for comparison in failed), default=0.0), largest)

@@ -10,8 +10,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import Prober
-from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.layerwise.look import Look
 from bisect_trt.workflows.layerwise.origins import Layerwise
@@ -101,13 +101,8 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
         prober: Who probes.
         most: How many questions may be asked once that is known.
     """
-    everything = frozenset(range(len(names)))
-
-    def story(ask: Ask) -> Minimum | None:
-        return find_keep(sorted(everything), ask, most=most) if ask(everything) is Verdict.PASS else None
-
     try:
-        minimum = prober.search(over_units(Verdict.PASS, story), lambda marks: marked_candidate(look, names, marks))
+        minimum = prober.search(keep_if_enough(len(names), most), lambda marks: marked_candidate(look, names, marks))
     except BudgetSpent as spent:
         passed = [identity.marks for identity in prober.ledger.passed if identity.marks]
         if not passed:
@@ -117,13 +112,7 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
 
 
 def marked_candidate(look: Look, names: Sequence[str], marks: Subset) -> Candidate:
-    """The model with some tensors marked; only its own outputs are compared.
-
-    Args:
-        look: How to look.
-        names: Tensors.
-        marks: The places of those of them to mark.
-    """
+    """The model with some tensors marked; only its own outputs are compared."""
     subject = look.subject
     network = subject.network
     outputs = tuple(network.outputs)

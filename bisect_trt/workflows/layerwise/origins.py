@@ -53,14 +53,7 @@ class Layerwise:
 def judge_layers(
     network: Network, tolerance: ToleranceOptions, comparisons: Sequence[TensorComparison], unseen: dict[str, str]
 ) -> Layerwise:
-    """Find where it goes wrong, on each input sample by itself.
-
-    Args:
-        network: The model.
-        tolerance: How far a tensor may be off.
-        comparisons: Of every tensor, on every sample.
-        unseen: The tensors that could not be seen.
-    """
+    """Find where it goes wrong, on each input sample by itself."""
     outputs = [name for name in network.outputs if name in network.producer]
     samples: dict[int | None, dict[str, TensorComparison]] = {}
     for comparison in comparisons:

@@ -39,13 +39,7 @@ class Births:
 
 
 def births(task: Task, keep: Subset, reference: Reference) -> Births:
-    """Look for the nodes at which a set goes wrong.
-
-    Args:
-        task: The search.
-        keep: What stays in fp32.
-        reference: Every tensor on the sample.
-    """
+    """Look for the nodes at which a set goes wrong."""
     if task.settings.calibrated:  # by ranges that only TensorRT can read
         return Births((), ())
     subject, precision = task.subject, task.settings.precision

@@ -96,14 +96,7 @@ _RUNGS = {"int8": "int8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp3
 def rungs_chosen(
     network: Network, lowered: Collection[int], layers: Iterable[Mapping[str, Any]], ladder: Sequence[str]
 ) -> dict[int, str]:
-    """The rung of each node that TensorRT chose it for, as far as its engine tells; else the first, which it may be on.
-
-    Args:
-        network: The model.
-        lowered: The nodes that are not told to run in fp32.
-        layers: As a session of the target describes them.
-        ladder: The rungs.
-    """
+    """The rung of each node that TensorRT chose it for, as far as its engine tells; else the first, which it may be on."""
     told = engine_layers(network, layers)
     chosen = dict.fromkeys(lowered, ladder[0])
     for index in lowered:
@@ -113,11 +106,7 @@ def rungs_chosen(
 
 
 def calibrated_ladder(task: Task) -> dict[str, Any]:
-    """For the result of a search among nodes that are calibrated: which is on which rung, and what it costs.
-
-    Args:
-        task: The search, its answer in the result.
-    """
+    """For the result of a search among nodes that are calibrated: which is on which rung, and what it costs."""
     network, ladder, extra = task.subject.network, task.settings.rungs, task.result.extra
     keep = kept_units(task)
     outcome = task.prober.ledger.outcome(task.lowering.candidate(keep).key)

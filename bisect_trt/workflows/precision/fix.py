@@ -43,13 +43,6 @@ def find_fix(
     """Step 6: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
 
     What stands in the way of a fix is said, and is no reason to fail: the failure itself was found before.
-
-    Args:
-        investigation: Found the minimal case.
-        check: Its check.
-        search: How the search is run.
-        case: The minimal case.
-        folder: The reproducer's folder, where the mixed model goes.
     """
     precision = _precision(check)
     if precision is None:

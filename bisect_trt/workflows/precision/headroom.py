@@ -48,12 +48,7 @@ class Headroom:
             self._look(reference)
 
     def add(self, sample: Sample, number_of: int) -> Reference:
-        """Look at another sample.
-
-        Args:
-            sample: The sample.
-            number_of: Its number, for the names of files.
-        """
+        """Look at another sample."""
         subject = self._task.subject
         reference = Reference(subject.network, sample, subject.workspace, subject.models, number_of, subject.swap_limit)
         self._look(reference)

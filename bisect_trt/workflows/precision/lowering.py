@@ -45,10 +45,6 @@ def known_types(subject: Subject) -> dict[str, int]:
 def refuse_lowered(network: Network, name: str) -> None:
     """Make sure that a model is an fp32 one.
 
-    Args:
-        network: The model.
-        name: Its file, for messages.
-
     Raises:
         UsageError: It has low-precision tensors already, or quantized ones.
     """

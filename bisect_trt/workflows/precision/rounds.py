@@ -100,9 +100,6 @@ class Fresh:
 
         A sample on which the reference is not finite, or does not run, is none.
 
-        Args:
-            number: Which round, from 0.
-
         Returns:
             ``None`` where the reference does not run the model.
         """

@@ -62,13 +62,7 @@ def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Consol
 
 
 def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str, Any]]:
-    """Nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason.
-
-    Args:
-        subject: The model.
-        answer: The answer.
-        units: The units of one of its sets.
-    """
+    """Nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason."""
     found = {entry.unit: entry for entry in answer.suspects}
     nodes = subject.describe_searched(units)
     needed = "without it the check fails" if answer.minimum.proven else "kept when the check passed"

@@ -92,12 +92,6 @@ def upper_bound(samples: int, failures: int, confidence: float = CONFIDENCE) -> 
 def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     """Probe a set on some samples.
 
-    Args:
-        task: The search.
-        units: What stays in fp32.
-        samples: On what.
-        what: The samples, for the candidate's title.
-
     Raises:
         BudgetSpent: No more probes may be made.
     """

@@ -35,13 +35,6 @@ def since_when(
     Nothing is installed unless it was asked for; else the command is said that does it. What stands in the way of an answer is
     said, and is no reason to fail: the failure itself was found before.
 
-    Args:
-        investigation: Found the minimal case.
-        check: Its check.
-        case: The minimal case.
-        folder: The reproducer's.
-        asked: Whether to find it.
-
     Returns:
         The answer, where there is one.
     """

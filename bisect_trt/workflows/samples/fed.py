@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import value_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.investigation import Investigation
 
@@ -30,7 +31,6 @@ class Fed:
         """Nothing is run yet; ``target`` is the one that is compared, if one is."""
         self.free = False
         self._investigation, self._subject, self._target = investigation, investigation.subject, target
-        self._console = investigation.console
         self._golden: dict[str, Path | str] = {}
         self._engines: dict[str, Path | None] = {}
 
@@ -55,7 +55,7 @@ class Fed:
         """A file with what the reference makes of values, or why it makes nothing."""
         digest = hashlib.sha256()
         for name, value in values.items():
-            digest.update(f"{name} {value.shape}".encode() + value.tobytes())
+            digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
         key = digest.hexdigest()[:16]
         if key not in self._golden:
             models, scratch = self._subject.models, self._subject.workspace.scratch

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.tensors.info import is_string
+
 Array = NDArray[Any]
 Values = Mapping[str, Array]
 MOST_TOKENS = 512
@@ -52,6 +54,8 @@ def look(samples: Sequence[Values]) -> Iterator[Looked]:
         numeric = values[0].dtype.kind in "fiub"
         if numeric:
             yield from _of_numbers(name, values)
+        elif is_string(values[0].dtype):
+            yield from _of_strings(name, values)
         for axis in range(min(value.ndim for value in values)):
             sizes = [value.shape[axis] for value in values]
             yield Looked(f"dimension {axis} of '{name}'", name, "length", sizes, more=False)
@@ -110,6 +114,15 @@ def _of_tokens(name: str, values: Sequence[Array]) -> Iterator[Looked]:
             )
 
 
+def _of_strings(name: str, values: Sequence[Array]) -> Iterator[Looked]:
+    """Each string that occurs, as tokens do; and how long they are."""
+    words = [set(map(str, value.reshape(-1).tolist())) for value in values]
+    for word, _ in Counter(word for each in words for word in sorted(each)).most_common(MOST_TOKENS):
+        yield _flag(f"'{word}' in '{name}'", name, "token", [word in each for each in words], more=False)
+    longest = [float(max(map(len, each), default=0)) for each in words]
+    yield Looked(f"the length of the longest string of '{name}'", name, "length", longest)
+
+
 def _place(found: Array) -> float:
     """The first place along the last dimension at which something is found."""
     along = found.reshape(-1, found.shape[-1]).any(axis=0)
@@ -121,7 +134,8 @@ def _more_of_numbers(name: str, values: Sequence[Array]) -> Iterator[Looked]:
     if finite:
         sums = [float(np.sum(value, dtype=np.float64)) for value in values]
         means = [total / value.size for total, value in zip(sums, values, strict=True)]
-        spreads = [float(np.std(value, dtype=np.float64)) for value in values]
+        with np.errstate(over="ignore"):  # squares of doubles past 1e154
+            spreads = [float(np.std(value, dtype=np.float64)) for value in values]
         yield Looked(f"the sum of '{name}'", name, "sum", sums)
         yield Looked(f"the mean of '{name}'", name, "mean", means)
         yield Looked(f"the standard deviation of '{name}'", name, "deviation", spreads)

@@ -20,7 +20,7 @@ from bisect_trt.workflows.freed import free_symbols, target_of
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.samples.common import find_common
 from bisect_trt.workflows.samples.fed import Fed, Values
-from bisect_trt.workflows.samples.smallest import reduce_input
+from bisect_trt.workflows.samples.smallest import not_nothing, reduce_input
 from bisect_trt.workflows.settings import CheckSettings
 
 _SHOWN, _MOST_ALSO = 12, 3
@@ -97,7 +97,7 @@ def _simplest(samples: Sequence[Values], failing: Sequence[int]) -> int:
 
     def weight(number: int) -> tuple[int, int, int]:
         values = samples[number - 1].values()
-        return sum(value.size for value in values), sum(int(value.astype(bool).sum()) for value in values), number
+        return sum(value.size for value in values), sum(int(not_nothing(value).sum()) for value in values), number
 
     return min(failing, key=weight)
 
@@ -185,9 +185,9 @@ def _deliver(
         found.proven, found.why = False, found.why or "what was written and read back was not seen to fail"
     result.status, result.minimality, result.why = "found", "1-minimal" if found.proven else "unproven", found.why
     result.artifacts["minimal_input"] = str(settings.output)
-    before = sum(int(value.astype(bool).sum()) for value in values.values())
+    before = sum(int(not_nothing(value).sum()) for value in values.values())
     kept = found.kept
-    command = _command(investigation, settings, fed)
+    command = _command(investigation, settings, fed, steady=found.steady)
     result.extra["samples"]["minimal_input"] = {
         "file": str(settings.output),
         "sample": number,
@@ -214,7 +214,7 @@ def _deliver(
     )
     if found.why:
         console.answer(f"  {found.why}")
-    console.answer(f"To see it fail: {command}")
+    console.answer(f"To see {'it fail' if found.steady else 'how often it fails'}: {command}")
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type
@@ -222,11 +222,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any t
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) -> str:
-    """What shows the failure with the written input: it was probed so, as the command opens the model."""
+def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed, *, steady: bool) -> str:
+    """What shows the failure with the written input: it was probed so, as the command opens the model; or how often it fails."""
     model, check = str(investigation.subject.settings.path), settings.check
     if check.target is None:
-        return check.how_to("reduce", investigation.subject.settings.path, settings.output, investigation.place_words)
+        name = "reduce" if steady else "repeat"
+        return check.how_to(name, investigation.subject.settings.path, settings.output, investigation.place_words)
     words = [
         *check.target.flags(),
         *investigation.place_words,
@@ -234,6 +235,5 @@ def _command(investigation: Investigation, settings: SamplesSettings, fed: Fed) 
         str(settings.output),
         *check.tolerance.words(),
     ]
-    if fed.free:  # run fixes shapes
-        return shlex.join(["bisect-trt", "diagnose", model, *words])
-    return shlex.join(["bisect-trt", "run", model, *words])
+    name = "diagnose" if fed.free else "run"  # which fixes shapes
+    return shlex.join(["bisect-trt", name if steady else "repeat", model, *words])

@@ -6,8 +6,9 @@ out is zero. That a set is 1-minimal means that no place and no element that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ Part = tuple[str, tuple[int, ...]]
 MOST_QUESTIONS = 400
 _MOST_AGAIN = 16
 """So many elements of the answer are left out once more."""
+_TWICE = 2
+"""The answer is asked about so often once more, and again when it was read back."""
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Smallest:
         values: The input; it was seen to fail.
         proven: Whether it is 1-minimal.
         why: What stands in the way.
+        steady: Whether it failed again, and what was seen to pass did not.
         asked: How many questions that took.
         steps: What was done, in words.
     """
@@ -42,6 +46,7 @@ class Smallest:
     values: Values
     proven: bool = True
     why: str | None = None
+    steady: bool = True
     asked: int = 0
     steps: list[str] = field(default_factory=list)
 
@@ -51,7 +56,7 @@ class Smallest:
         return [
             (name, tuple(int(place) for place in index))
             for name, value in self.values.items()
-            for index in np.argwhere(value.astype(bool))
+            for index in np.argwhere(not_nothing(value))
         ]
 
 
@@ -91,7 +96,7 @@ class _Run:
     def shorten(self, symbols: Mapping[str, Sequence[tuple[str, int]]]) -> bool:
         """Leave out places along each free dimension; whether any went."""
         before = {name: value.shape for name, value in self._found.values.items()}
-        for symbol, places in symbols.items():
+        for symbol, places in chain(symbols.items(), self._alike(symbols)):  # the latter once these are done
             values = self._found.values
             size = values[places[0][0]].shape[places[0][1]]
 
@@ -104,6 +109,15 @@ class _Run:
             if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
                 self._search(range(size), build, f"places along {symbol}", least=1)
         return before != {name: value.shape for name, value in self._found.values.items()}
+
+    def _alike(self, symbols: Mapping[str, Sequence[tuple[str, int]]]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+        """Dimensions of one size under several names, by all of these: inputs may have to fit each other."""
+        by_size: dict[int, list[str]] = {}
+        for symbol, ((name, axis), *_) in symbols.items():
+            by_size.setdefault(self._found.values[name].shape[axis], []).append(symbol)
+        for together in by_size.values():
+            if len(together) > 1:
+                yield " and ".join(together), [place for symbol in together for place in symbols[symbol]]
 
     def zero(self) -> None:
         """Make parts zero: whole inputs, then their slices, then slices of those, down to elements."""
@@ -159,7 +173,8 @@ class _Run:
         """Ask again what the proof rests on: a failure that comes and goes is none of the input alone."""
         found, whole = self._found, self._found.values
         doubt = "the input that failed passed when it was asked again"
-        if found.proven and self._probe(whole, "the smallest input", again=True) is Verdict.FAIL:
+        asked = (self._probe(whole, "the smallest input", again=True) for _ in range(_TWICE))
+        if found.proven and all(verdict is Verdict.FAIL for verdict in asked):
             doubt = "without one of these elements it passed, and failed when it was asked again"
             for name, index in found.kept[:_MOST_AGAIN]:
                 less = {**whole, name: whole[name].copy()}
@@ -169,12 +184,24 @@ class _Run:
             else:
                 return
         if found.proven:
-            found.proven, found.why = False, f"the failure comes and goes: {doubt}; `bisect-trt repeat` says how often"
+            found.proven, found.steady, found.why = (
+                False,
+                False,
+                f"the failure comes and goes: {doubt}; `bisect-trt repeat` says how often",
+            )
 
     def _probe(self, values: Values, title: str, *, again: bool = False) -> Verdict:
         if self._fed.refused(values) is not None:
             return Verdict.UNRESOLVED
         return self._investigation.prober.probe(self._fed.candidate(values, title), again=again).verdict
+
+
+def not_nothing(value: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which elements are neither zero nor an empty string; -0.0 is not zero, for kernels tell them apart."""
+    if is_string(value.dtype):
+        return np.asarray(value != "", bool)
+    used = value.astype(bool)
+    return used | np.signbit(value) if value.dtype.kind == "f" else used
 
 
 def _nothing_like(value: NDArray[Any]) -> NDArray[Any]:
@@ -193,7 +220,7 @@ def _parts(values: Values, level: int) -> list[Part]:
     """The parts at so many indices that are not all zero."""
     found: list[Part] = []
     for name, value in values.items():
-        used = value.astype(bool)
+        used = not_nothing(value)
         depth = min(level, value.ndim)
         flat = used.reshape(*used.shape[:depth], -1).any(axis=-1) if used.size else np.zeros(used.shape[:depth], bool)
         found += [(name, tuple(int(place) for place in index)) for index in np.argwhere(flat)]

@@ -15,13 +15,7 @@ Constant = Callable[[str], Any]
 
 
 def decomposed_patterns(network: Network, attribute: Attribute, constant: Constant) -> dict[int, str]:
-    """What each member of a decomposed pattern is a part of, by node number, in words.
-
-    Args:
-        network: The model.
-        attribute: The value of a node's attribute, or ``None``.
-        constant: The values of a weight, or ``None``.
-    """
+    """What each member of a decomposed pattern is a part of, by node number, in words."""
     reader = _Reader(network, attribute, constant)
     found: dict[int, str] = {}
     for index, node in enumerate(network.nodes):

@@ -153,11 +153,6 @@ def _run(facts: Facts, nodes: Sequence[int]) -> dict[str, OwnError]:
 def isolated_model(facts: Facts, nodes: Sequence[int], wanted: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A model in which no node reads what another makes.
 
-    Args:
-        facts: The model.
-        nodes: Which of its nodes.
-        wanted: The tensors that become outputs.
-
     Returns:
         The model, and for each of its inputs the tensor whose value it is fed.
     """

@@ -32,9 +32,6 @@ class SweepSettings:
     def check_shapes(self, fixed: Collection[str]) -> None:
         """Find mistakes before anything else is done.
 
-        Args:
-            fixed: The inputs whose shapes are given elsewhere.
-
         Raises:
             UsageError: No dimension has several sizes, an input is named twice, or its shape is given in two places.
         """
@@ -57,11 +54,13 @@ class Dimension:
         name: As the model calls it, or the user; else the input and its number.
         sizes: What it is tried at, in order.
         places: Where it is.
+        step: What lies between the sizes that the model takes, where it takes no others.
     """
 
     name: str
     sizes: tuple[int, ...]
     places: tuple[Place, ...]
+    step: int | None = None
 
 
 def first_shapes(settings: SweepSettings, model: ModelSettings) -> dict[str, tuple[int, ...]]:

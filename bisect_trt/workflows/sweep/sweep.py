@@ -25,6 +25,7 @@ from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
 from bisect_trt.workflows.sweep.sized import Sized
+from bisect_trt.workflows.sweep.taken import below, strided
 from bisect_trt.workflows.sweep.telling import draw, sentence
 
 MOST_STEPS = 64
@@ -44,9 +45,8 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
         UnavailableError: The reference runs none.
         UsageError: The dimensions do not fit the model.
     """
-    subject, console, result = investigation.subject, investigation.console, investigation.result
-    swept = dimensions(subject, settings)
-    sized = Sized(investigation, settings.check.target, swept)
+    console, result = investigation.console, investigation.result
+    swept, sized = _opened(investigation, settings)
     number = prod(len(each.sizes) for each in swept)
     said = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
     whose = "the check fail" if settings.check.target is None else "the target go wrong"
@@ -76,7 +76,7 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     for line in draw(told):
         console.answer(line)
     result.status = "found"
-    below = _below(swept, smallest)
+    below = _below(swept, smallest, sized)
     unsure = [point for point in below if seen.get(point) is not Verdict.PASS]
     result.minimality = "unproven" if unsure else "1-minimal"
     if unsure:
@@ -87,6 +87,19 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
         result.why = f"the failure comes and goes: {unsteady}, so that it is not of a size alone"
     _leave(investigation, settings, sized, swept, smallest, steady=unsteady is None)
     return result
+
+
+def _opened(investigation: Investigation, settings: SweepSettings) -> tuple[list[Dimension], Sized]:
+    """What is swept, without the sizes that the model takes none of where not all can be tried."""
+    swept, target = dimensions(investigation.subject, settings), settings.check.target
+    sized = Sized(investigation, target, swept)
+    if prod(len(each.sizes) for each in swept) <= settings.tries:
+        return swept, sized
+    taken = strided(swept, lambda point: sized.refused(point) is None)
+    for each in (each for each in taken if each.step is not None):
+        said = ", ".join(map(str, each.sizes[:3]))
+        investigation.console.say(f"  the model takes {each.name} in steps of {each.step}: {said}, ...")
+    return taken, sized if taken == swept else Sized(investigation, target, taken)
 
 
 def _again(
@@ -131,19 +144,19 @@ def _search(
             return seen[point]
 
         sweep_points(axes, at, marks, most)
-        _go_down(swept, at, seen)
+        _go_down(swept, at, seen, sized)
 
     investigation.prober.search(
         over_units(Verdict.FAIL, story), lambda units: sized.candidate(nth(axes, next(iter(units))))
     )
 
 
-def _go_down(swept: Sequence[Dimension], at: AskSize, seen: Mapping[Point, Verdict]) -> None:
+def _go_down(swept: Sequence[Dimension], at: AskSize, seen: Mapping[Point, Verdict], sized: Sized) -> None:
     """From the smallest point that fails to the next smaller ones, until each of those passes."""
     for _ in range(MOST_STEPS):
         smallest = _smallest(seen)
         if smallest is None or not any(
-            at(point) is Verdict.FAIL for point in _below(swept, smallest) if point not in seen
+            at(point) is Verdict.FAIL for point in _below(swept, smallest, sized) if point not in seen
         ):
             return
 
@@ -153,14 +166,8 @@ def _smallest(seen: Mapping[Point, Verdict]) -> Point | None:
     return min(failing, key=lambda point: (prod(point), point), default=None)
 
 
-def _below(swept: Sequence[Dimension], point: Point) -> list[Point]:
-    """The points with the next smaller size of one dimension."""
-    found = []
-    for place, (each, size) in enumerate(zip(swept, point, strict=True)):
-        number = each.sizes.index(size)
-        if number:
-            found.append((*point[:place], each.sizes[number - 1], *point[place + 1 :]))
-    return found
+def _below(swept: Sequence[Dimension], point: Point, sized: Sized) -> list[Point]:
+    return below(swept, point, lambda other: sized.refused(other) is None)
 
 
 def _number(axes: Sequence[Sequence[int]], point: Point) -> int:
@@ -226,7 +233,7 @@ def _relation(swept: Sequence[Dimension], found: Guess, seen: Mapping[Point, Ver
         ],
         "obeyed_by": sum(verdict is not Verdict.UNRESOLVED for verdict in seen.values()),
         "foretold": found.fresh,
-        "sure": not found.others and found.fresh >= FRESH,
+        "sure": prod(len(each.sizes) for each in swept) == len(seen) or (not found.others and found.fresh >= FRESH),
         "others": [each.said(names) for each in found.others],
     }
 
@@ -259,6 +266,7 @@ def _dimension(
         "sizes": len(each.sizes),
         "low": each.sizes[0],
         "high": each.sizes[-1],
+        "step": each.step,
         "at": {other.name: size for other, size in zip(swept, base, strict=True) if other is not each},
         "tried": sorted(line),
         "fail": by_verdict[Verdict.FAIL],

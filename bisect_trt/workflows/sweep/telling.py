@@ -19,6 +19,8 @@ _WORDS = {"PASS": "pass", "FAIL": "FAIL", "UNRESOLVED": "not known"}
 def sentence(told: Json) -> str:
     """Which sizes fail, as far as they were tried."""
     tried = f"tried {told['tried']} of {told['of']} sizes"
+    steps = [f"{each['name']} in steps of {each['step']}" for each in told["dimensions"] if each["step"]]
+    tried += f" that the model takes ({', '.join(steps)})" if steps else ""
     limit = "" if told["exhaustive"] else "; of a size that was not tried nothing is known but its neighbours"
     if told["smallest_failing"] is None:
         return f"{tried}{limit}."

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.shapes import fix_input_shapes, input_infos
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.tensors.fresh import FreshSamples
+from bisect_trt.tensors.stats import is_finite
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.rounds import table_sizes
 from bisect_trt.workflows.settings import CheckSettings
@@ -93,7 +92,6 @@ class Prover:
     check: CheckSettings
     samples: int
     timed: bool
-    _made: dict[str, Any] = field(default_factory=dict)
 
     @property
     def target(self) -> TargetSettings:
@@ -133,7 +131,7 @@ class Prover:
             inputs = law.draw(number)
             name = f"fresh-{number}"
             golden = subject.models.run(name, subject.network.proto, inputs)
-            if isinstance(golden, Failed) or not all(map(_is_finite, golden.values())):
+            if isinstance(golden, Failed) or not all(map(is_finite, golden.values())):
                 continue
             known = {each: golden[each] for each in subject.network.outputs if each in golden}
             made.append(Sample(subject.models.feed(f"{name}.in", inputs), subject.models.feed(f"{name}.golden", known)))
@@ -190,18 +188,3 @@ class Prover:
             fresh=(measured.samples, measured.passed),
             why=why,
         )
-
-
-def _is_finite(values: NDArray[Any]) -> bool:
-    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
-
-
-def error_of(comparison: TensorComparison) -> float:
-    """The largest error of a tensor, in units of its tolerance; infinite for NaN, Inf and other shapes on one side."""
-    if not comparison.passed:
-        return comparison.severity
-    worst = comparison.worst
-    if worst is None or comparison.atol is None or isinstance(worst.reference, str):
-        return 0.0
-    allowed = comparison.atol + (comparison.rtol or 0.0) * abs(worst.reference)
-    return worst.error / allowed if allowed > 0 and math.isfinite(worst.error) else 0.0

@@ -1,28 +1,33 @@
-"""The ways around a failure that change the model: fusion barriers, and equivalent forms of the culprit."""
+"""The ways around a failure: a switch of the target that the search for the cause found, fusion barriers, equivalent forms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from bisect_trt.errors import first_few, quoted
+from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.graph.barrier import can_bar, with_barriers
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
 from bisect_trt.graph.save import save_model
 from bisect_trt.probing.candidate import Candidate
-from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
+from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.subject import Subject
+from bisect_trt.workflows.switched import make_panel
 from bisect_trt.workflows.workaround.proof import Prover, Way
 
 _SHOWN = 3
 _MOST_BARRIERS = 20
 """More than that nobody wants in a model."""
+_MOST_SWITCHES = 3
+_PRECISION = "precision"
+"""Without its low precision a target is another one: that is no way around, but all of it in fp32."""
 Change = Callable[[Network], onnx.ModelProto]
 """Makes the patched form of a model, of the search's or of the user's file: their nodes are the same."""
 
@@ -97,27 +102,15 @@ def _fewest(
     subject: Subject,
     most: int,
 ) -> Minimum | None:
-    everything = frozenset(range(len(names)))
-
-    def story(ask: Ask) -> Minimum | None:
-        return find_keep(sorted(everything), ask, most=most) if ask(everything) is Verdict.PASS else None
-
     def candidate(units: Subset) -> Candidate:
         some = [names[place] for place in sorted(units)]
         return prover.candidate(change(subject, some)(subject.network), f"{len(some)} of {len(names)} barriers")
 
-    return prover.investigation.prober.search(over_units(Verdict.PASS, story), candidate)
+    return prover.investigation.prober.search(keep_if_enough(len(names), most), candidate)
 
 
 def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
-    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found.
-
-    Args:
-        prover: Proves it.
-        culprit: What the pattern has to touch.
-        output: Where the model goes.
-        most: How many forms may be tried.
-    """
+    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found."""
     subject = prover.investigation.subject
     view = View(_as_written(subject))
     names = [name for name in RULES if RULES[name].ranges or not culprit.ranged]
@@ -175,3 +168,45 @@ def prove_written(prover: Prover, way: Way, change: Change, output: Path) -> Way
     subject = prover.investigation.subject
     save_model(change(_as_written(subject)), subject.settings.weights, output)
     return prover.prove(way, prover.read_back(output, f"{output.name}, read back"))
+
+
+def turn(prover: Prover) -> list[Way]:
+    """The alternatives that were found for the cause, the whole model on each run on fresh inputs."""
+    detail = prover.investigation.result.extra.get("cause_detail")
+    entries = [] if detail is None else detail["alternatives"]
+    kinds = [{name.partition(":")[0] for name in entry["switches"]} for entry in entries]
+    usable = [entry for entry, some in zip(entries, kinds, strict=True) if some != {_PRECISION}]
+    return [_proven(prover, entry) for entry in usable[:_MOST_SWITCHES]]
+
+
+def _proven(prover: Prover, entry: Mapping[str, Any]) -> Way:
+    names = " and ".join(entry["switches"])
+    line = "\n".join(entry["code"]) if entry["code"] and entry["code_ran"] is True else None
+    way = {
+        "kind": "switch",
+        "what": f"{names}, with {entry['turned']}",
+        "line": line,
+        "latency_ms": entry["latency_ms"],
+    }
+    if not entry["whole"]:
+        return Way(**way, passes=False, why="the minimal case passes with it, and the whole model does not")
+    subject = prover.investigation.subject
+    try:
+        panel = make_panel(prover.investigation, prover.target, subject.original, frozenset())
+    except BisectError as error:
+        return Way(**way, passes=True, why=f"not run on fresh inputs: {error}")
+    units = frozenset(unit for unit, switch in enumerate(panel.switches) if switch.name in entry["switches"])
+    measured = (
+        prover.measure(subject.network.proto, panel.turned(units)) if len(units) == len(entry["switches"]) else None
+    )
+    if measured is None:
+        return Way(**way, passes=True, why="not run on fresh inputs")
+    held = f"held on {measured.passed} of {measured.samples} fresh inputs"
+    passes = measured.passed == measured.samples
+    return Way(
+        **{**way, "latency_ms": measured.latency_ms},
+        passes=passes,
+        worst_error=measured.worst_error,
+        fresh=(measured.samples, measured.passed),
+        why=held if passes else f"{held}: {measured.why}",
+    )

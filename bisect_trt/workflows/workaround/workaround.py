@@ -20,8 +20,7 @@ from bisect_trt.workflows.precision.fix import MIXED
 from bisect_trt.workflows.precision.validation import in_tolerances
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.workaround.proof import Prover, Way
-from bisect_trt.workflows.workaround.switches import turn
-from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite
+from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite, turn
 
 PATCHED = "patched.onnx"
 _IN_A_DIAGNOSIS, _FRESH_IN_A_DIAGNOSIS = 8, 4
@@ -62,14 +61,7 @@ def beside(output: Path) -> Path:
 
 
 def work_around(investigation: Investigation, settings: WorkaroundSettings, case: Case, fault: Fault) -> list[Way]:
-    """Look for ways around a failure whose minimal case is known; they are told, and put into the result.
-
-    Args:
-        investigation: Found the case.
-        settings: How to look.
-        case: The minimal case.
-        fault: Whose fault it is.
-    """
+    """Look for ways around a failure whose minimal case is known; they are told, and put into the result."""
     subject, console = investigation.subject, investigation.console
     # How long an emulation takes says little, and a diagnosis does not wait for it.
     prover = Prover(

@@ -24,6 +24,7 @@ from bisect_trt.targets.trt.knobs import (
     ENUMS,
     NoSuch,
     calibrator_base,
+    forget_int8,
     lift,
     make_context,
     missed,
@@ -465,3 +466,45 @@ def test_each_switch_is_said_as_code_and_as_options() -> None:
         assert snippet is not None
         assert snippet != plain or switch.name.startswith("preview"), switch.name
         assert now.flags() != settings.flags(), switch.name
+
+
+@pytest.mark.parametrize("version", [OLD, WEAK])
+@pytest.mark.parametrize(
+    ("kinds", "calibrator", "stays"),
+    [
+        (("QUANTIZE", "DEQUANTIZE", "CONVOLUTION"), None, True),
+        (("DEQUANTIZE", "CONVOLUTION"), None, True),
+        (("CONVOLUTION",), None, False),
+        (("CONVOLUTION",), "one", True),
+        ((), None, False),
+    ],
+)
+def test_int8_stays_where_something_is_quantized_or_ranges_are_given(
+    version: str, kinds: tuple[str, ...], calibrator: str | None, stays: bool
+) -> None:
+    """TensorRT 8.6 refused a model whose pairs had all been taken out: "no scaling factors detected"."""
+    trt = make_module(version)
+    layers = [StandIn(version, "ILayer", {"type": trt.LayerType[kind]}) for kind in kinds]
+    network = StandIn(version, "INetworkDefinition", {"num_layers": len(layers), "get_layer": layers.__getitem__})
+    asked = {"get_flag": lambda flag: flag is trt.BuilderFlag.INT8, "int8_calibrator": calibrator}
+    config = StandIn(version, "IBuilderConfig", asked)
+    forget_int8(trt, config, network)
+    assert config.calls == ([] if stays else [("clear_flag", trt.BuilderFlag.INT8)])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_int8_that_is_not_asked_for_is_not_looked_for(version: str) -> None:
+    config = StandIn(version, "IBuilderConfig", {"get_flag": lambda _: False})
+    forget_int8(make_module(version), config, StandIn(version, "INetworkDefinition"))
+    assert config.calls == []
+
+
+def test_int8_without_ranges_is_refused_in_a_sentence() -> None:
+    plain, quantized = {"Conv", "Relu"}, {"Conv", "DequantizeLinear"}
+    target = trt_target("int8")
+    with pytest.raises(UsageError, match="no QuantizeLinear or DequantizeLinear node, and no ranges are given"):
+        target.target.check_model(target, plain)
+    target.target.check_model(target, quantized)
+    target.target.check_model(trt_target("fp16"), plain)
+    for known in ({"calibration_data": ("x.npz",)}, {"calibration_cache": "c"}, {"load_engine": "m.engine"}):
+        target.target.check_model(trt_target("int8", **known), plain)

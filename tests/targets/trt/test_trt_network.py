@@ -24,13 +24,16 @@ from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
 from bisect_trt.graph.lower import first_output, lower_fp16
+from bisect_trt.targets.base import Minimal
+from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.trt.build import TensorRtRuntime
+from bisect_trt.targets.trt.config import check_settings, make_config
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers
+from bisect_trt.targets.trt.options import layer_type
 from bisect_trt.targets.trt.parse import (
     free_dimensions,
     freeze,
-    load_proto,
     name_nodes,
     output_types,
     parse,
@@ -198,6 +201,45 @@ def test_kept_nodes_run_in_fp32_all_but_what_is_no_float_of_their_own(version: s
         held = each.values["name"] in told
         assert (each.values.get("precision") == tensorrt.trt.DataType.FLOAT) is held
         assert (("set_output_type", 0, tensorrt.trt.DataType.FLOAT) in each.calls) is held
+
+
+@pytest.mark.parametrize("version", [OLD, WEAK])
+def test_layers_run_in_the_types_that_are_given_by_their_names(version: str) -> None:
+    tensorrt, given_types = make_tensorrt(version), (("/n/Pow", "int8"), ("two", "fp16"), ("gone", "fp32"))
+    settings = trt_target("fp16", layer_precisions=given_types)
+    check_settings(settings, tensorrt)
+    model, network_, layers = norm(version)
+    assert constrain(network_, model, settings, tensorrt) == ["two", "/n/Pow"]
+    types = tensorrt.trt.DataType
+    told = {each.values["name"]: each.values["precision"] for each in layers if "precision" in each.values}
+    assert told == {"two": types.HALF, "/n/Pow": types.INT8}
+    flags = [call[1].name for call in make_config(settings, tensorrt).calls if call[0] == "set_flag"]
+    assert "OBEY_PRECISION_CONSTRAINTS" in flags
+    polygraphys, trtexecs = (
+        settings.target.said_to(tool, settings, Minimal("m.onnx")) for tool in ("polygraphy", "trtexec")
+    )
+    assert isinstance(polygraphys, list)
+    assert polygraphys[-3:] == ["/n/Pow:int8", "two:float16", "gone:float32"]
+    assert isinstance(trtexecs, list)
+    assert trtexecs[-1] == "--layerPrecisions=/n/Pow:int8,two:fp16,gone:fp32"
+
+
+def test_layers_have_no_types_of_their_own_where_the_graph_has_them() -> None:
+    named = (("/n/Pow", "fp32"),)
+    for version, own in ((STRONG, {}), (WEAK, {"strongly_typed": True}), (OLD, {"lowering": "cast"})):
+        with pytest.raises(UsageError, match="--layer-precisions is about types that TensorRT chooses"):
+            check_settings(trt_target("fp16", layer_precisions=named, **own), make_tensorrt(version))
+    with pytest.raises(UsageError, match=r"--layer-precisions: this is TensorRT 8.6.0, which has no 'BF16'"):
+        check_settings(trt_target("fp16", layer_precisions=(("/n/Pow", "bf16"),)), make_tensorrt(OLD))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"), [("float32", "fp32"), ("FLOAT", "fp32"), ("half", "fp16"), ("bfloat16", "bf16"), ("int8", "int8")]
+)
+def test_types_of_layers_have_polygraphys_words_too(said: str, kind: str) -> None:
+    assert layer_type(said) == kind
+    with pytest.raises(ValueError, match="one of fp32, fp16, bf16, int8, int32"):
+        layer_type("float8")
 
 
 def test_nothing_is_told_where_nothing_is_kept_or_the_graph_has_the_types() -> None:

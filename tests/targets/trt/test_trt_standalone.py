@@ -27,6 +27,7 @@ from bisect_trt.targets.trt.settings import TrtSettings
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "precision_constraints": st.sampled_from(["none", "prefer", "obey"]),
     "lowering": st.sampled_from([None, "cast", "layer"]),
+    "layer_precisions": st.sampled_from([(), (("/n/Pow", "fp16"), ("gone", "int8")), (("two", "bf16"),)]),
     "pool_limits": st.sampled_from([(), (("workspace", 1 << 30), ("TACTIC_DRAM", 7))]),
     "tactic_sources": st.sampled_from([None, (), ("cublas", "CUDNN")]),
     "builder_optimization_level": st.sampled_from([None, 0, 5]),

@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 from bisect_trt.options.choices import ErrorStat
 from bisect_trt.tensors.compare_numbers import compare_numbers
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.rethreshold import would_pass
 from bisect_trt.tensors.tolerance import ResolvedTolerance
+from bisect_trt.workflows.rethreshold import would_pass
 
 ARRAYS = hnp.arrays(np.float32, 6, elements=st.floats(-1e3, 1e3, width=32))
 ODD = hnp.arrays(np.float32, 6, elements=st.floats(width=32))
