@@ -92,7 +92,7 @@ def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: b
         for number, (sample, labels) in enumerate(list(given) if whole else given):
             inputs, beside = _without_labels(infos, sample)
             yield (
-                validate_sample(infos, inputs, f"Sample {number} of {script}"),
+                validate_sample(infos, of_width(infos, inputs), f"Sample {number} of {script}"),
                 beside if labels is None else labels,
             )
     elif options.load_inputs:
@@ -125,7 +125,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
 
     Returns:
         The values in the order of ``infos``. Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values,
-        have become what the model expects; so have floats and integers of another width that it has too.
+        have become what the model expects.
 
     Raises:
         UsageError: If inputs are missing or unknown, or differ in shape or type; it names every one of them.
@@ -141,7 +141,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[An
     checked = {}
     for name, info in expected.items():
         if name in sample:
-            checked[name] = values = _of_width(_from_raw_bytes(sample[name], info.dtype), info.dtype)
+            checked[name] = values = _from_raw_bytes(sample[name], info.dtype)
             problems += _misfit(info, values)
     if problems:
         raise UsageError(f"{source} does not fit the model: {'; '.join(problems)}")
@@ -178,8 +178,16 @@ def _from_raw_bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
 
 
-def _of_width(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The same numbers in another width, where they fit: NumPy makes float64 and int64 of whatever a script does not say."""
+def of_width(infos: Sequence[TensorInfo], sample: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """A script's values in the width of the model's inputs, where the numbers fit; all else as it is.
+
+    NumPy makes float64 and int64 of whatever a script does not say; what lies in a file was meant as it is.
+    """
+    types = {info.name: info.dtype for info in infos}
+    return {name: _as_wide(values, types.get(name, values.dtype)) for name, values in sample.items()}
+
+
+def _as_wide(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     kinds = {values.dtype.kind, dtype.kind}
     if values.dtype == dtype or not (kinds == {"f"} or kinds <= {"i", "u"}):
         return values

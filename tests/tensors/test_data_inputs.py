@@ -16,7 +16,7 @@ from support import read_options
 from bisect_trt.errors import UsageError
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import DataOptions, make_inputs, validate_sample
+from bisect_trt.tensors.inputs import DataOptions, make_inputs, of_width, validate_sample
 from bisect_trt.tensors.npz import save_npz
 
 NAMES = st.text(min_size=1) | st.sampled_from(["a:b", "x[0]", "[1,2]", "serving_default:0"])
@@ -157,7 +157,7 @@ def test_free_dimensions_take_any_size(sizes: list[int], data: st.DataObject) ->
 )
 def test_numbers_of_another_width_become_what_the_model_takes(given: str, wanted: str) -> None:
     values = np.array([0, 1, 127], given)
-    made = validate_sample([info("x", wanted, (3,))], {"x": values}, "here")["x"]
+    made = of_width([info("x", wanted, (3,))], {"x": values})["x"]
     assert made.dtype == wanted
     assert np.array_equal(made, values)
 
@@ -174,13 +174,14 @@ def test_numbers_of_another_width_become_what_the_model_takes(given: str, wanted
     ],
 )
 def test_numbers_that_a_type_does_not_have_are_refused(values: NDArray[Any], wanted: str) -> None:
+    infos = [info("x", wanted, (1,))]
     with pytest.raises(UsageError, match=f"'x' is {values.dtype} and must be {wanted}"):
-        validate_sample([info("x", wanted, (1,))], {"x": values}, "here")
+        validate_sample(infos, of_width(infos, {"x": values}), "here")
 
 
 def test_what_is_neither_number_nor_infinite_stays_so() -> None:
     values = np.array([np.nan, np.inf, 1.5])
-    made = validate_sample([info("x", shape=(3,))], {"x": values}, "here")["x"]
+    made = of_width([info("x", shape=(3,))], {"x": values})["x"]
     assert np.array_equal(made, values, equal_nan=True)
 
 
