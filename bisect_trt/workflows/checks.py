@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.engine_check import EngineCheck
@@ -56,7 +57,7 @@ def require_fit(subject: Subject, target: TargetSettings) -> None:
         UsageError: As there, or it does not.
     """
     require_target(subject, target)
-    target.target.check_model(target, {node.op_type for node in subject.network.nodes})
+    target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
 
 
 def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
