@@ -82,7 +82,7 @@ class Passing(LiveView):
 
     looks = 0
 
-    @property  # type: ignore[override]  # as a search sets it, from another thread
+    @property  # as a search sets it, from another thread
     def _ahead(self) -> Ahead | None:
         self.looks += 1
         return Ahead(5, best="3 of 6 units") if self.looks % 2 else None
