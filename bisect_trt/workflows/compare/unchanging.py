@@ -100,7 +100,7 @@ def _batch_trials(
     """What has to hold of the rows of a batch, if those dimensions of inputs are it."""
     free = bool(axes) and not all(isinstance(declared[name][axis], int) for name, axis in axes.items())
     rows = max([sample[name].shape[axis] for name, axis in axes.items()], default=0)
-    what = (
+    what: tuple[str, ...] = (
         "the same row at every place of a batch",
         "the rows of a batch in another order",
         "a batch beside its rows one by one",
