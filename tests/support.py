@@ -204,8 +204,13 @@ def overflowing_products(path: Path) -> Path:
     return path
 
 
-def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int]) -> Path:
-    """Convolutions, each with a Tanh behind it, of so many channels and such kernels; ``x`` and the output are of ``shape``."""
+def chained_convolutions(
+    path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int], *, bare: bool = False
+) -> Path:
+    """Convolutions of so many channels and such kernels, each with a Tanh behind it unless they are ``bare``.
+
+    ``x`` and the output are of ``shape``.
+    """
     values = np.random.default_rng(0)
     nodes, weights, tensor, channels = [], [], "x", shape[1]
     for place, (width, kernel) in enumerate(layers):
@@ -213,8 +218,10 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
         weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
         pads = [kernel // 2] * 4
         nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
+        tensor, channels = f"c{place}", width
+        if not bare:
+            nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
+            tensor = f"t{place}"
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
     graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
