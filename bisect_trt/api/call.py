@@ -27,7 +27,7 @@ from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.probing.times import account, whole
-from bisect_trt.probing.workers.pool import keep_spare
+from bisect_trt.probing.workers.spare import keep_spare
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, QuietConsole
 from bisect_trt.reporting.notebook import NotebookConsole, notebook

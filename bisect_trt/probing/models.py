@@ -15,8 +15,9 @@ from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY
 from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
 from bisect_trt.probing.times import spending
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import Cancel
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.npz import load_npz, save_npz

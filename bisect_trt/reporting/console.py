@@ -26,9 +26,7 @@ from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
-    from rich.console import Console as RichConsole
-
-    from bisect_trt.reporting.live import LiveView
+    from bisect_trt.reporting.live import LiveView, Screen
 
 Item = TypeVar("Item")
 IN_JSON = " (--json lists them)"
@@ -146,11 +144,11 @@ class _Printer:
         self._stderr = stderr
 
     @cached_property
-    def rich(self) -> RichConsole:
-        """Names are a stranger's text, so no ``:word:`` of theirs is an emoji."""
-        from rich.console import Console as RichConsole  # noqa: PLC0415 - as the class says
+    def rich(self) -> Screen:
+        """The terminal."""
+        from bisect_trt.reporting.live import Screen  # noqa: PLC0415 - as the class says
 
-        return RichConsole(stderr=self._stderr, highlight=False, soft_wrap=True, emoji=False)
+        return Screen(stderr=self._stderr)
 
     @property
     def _stream(self) -> TextIO | None:

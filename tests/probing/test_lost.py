@@ -26,7 +26,9 @@ from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.outcome import LOST, Ending
 from bisect_trt.probing.protocol import Collect, Done
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.spare import end_spare
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings

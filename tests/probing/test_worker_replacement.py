@@ -20,10 +20,12 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Collect, Done, Failed
-from bisect_trt.probing.workers import pool as pool_module
 from bisect_trt.probing.workers import resources as devices
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers import worker as worker_module
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import default_workers, visible_gpus
+from bisect_trt.probing.workers.spare import end_spare
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -157,7 +159,7 @@ def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None
 def test_a_worker_that_leaks_is_replaced_once_it_has_grown_too_much(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, command: str, limit: int
 ) -> None:
-    monkeypatch.setattr(pool_module, "GROWTH_LIMIT", limit)
+    monkeypatch.setattr(worker_module, "GROWTH_LIMIT", limit)
     pool = make_pool()
     # What the first two answers take is what a worker needs.
     first = pool.process(command)

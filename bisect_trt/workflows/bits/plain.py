@@ -17,7 +17,7 @@ from bisect_trt.graph.externals import external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.nodes import held
-from bisect_trt.graph.qdq import Group, is_dequantize, is_quantize
+from bisect_trt.graph.qdq import Group, has_quantized
 from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.protocol import Failed
@@ -105,7 +105,7 @@ def _original(subject: Subject, path: Path) -> Network:
     if external_files(proto):
         load_external_data_for_model(proto, str(path.parent))
     network = Network(proto)
-    if any(is_quantize(node) or is_dequantize(node) for node in network.nodes):
+    if has_quantized(proto):
         raise UsageError(f"--reference: {path} is quantized itself; give the model from before quantization.")
     own = subject.network
     for what, mine, theirs in (

@@ -75,10 +75,9 @@ def tell_bits(task: Task, told: Told) -> None:
     if told.refit is not None and told.refit.passed:
         console.answer(f"  or leave all of it quantized, with scales that fit: {told.refit.path} passes too:")
         for each in extra["refit"]["scales"][:SHOWN]:
-            zero = "" if each["zero_point"] is None else f", zero point {_short(each['zero_point_to'])}"
-            was = f"{_short(each['from'])}" + (
-                "" if each["zero_point"] is None else f", {_short(each['zero_point_from'])}"
-            )
+            named = each["zero_point"] is not None or each["zero_point_to"] != each["zero_point_from"]
+            zero = f", zero point {_short(each['zero_point_to'])}" if named else ""
+            was = f"{_short(each['from'])}" + (f", {_short(each['zero_point_from'])}" if named else "")
             console.answer(f"    '{each['scale']}' = {_short(each['to'])}{zero} (was {was})")
     _tell_costs(told, console)
     _tell_latency(extra["latency_ms"] or {}, console)
