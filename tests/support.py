@@ -203,8 +203,13 @@ def overflowing_products(path: Path) -> Path:
     return path
 
 
-def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int]) -> Path:
-    """Convolutions, each with a Tanh behind it, of so many channels and such kernels; ``x`` and the output are of ``shape``."""
+def chained_convolutions(
+    path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int], *, bare: bool = False
+) -> Path:
+    """Convolutions of so many channels and such kernels, each with a Tanh behind it unless they are ``bare``.
+
+    ``x`` and the output are of ``shape``.
+    """
     values = np.random.default_rng(0)
     nodes, weights, tensor, channels = [], [], "x", shape[1]
     for place, (width, kernel) in enumerate(layers):
@@ -212,8 +217,10 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
         weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
         pads = [kernel // 2] * 4
         nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
+        tensor, channels = f"c{place}", width
+        if not bare:
+            nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
+            tensor = f"t{place}"
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
     graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
@@ -275,6 +282,23 @@ def read_json(path: Path) -> dict[str, Any]:
 def node_names(path: Path) -> list[str]:
     """The names of the nodes of a model."""
     return [node.name for node in onnx.load(str(path)).graph.node]
+
+
+def guard_of(driver: int) -> int:
+    """The process that ends what a driver has started, if the driver itself is ended."""
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+    (guard,) = (int(pid) for pid in children if b"select.select" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return guard
+
+
+def holds_lock(pid: int) -> bool:
+    """Whether a process holds a lock, as far as the system says who does. Source: proc_locks(5)."""
+    return f" {pid} " in Path("/proc/locks").read_text()
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Whether a process waits for one."""
+    return any(line.split()[1] == "->" and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def gone(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -202,8 +203,10 @@ class Killer:
                 time.sleep(0.01)
             workers = self._workers()
             if workers and driver.poll() is None:
-                self.killed.append(self._choose(workers))
-                os.kill(self.killed[-1], self._choose([signal.SIGKILL, signal.SIGTERM]))
+                victim, how = self._choose(workers), self._choose([signal.SIGKILL, signal.SIGTERM])
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself since it was seen
+                    os.kill(victim, how)
+                    self.killed.append(victim)
 
     def _workers(self) -> list[int]:
         found = []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,12 @@ class Pool:
         self.pool = WorkerPool(folder, gpus, fresh_process=fresh_process)
         self._folder = folder
         self._ran = ran
-        self._count = 0
+        self._numbers = count()
         np.savez(folder / "in.npz")
 
     def request(self, command: str) -> Collect:
-        self._count += 1
-        model, to = self._folder / f"{self._count}.model", self._folder / f"{self._count}.npz"
+        number = next(self._numbers)
+        model, to = self._folder / f"{number}.model", self._folder / f"{number}.npz"
         model.write_text(command)
         return Collect(TARGET, model, self._folder / "in.npz", to)
 
@@ -179,8 +181,9 @@ def test_a_fresh_process_each(make_pool: MakePool) -> None:
 
 def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool(["3", "GPU-5f"])
+    together = threading.Barrier(4)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: pool.process(), range(4)))
+        list(threads.map(lambda _: (together.wait(), pool.process()), range(4)))
     given = dict(line.split() for line in (tmp_path / "ran.txt").read_text().splitlines())
     assert set(given.values()) == {"3", "GPU-5f"}
     # One that is replaced leaves its GPU to the next.
