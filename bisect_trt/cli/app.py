@@ -186,10 +186,10 @@ def _stop_at_once(console: Console) -> None:
 
 def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
-    leave_record(result, invocation.folder, invocation.argv, console, general.report)
+    content = leave_record(result, invocation.folder, invocation.argv, console, general.report)
     try:
         if general.json is not None:
-            result.write(general.json)
+            result.write(general.json, content)
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)
     except BisectError as error:
