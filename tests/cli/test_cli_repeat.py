@@ -171,6 +171,7 @@ def test_what_always_fails_is_no_matter_of_chance(cli: CommandLine, here: Path) 
     ran = cli("repeat", model, "-n", "2", "--json", "r.json", "--check", "false")
     assert ran.status == 0
     assert "it fails in every run: that is no matter of chance" in read_json(Path("r.json"))["why"]
+    assert "so `bisect-trt reduce` is what finds the reason" in ran.out
     ran = cli("repeat", model, "-n", "2", "--until", "both", "--json", "r.json", "--check", "false")
     assert ran.status == 3
     assert "Stopped before --until both: no good run was seen in 2; -n allows more." in ran.out
