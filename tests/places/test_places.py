@@ -29,8 +29,9 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.places import bundle
 from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
+from bisect_trt.probing.places.pieces import cut_pieces
 from bisect_trt.probing.places.place import Place, Where, make_place, parse
-from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
+from bisect_trt.probing.places.runtime import PlaceRuntime
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import BEGUN, Collect, Done, Execute
 from bisect_trt.probing.workers.pool import WorkerPool
