@@ -11,35 +11,40 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.graph.nodes import attribute, held, reads
-from bisect_trt.graph.quantized import MOVE, UNTOLD
-from bisect_trt.tensors.tolerance import Precision, coarser, precision_of
+from bisect_trt.graph.quantized import MOVE, UNTOLD, Values, is_quantized, steps_of
+from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
 
 _TYPES: dict[int, Precision] = {TensorProto.FLOAT16: Precision.FP16, TensorProto.BFLOAT16: Precision.BF16}
 _TELL = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _TYPES)
 """A Cast to one of them, as it is in a file: the attribute's name, and its integer."""
 
 
-def low_precisions(model: Path, fed: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Precision]:
-    """What rounds most of all that tensors of a model were computed in, where that is less than fp32.
+def find_roundings(
+    model: Path, fed: Mapping[str, np.ndarray[Any, Any]], values: Values
+) -> tuple[dict[str, Step], dict[str, Precision]]:
+    """The steps of a model's quantized tensors, and what rounds most of all that tensors were computed in, if less than fp32.
 
-    Such a type comes into a model by a Cast or by what it is fed, else the model need not be taken apart.
+    A type of 16 bits comes into a model by a Cast or by what it is fed, else the model need not be taken apart.
 
     Args:
-        model: The ONNX file; of one that cannot be read nothing is known.
+        model: The ONNX file, which is read once; of one that cannot be read nothing is known.
         fed: What it is fed.
+        values: The value of a tensor that is no constant, where it is known.
     """
     try:
-        if all(precision_of(value.dtype) is Precision.FP32 for value in fed.values()):
-            content = model.read_bytes()
-            if not any(word in content for word in _TELL):
-                return {}
-        return lows_of(onnx.load(str(model), load_external_data=False).graph)
+        content = model.read_bytes()
+        half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
+        half, quantized = half or any(word in content for word in _TELL), is_quantized(content)
+        if not half and not quantized:
+            return {}, {}
+        graph = onnx.load_model_from_string(content).graph
     except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
-        return {}
+        return {}, {}
+    return steps_of(graph, values) if quantized else {}, lows_of(graph) if half else {}
 
 
 def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
-    """The same of a main graph.
+    """What rounds most of all that tensors of a main graph were computed in, where that is less than fp32.
 
     What is fed or stored in 16 bits is exact, and so is what a Cast makes of it; what a node computes in them is not.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,27 +29,20 @@ UNTOLD = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|An
 """What says nothing of how far off its input is: an index off by one is no tie."""
 
 
-def quantization_steps(model: Path, values: Values) -> dict[str, Step]:
-    """The steps of all tensors of a model that are rounded to a grid, and of those computed from them.
+def is_quantized(content: bytes) -> bool:
+    """Whether a model's file tells of anything quantized: most do not, and need not be taken apart."""
+    return any(word in content for word in _TELL)
+
+
+def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
+    """The steps of all tensors of a main graph that are rounded to a grid, and of those computed from them.
 
     What a model is fed is taken as it is: a piece of one that begins after a rounding has no ties.
 
     Args:
-        model: The ONNX file; one that cannot be read has none.
+        graph: It.
         values: The value of a tensor that is no constant, where it is known: a scale that is computed.
     """
-    try:
-        content = model.read_bytes()
-        if not any(word in content for word in _TELL):  # most have none, and need not be taken apart
-            return {}
-        graph = onnx.load(str(model), load_external_data=False).graph
-    except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
-        return {}
-    return steps_of(graph, values)
-
-
-def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
-    """The same of a main graph."""
     stored: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if (tensor := held(node)) is not None:

@@ -130,11 +130,11 @@ def compare_sample(session: Session, request: Compare, sample: Sample, number: i
 def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
     """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
     try:
-        from bisect_trt.graph import halves, quantized  # noqa: PLC0415 - they need onnx, which may not be there
+        from bisect_trt.graph.halves import find_roundings  # noqa: PLC0415 - it needs onnx, which may not be there
     except ImportError:
         return {}, {}
 
     def value(name: str) -> Any:  # noqa: ANN401 - an array, of either
         return next((values[name] for values in (feed, golden) if name in values), None)
 
-    return quantized.quantization_steps(model, value), halves.low_precisions(model, feed)
+    return find_roundings(model, feed, value)
