@@ -52,17 +52,17 @@ def _age() -> float:
 
 
 def _prepare(words: set[str]) -> None:
-    from bisect_trt.probing.workers import guard, pool  # noqa: PLC0415 - a fifth of what --help takes
+    from bisect_trt.probing.workers import guard, spare  # noqa: PLC0415 - a fifth of what --help takes
 
     guard.guard.adopt()
     if words & _NEEDS_WORKER:
-        pool.start_spare(compares="--check" not in words)
+        spare.start_spare(compares="--check" not in words)
 
 
 def _end(status: int) -> NoReturn:
-    pool = sys.modules.get("bisect_trt.probing.workers.pool")
-    if pool is not None:
-        pool.end_spare()
+    spare = sys.modules.get("bisect_trt.probing.workers.spare")
+    if spare is not None:
+        spare.end_spare()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

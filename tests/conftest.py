@@ -15,8 +15,8 @@ from support import Ran
 
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
-from bisect_trt.probing.workers import pool
-from bisect_trt.probing.workers.pool import keep_spare
+from bisect_trt.probing.workers import worker
+from bisect_trt.probing.workers.spare import keep_spare
 from bisect_trt.targets.trt.api import tensorrt
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
@@ -28,7 +28,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # A worker is kept from test to test, but for what it was started among: of that pytest's own variable is no part.
-pool.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+worker.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 # Where GitHub runs them, each command would print annotations of what it is meant to find.
 os.environ.pop("GITHUB_ACTIONS", None)

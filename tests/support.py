@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,8 +204,13 @@ def overflowing_products(path: Path) -> Path:
     return path
 
 
-def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int]) -> Path:
-    """Convolutions, each with a Tanh behind it, of so many channels and such kernels; ``x`` and the output are of ``shape``."""
+def chained_convolutions(
+    path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int], *, bare: bool = False
+) -> Path:
+    """Convolutions of so many channels and such kernels, each with a Tanh behind it unless they are ``bare``.
+
+    ``x`` and the output are of ``shape``.
+    """
     values = np.random.default_rng(0)
     nodes, weights, tensor, channels = [], [], "x", shape[1]
     for place, (width, kernel) in enumerate(layers):
@@ -212,8 +218,10 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
         weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
         pads = [kernel // 2] * 4
         nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
+        tensor, channels = f"c{place}", width
+        if not bare:
+            nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
+            tensor = f"t{place}"
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
     graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
@@ -261,6 +269,15 @@ def pids(folder: Path) -> list[int]:
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
+def assert_gone(started: Iterable[int]) -> None:
+    """Processes end, if not at once: a signal takes effect when its process runs next, and a guard outlives its driver."""
+    left, deadline = list(started), time.monotonic() + 120
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if not gone(pid)]
+        time.sleep(0.01)
+    assert not left
+
+
 def has(*tags: str, model: str = '"$1"') -> str:
     """A shell condition: the model holds each of these nodes."""
     return " && ".join(f"grep -qaF '{tag}' {model}" for tag in tags)
@@ -275,6 +292,23 @@ def read_json(path: Path) -> dict[str, Any]:
 def node_names(path: Path) -> list[str]:
     """The names of the nodes of a model."""
     return [node.name for node in onnx.load(str(path)).graph.node]
+
+
+def guard_of(driver: int) -> int:
+    """The process that ends what a driver has started, if the driver itself is ended."""
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+    (guard,) = (int(pid) for pid in children if b"select.select" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return guard
+
+
+def holds_lock(pid: int) -> bool:
+    """Whether a process holds a lock, as far as the system says who does. Source: proc_locks(5)."""
+    return f" {pid} " in Path("/proc/locks").read_text()
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Whether a process waits for one."""
+    return any(line.split()[1] == "->" and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def gone(pid: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.nodes import attribute, bodies, held
+from bisect_trt.graph.nodes import all_nodes, attribute, held, inner_nodes
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -113,7 +113,7 @@ class Quantized:
 
     Attributes:
         groups: In topological order.
-        left: Nodes that quantize or dequantize, or whose bodies do, and are in no pair, with the reason of each.
+        left: Nodes that quantize or dequantize, or whose bodies or functions do, and are in no pair, with the reason of each.
     """
 
     groups: tuple[Group, ...]
@@ -130,9 +130,25 @@ def is_dequantize(node: onnx.NodeProto) -> bool:
     return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
 
 
-def is_inside(graph: onnx.GraphProto) -> bool:
-    """Whether the body of a node quantizes or dequantizes."""
-    return any(is_quantize(node) or is_dequantize(node) or any(map(is_inside, bodies(node))) for node in graph.node)
+def has_quantized(model: onnx.ModelProto) -> bool:
+    """Whether something quantizes or dequantizes, in a body or in a function too."""
+    return any(is_quantize(node) or is_dequantize(node) for node in all_nodes(model))
+
+
+def quantizing_functions(model: onnx.ModelProto) -> set[tuple[str, str]]:
+    """The functions of a model that quantize or dequantize, or call one that does: domain and name."""
+    found: set[tuple[str, str]] = set()
+    while more := {(each.domain, each.name) for each in model.functions if is_inside(each.node, found)} - found:
+        found |= more
+    return found
+
+
+def is_inside(nodes: Iterable[onnx.NodeProto], functions: Collection[tuple[str, str]]) -> bool:
+    """Whether nodes, those of their bodies too, quantize or dequantize, or call one of these functions."""
+    return any(
+        is_quantize(node) or is_dequantize(node) or (node.domain, node.op_type) in functions
+        for node in inner_nodes(nodes)
+    )
 
 
 class Sets:

@@ -18,6 +18,7 @@ from bisect_trt.graph.qdq import (
     is_dequantize,
     is_inside,
     is_quantize,
+    quantizing_functions,
 )
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")
@@ -29,8 +30,14 @@ def find_quantized(network: Network) -> Quantized:
     """The pairs of a model's main graph, and their groups."""
     finder = PairFinder(network)
     pairs = finder.pairs()
+    functions = quantizing_functions(network.proto)
     for index, node in enumerate(network.nodes):
-        if any(is_inside(body) for body in bodies(node)):
+        if (node.domain, node.op_type) in functions:
+            finder.left[index] = (
+                f"{network.describe(index)} has them in its function, which is not looked into; put the functions' nodes in "
+                "their calls' places (onnx.inliner.inline_local_functions) and give that model"
+            )
+        elif any(is_inside(body.node, functions) for body in bodies(node)):
             finder.left[index] = f"{network.describe(index)} has them in its body, which is not looked into"
     return Quantized(tuple(_Grouping(network).groups(pairs)), finder.left)
 

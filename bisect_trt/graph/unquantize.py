@@ -69,7 +69,7 @@ def rescale(model: onnx.ModelProto, nodes: Mapping[int, tuple[TensorProto, Tenso
 
     Args:
         model: The model.
-        nodes: By the number of the node: the scale, and the zero point unless it has none. Names that are new.
+        nodes: By the number of the node: the scale, and the zero point unless it is left as it is. Names that are new.
     """
     known = {tensor.name for tensor in model.graph.initializer}
     for index, (scale, zero) in nodes.items():
@@ -77,6 +77,7 @@ def rescale(model: onnx.ModelProto, nodes: Mapping[int, tuple[TensorProto, Tenso
         for place, tensor in ((1, scale), (2, zero)):
             if tensor is None:
                 continue
+            node.input.extend([""] * (place + 1 - len(node.input)))  # without a zero point it was 0
             node.input[place] = tensor.name
             if tensor.name not in known:
                 model.graph.initializer.append(tensor)

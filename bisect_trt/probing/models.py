@@ -15,8 +15,9 @@ from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY
 from bisect_trt.probing.places.place import Place
 from bisect_trt.probing.protocol import Build, Collect, Failed, Lower, R_co, Request
 from bisect_trt.probing.times import spending
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import Cancel
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -87,6 +88,7 @@ class Models:
         ``target`` is what the reference is for, where that makes a difference.
         """
         self.reference = reference_settings(target)
+        self._reference_once = reference_settings(target, spinning=False)
         self._scratch = workspace.scratch
         self._workers = workers
 
@@ -146,7 +148,8 @@ class Models:
         """
         settings = self.reference if target is None else target
         with spending("reference") if target is None else nullcontext():
-            reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
+            asked = self._reference_once if target is None else target
+            reply = self.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":

@@ -1,20 +1,16 @@
 """What is asked of a worker and what it answers: plain data, one line of JSON each way.
 
 Each request has one type of reply, or :class:`Failed` where the runtime does not run the model. The worker's side needs
-this module, NumPy and the runtime's package, and no more. A worker may be of another release than its driver, so every line
-carries the version of the protocol.
+this module, NumPy and the runtime's package, and no more. It is long because it is all declarations, which are read side by
+side; ``probing/lines.py`` has what becomes of them on the way.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-from bisect_trt.errors import UnavailableError
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
     from bisect_trt.targets.base import Lowering
@@ -24,8 +20,6 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
 
 PLACE_FOLDER, PLACE_PYTHON = "@BISECT_TRT_FOLDER@", "@BISECT_TRT_PYTHON@"
 """In the words of a command that runs in a place: the folder of its files, and the place's interpreter."""
-VERSION = 1
-"""Raised whenever a worker of before would misread a request, or a driver its reply."""
 
 
 class Reply:
@@ -163,7 +157,7 @@ class Looked(Reply):
     """What there is in a place.
 
     Attributes:
-        found: ``host``, ``Python``, ``packages`` and so on; see ``probing/places/sent/server.py``.
+        found: ``host``, ``Python``, ``packages`` and so on; see ``probing/places/sent/facts.py``.
         target: What the target says of itself there, its ``version`` for one; empty if it is not started.
     """
 
@@ -447,83 +441,3 @@ BEGUN = b"begun\n"
 """A worker says so when it has read an order; if it ends before, that has nothing to do with the model."""
 READY = b"ready\n"
 """It may say so when the runtime is there: what it took to start and to import that is no time of the model's."""
-_REQUESTS = (About, Build, Collect, Compare, Describe, Execute, Look, Lower, Measure, Series, Trace)
-_REPLIES = (Compared, Described, Died, Done, Executed, Failed, Looked, Lowered, Measured, Misuse, Started, Traced)
-_KINDS = {kind.__name__: kind for kind in (*_REQUESTS, *_REPLIES)}
-
-
-def encode(message: Order | Answer) -> bytes:
-    """A line."""
-    return json.dumps({"version": VERSION, **_plain(message)}).encode() + b"\n"
-
-
-def decode_order(line: bytes) -> Order:
-    """What :func:`encode` made of an order.
-
-    Raises:
-        UnavailableError: It is of another version.
-    """
-    return _typed(Order, _checked(line))  # type: ignore[no-any-return]
-
-
-def decode_answer(line: bytes) -> Answer:
-    """What :func:`encode` made of an answer.
-
-    Raises:
-        UnavailableError: It is of another version.
-    """
-    return _typed(Answer, _checked(line))  # type: ignore[no-any-return]
-
-
-def _checked(line: bytes) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(line)
-    if (version := plain.pop("version", None)) != VERSION:
-        raise UnavailableError(
-            f"the worker process and bisect-trt do not speak the same protocol (version {version} where {VERSION} is "
-            "expected); install the same release of bisect-trt for both."
-        )
-    return plain
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - of any field
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if is_dataclass(value):
-        plain = {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
-        return {"kind_of": type(value).__name__, **plain} if isinstance(value, Request | Reply) else plain
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - one return a kind of type
-    """A value of JSON as what a field of this type holds."""
-    arguments = get_args(kind)
-    origin = get_origin(kind)
-    if value is None or kind is Any or origin is Literal:
-        return value
-    if type(None) in arguments:
-        return _typed(next(each for each in arguments if each is not type(None)), value)
-    if origin is tuple:
-        return tuple(_typed(arguments[0], entry) for entry in value)
-    if isinstance(origin or kind, type) and issubclass(origin or kind, (Request, Reply)):
-        kind = _KINDS[value["kind_of"]]
-    if hasattr(kind, "from_json"):
-        return kind.from_json(value)
-    if is_dataclass(kind):
-        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
-        return kind(**{name: _typed(hints[name], entry) for name, entry in value.items() if name in hints})  # type: ignore[operator]
-    return Path(value) if kind is Path else value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
-    from bisect_trt.targets.base import Lowering  # noqa: PLC0415 - as above
-    from bisect_trt.targets.settings import TargetSettings  # noqa: PLC0415
-    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415
-    from bisect_trt.tensors.tolerance import ToleranceOptions  # noqa: PLC0415
-
-    known = (TargetSettings, TensorComparison, ToleranceOptions)
-    return get_type_hints(kind, localns={"Lowering": Lowering, **{each.__name__: each for each in known}})

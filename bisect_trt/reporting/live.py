@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import TracebackType
+from typing import IO
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderResult
@@ -41,6 +44,38 @@ def is_live(console: RichConsole) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
+class Screen(RichConsole):
+    """A terminal that one thread at a time writes to, from where it begins to lay out what it prints until that is there.
+
+    Rich locks the two apart: a print between the layout of another thread's view and its writing takes off as many lines as
+    that view will have, not as it has, and what stood above is gone.
+    """
+
+    def __init__(
+        self, *, file: IO[str] | None = None, stderr: bool = False, force_terminal: bool | None = None
+    ) -> None:
+        """Of ``file``, else of stdout or ``stderr``; names are a stranger's text, so no ``:word:`` of theirs is an emoji."""
+        super().__init__(
+            file=file, stderr=stderr, force_terminal=force_terminal, highlight=False, soft_wrap=True, emoji=False
+        )
+        self._turn = threading.RLock()
+
+    def __enter__(self) -> Screen:
+        """Wait for the other threads."""
+        self._turn.acquire()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write, and let them."""
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._turn.release()
+
+
 class LiveView(Watcher):
     """At most twelve lines: the step, how far it is, what runs, the best so far, the last verdicts.
 
@@ -50,11 +85,12 @@ class LiveView(Watcher):
 
     wants_estimates = True
 
-    def __init__(self, console: RichConsole) -> None:
+    def __init__(self, console: Screen) -> None:
         """``console`` is that of a terminal; nothing is shown until a step begins."""
         self.stopping = False
         self._console = console
         self._live: Live | None = None
+        self._hidden = threading.Event()
         self._title = ""
         self._began = time.monotonic()
         self._running: dict[str, tuple[str, float]] = {}
@@ -76,15 +112,28 @@ class LiveView(Watcher):
             self._show()
 
     def _show(self) -> None:
-        self._live = Live(
-            console=self._console, get_renderable=lambda: self, refresh_per_second=_REFRESHES, transient=True
+        live, self._hidden = (
+            Live(console=self._console, get_renderable=lambda: self, auto_refresh=False, transient=True),
+            threading.Event(),
         )
-        self._live.start()
+        with self._console:
+            live.start()
+        self._live = live
+        threading.Thread(target=self._redraw, args=(live, self._hidden), name="view", daemon=True).start()
+
+    def _redraw(self, live: Live, hidden: threading.Event) -> None:
+        """Draw it anew until it is taken off; rich's own thread would take locks in another order."""
+        while not hidden.wait(1 / _REFRESHES):
+            with self._console:
+                if not hidden.is_set():
+                    live.refresh()
 
     def close(self) -> None:
         """Take it off the terminal."""
         if self._live is not None:
-            self._live.stop()
+            with self._console:
+                self._hidden.set()
+                self._live.stop()
             self._live = None
 
     def abandon(self) -> None:
@@ -152,9 +201,9 @@ class LiveView(Watcher):
 
     def status(self) -> list[str]:
         """How far the search is, in a few parts."""
-        parts = [f"{plural(self._probes, 'probe')} done"]
-        if self._ahead is not None and self._ahead.left > 0:
-            parts.append(f"{'more than' if self._ahead.capped else 'about'} {self._ahead.left} to go")
+        parts, ahead = [f"{plural(self._probes, 'probe')} done"], self._ahead  # read once: the search goes on meanwhile
+        if ahead is not None and ahead.left > 0:
+            parts.append(f"{'more than' if ahead.capped else 'about'} {ahead.left} to go")
         if self._spent:
             parts.append(f"{seconds(sum(self._spent) / len(self._spent))} each")
             left = self.seconds_left()
@@ -163,9 +212,10 @@ class LiveView(Watcher):
 
     def seconds_left(self) -> float | None:
         """About how long the search still takes, from the pace of its last verdicts; never negative."""
-        if self._ahead is None or self._ahead.left == 0 or not self._pace or self._decided is None:
+        ahead = self._ahead
+        if ahead is None or ahead.left == 0 or not self._pace or self._decided is None:
             return None
-        expected = self._ahead.left * sum(self._pace) / len(self._pace)
+        expected = ahead.left * sum(self._pace) / len(self._pace)
         return max(expected - (time.monotonic() - self._decided), 0.0)
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
@@ -173,8 +223,9 @@ class LiveView(Watcher):
         # The last column stays free: some terminals wrap as soon as it is written to.
         width = max(options.max_width - 1, 1)
         yield from (_crop(line, width) for line in self._head(width))
-        if self._ahead is not None:
-            whole = self._probes + self._ahead.left
+        ahead = self._ahead
+        if ahead is not None:
+            whole = self._probes + ahead.left
             yield ProgressBar(total=max(whole, 1), completed=self._probes, width=min(width, 60))
             yield Text()
         yield from (_crop(line, width) for line in self._tail(width))
@@ -188,7 +239,7 @@ class LiveView(Watcher):
 
     def _tail(self, width: int) -> Iterator[Text]:
         if self._best is not None:
-            among = 0 if self._ahead is None else self._ahead.among
+            among = 0 if (ahead := self._ahead) is None else ahead.among
             yield from _pack([f"best so far: {self._best}", *([f"next one among {among}"] if among > 1 else [])], width)
         if self._flaky:
             yield Text(self._flaky)

@@ -281,11 +281,11 @@ def skipping(size: int, sizes: range) -> Iterator[int]:
     tried = 0
     for distance in range(len(sizes)):
         for near in dict.fromkeys((size - distance, size + distance)):
-            if tried > SKIPS:
-                return
             if near in sizes:
                 yield near
                 tried += 1
+                if tried > SKIPS:
+                    return
 
 
 def partition(order: Sequence[int], groups: Iterable[Subset]) -> list[Subset]:

@@ -11,14 +11,13 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.fold import sort_nodes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
+from bisect_trt.graph.qdq import has_quantized
 from bisect_trt.graph.save import save_model
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.investigation import Examination
 from bisect_trt.workflows.settings import ModelSettings
-
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def convert_to_engine(examination: Examination, settings: EngineSettings) -> Res
     """
     subject, result, target, output = examination.subject, examination.result, settings.target, settings.output
     samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
-    if target.int8 and not any(node.op_type in _QUANTIZED for node in subject.network.nodes):
+    if target.int8 and not has_quantized(subject.network.proto):
         assert target.target.engines is not None  # or there would be none to build
         target = target.target.engines.calibrate(target, samples, settings.calibration_cache)
     failed = subject.models.build(

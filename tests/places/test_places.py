@@ -29,12 +29,14 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.places import bundle
 from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
+from bisect_trt.probing.places.pieces import cut_pieces
 from bisect_trt.probing.places.place import Place, Where, make_place, parse
-from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
+from bisect_trt.probing.places.runtime import PlaceRuntime
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import BEGUN, Collect, Done, Execute
-from bisect_trt.probing.workers.pool import WorkerPool, WorkerProcess
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import Cancel
+from bisect_trt.probing.workers.worker import WorkerProcess
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.targets import find, names
@@ -476,7 +478,7 @@ def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> A
 def test_what_nobody_waits_for_ends_there_and_the_connection_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.probing.workers.pool._GIVE_UP_SECONDS", 60.0)
+    monkeypatch.setattr("bisect_trt.probing.workers.worker._GIVE_UP_SECONDS", 60.0)
     mark = f"sleep-{os.getpid()}-{time.monotonic_ns()}"
     with pooled(tmp_path) as workers:
         assert executed(workers, "true").code == 0
@@ -522,7 +524,7 @@ def test_an_answer_that_nobody_waited_for_is_none_to_the_next_question(
         with monkeypatch.context() as patch:
             patch.setattr(WorkerProcess, "_read_line", hasty)
             patch.setattr(WorkerProcess, "_give_up", late)
-            patch.setattr("bisect_trt.probing.workers.pool._GIVE_UP_SECONDS", 60.0)
+            patch.setattr("bisect_trt.probing.workers.worker._GIVE_UP_SECONDS", 60.0)
             ask(workers, request, cancel=cancel)
         assert executed(workers, "false").code == 1
         assert isinstance(ask(workers, request), Done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which ``ssh board`` leads to a server on the loopback; ``BOARD_PID`` is that of the server."""
+    """The environment in which ``ssh board`` leads to a server on the loopback; what runs there has ``BOARD`` for its place."""
     folder = tmp_path_factory.mktemp("ssh")
     folder.chmod(0o700)
     for key in ("host", "user"):
@@ -45,7 +47,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "StrictModes": "no",
         "UsePAM": "no",
         "PermitRootLogin": "yes",
-        "SetEnv": "PLACE_HOST=board",
+        "SetEnv": f"PLACE_HOST={(board := uuid.uuid4().hex)}",
     }
     (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     (folder / "config").write_text(
@@ -59,7 +61,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     Path("/run/sshd").mkdir(exist_ok=True)
     assert SSHD is not None
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.DEVNULL)
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "BOARD": board}
     for _ in range(100):
         done = subprocess.run(
             ["ssh", "-o", "BatchMode=yes", "board", "true"],
@@ -101,13 +103,13 @@ def command(model: Path, *words: object) -> list[str]:
     return [sys.executable, "-m", "bisect_trt", *map(str, words), str(model), "--onnxrt", "--fp16", "--on", place]
 
 
-def there() -> list[int]:
-    """The processes of places on the host."""
-    found = []
+def there(host: dict[str, str]) -> list[int]:
+    """The processes of places on the host, which is none that another test process has."""
+    found, mark = [], f"PLACE_HOST={host['BOARD']}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = path.read_bytes().split(b"\0")
-            if b"PLACE_HOST=board" in words and b"bisect-trt-place" in (path.parent / "cmdline").read_bytes():
+            if mark in words and b"bisect-trt-place" in (path.parent / "cmdline").read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -117,7 +119,7 @@ def there() -> list[int]:
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 90
     while not condition():
-        assert time.monotonic() < deadline, there()
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -128,7 +130,7 @@ def test_reduce_on_another_host(host: dict[str, str], model: Path, tmp_path: Pat
     result = json.loads((tmp_path / "r.json").read_text())
     assert [node["name"] for node in result["culprits"]] == ["square"]
     assert result["places"][0]["place"].startswith("ssh=board")
-    wait_for(lambda: not there())
+    wait_for(lambda: not there(host))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -139,14 +141,14 @@ def test_a_driver_that_is_ended_leaves_nothing_there(
     process = subprocess.Popen(
         words, env=host, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    wait_for(there)
+    wait_for(lambda: there(host))
     time.sleep(0.3)
     process.send_signal(number)
     if number == signal.SIGINT:
         time.sleep(0.5)
         process.send_signal(number)  # the second one is at once
     process.wait()
-    wait_for(lambda: not there())
+    wait_for(lambda: not there(host))
 
 
 @pytest.mark.slow
@@ -156,11 +158,12 @@ def test_a_connection_that_is_lost_is_no_verdict(host: dict[str, str], model: Pa
     process = subprocess.Popen(
         words, env=host, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    wait_for(lambda: there() or process.poll() is not None)
+    wait_for(lambda: there(host) or process.poll() is not None)
     wait_for(lambda: any("started" in path.read_text() for path in tmp_path.glob(".bisect-trt/*/journal.jsonl")))
     time.sleep(0.5)
-    for pid in there():
-        os.kill(pid, signal.SIGKILL)
+    for pid in there(host):
+        with contextlib.suppress(ProcessLookupError):  # of two, the one ends with the other
+            os.kill(pid, signal.SIGKILL)
     _, errors = process.communicate()
     assert process.returncode in (0, 3), errors
     result = json.loads((tmp_path / "r.json").read_text())

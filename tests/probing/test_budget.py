@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import chain, gone, has, node_names, read_json, script
+from support import chain, gone, has, node_names, pids, read_json, script
 
 pytestmark = pytest.mark.any_version
 
@@ -91,9 +91,8 @@ def test_the_time(cli: CommandLine, model: Path, workers: str) -> None:
         assert status == 3
         assert result["why"] == f"the budget is spent (--max-time {seconds})."
         assert best is None or set(best) >= set(REQUIRED)
-        if Path("pids").exists():
+        if started := pids(Path()):
             break
-    started = [int(pid) for pid in Path("pids").read_text().split()]
     assert started
     deadline = time.monotonic() + 60
     while not all(map(gone, started)):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from support import chain, has, node_names, read_json, script
+from support import chain, guard_of, has, holds_lock, node_names, read_json, script, waits_for_lock
 
 import bisect_trt
 from bisect_trt import UsageError
@@ -100,31 +100,22 @@ def test_a_run_goes_on_once_all_that_a_killed_driver_had_started_has_ended(here:
     options = ["--json", "r.json", "--workers", "1", "--check", sys.executable, "check.py", "{model}"]
     driver = start("reduce", "model.onnx", "-o", "out.onnx", *options)
     wait_for(Path("hangs").exists)
-    if f" {driver.pid} " not in Path("/proc/locks").read_text():
+    if not holds_lock(driver.pid):
         driver.terminate()
         pytest.skip("the system does not say who waits for a lock")
-    (guard,) = (pid for pid in children(driver.pid) if b"select.select" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    guard = guard_of(driver.pid)
     os.kill(guard, signal.SIGSTOP)
     driver.kill()
     driver.wait()
     Path("hang").unlink()
     after = start("resume", only_run())
     try:
-        wait_for(lambda: waits(after.pid) or Path("two").exists() or after.poll() is not None)
+        wait_for(lambda: waits_for_lock(after.pid) or Path("two").exists() or after.poll() is not None)
     finally:
         os.kill(guard, signal.SIGCONT)
     assert after.wait(120) == 0
     assert not Path("two").exists()
     assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<2>"]
-
-
-def children(pid: int) -> list[int]:
-    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
-
-def waits(pid: int) -> bool:
-    """Whether a process waits for a lock. Source: proc_locks(5)."""
-    return any(line.split()[1] == "->" and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_no_two_runs_have_one_folder(here: Path) -> None:  # noqa: ARG001 - it is there that they are made

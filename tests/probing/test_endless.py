@@ -71,14 +71,17 @@ def test_a_small_time_holds_for_the_reference_too(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what it takes to start a worker and run the whole model, which a time for one probe does not count in."""
-    monkeypatch.setattr(pool, "LEAST_SECONDS", 3.0)
-    ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
+    for seconds in (3.0, 30.0):  # as above
+        monkeypatch.setattr(pool, "LEAST_SECONDS", seconds)
+        ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
+        if "does not start" not in ran.error:
+            break
     assert ran.status == 4
     said = re.search(
         r"does not get to the end of a model: no answer after (\d+\.\d) s; --timeout allows more\.", ran.error
     )
     assert said is not None, ran.error
-    assert float(said[1]) >= 3
+    assert float(said[1]) >= seconds
 
 
 def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from bisect_trt.probing.engine_check import FIXED_ENGINE, EngineCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Build, Compare, Compared, Done, Failed
 from bisect_trt.probing.shelf import EngineShelf
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.process import ProcessEnd
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support import gone, rest_slow
+from support import gone, guard_of, holds_lock, rest_slow, waits_for_lock
 from wheels import Index
 
 from bisect_trt.errors import ExitStatus, UnavailableError, UsageError
@@ -127,6 +128,40 @@ def test_nothing_is_left_of_one_that_was_killed() -> None:
     assert gone(process.pid)
     assert said_by(interpreter(Environment.parse("brittle==1.2"))) == "1.2"
     assert not [each for each in folder().iterdir() if "making" in each.name]
+
+
+AT_WORK = """
+import os, sys, time
+from pathlib import Path
+from bisect_trt.probing.places.environments import _locked
+from bisect_trt.probing.workers.guard import guard
+with _locked(Path("lock")):
+    print(guard.start(["sleep", "1000"], os.environ).pid, flush=True)
+    time.sleep(1000 if sys.argv[1:] else 0)
+"""
+
+
+def test_one_goes_on_once_all_that_a_killed_one_had_started_has_ended(here: Path) -> None:  # noqa: ARG001
+    """Its guard is held up, so that a tool of the killed one still writes when the next one comes."""
+    command = [sys.executable, "-c", AT_WORK]
+    with subprocess.Popen([*command, "hang"], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        tool, guard = int(killed.stdout.readline()), guard_of(killed.pid)
+        if not holds_lock(killed.pid):
+            killed.kill()
+            pytest.skip("the system does not say who waits for a lock")
+        os.kill(guard, signal.SIGSTOP)
+        killed.kill()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as after:
+        try:
+            while not waits_for_lock(after.pid) and after.poll() is None:
+                time.sleep(0.01)
+            assert (after.poll(), gone(tool)) == (None, False)
+        finally:
+            os.kill(guard, signal.SIGCONT)
+    assert after.returncode == 0
+    while not gone(tool):  # it was killed, and is just ending
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import chain, gone, has, node_names, overflowing, read_json, run_check, script
+from support import chain, gone, guard_of, has, node_names, overflowing, pids, read_json, run_check, script
 
 from bisect_trt.graph import externals
 from bisect_trt.probing.outcome import Ending
@@ -126,10 +126,10 @@ def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> N
 def test_a_thousand_children_end_with_their_check(tmp_path: Path) -> None:
     body = "i=0; while test $i -lt 1000; do sleep 1000 & echo $! >> pids; i=$((i+1)); done; exit 3"
     assert run(body, tmp_path).code == 3
-    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 1000
+    children = pids(tmp_path)
+    assert len(children) == 1000
     deadline = time.monotonic() + 60
-    while not all(map(gone, pids)):
+    while not all(map(gone, children)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -146,6 +146,20 @@ for _ in range(3):
 """
 
 
+def wait_for_looks(guard: int) -> None:
+    """Until a guard has looked some times at what its driver has adopted; it sleeps in between, which the kernel counts."""
+
+    def slept() -> int:
+        (line,) = re.findall(
+            r"^voluntary_ctxt_switches:\s+(\d+)$", Path(f"/proc/{guard}/status").read_text(), re.MULTILINE
+        )
+        return int(line)
+
+    enough = slept() + 5
+    while slept() < enough:
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what has lost its parent")
 @pytest.mark.parametrize("killed", [False, True], ids=["to its end", "the driver is killed"])
 @pytest.mark.parametrize("nameless", [False, True], ids=["as started", "without its environment"])
@@ -153,6 +167,7 @@ def test_daemons_end_with_the_check_that_started_them(tmp_path: Path, killed: bo
     """What has cleared its environment is known by that, and ends with the run at the latest."""
     chain(tmp_path / "model.onnx", 6)
     (tmp_path / "daemon.py").write_text(DAEMON)
+    (tmp_path / "pids").touch()  # a check counts its lines, and may do so before the first daemon has written one
     wait = "sleep 0.3; " + ("test $(wc -l < pids) -lt 9 || sleep 1000; " if killed else "")
     body = f"{'env -i ' if nameless else ''}{PYTHON} daemon.py pids; {wait} grep -o x pids; ! ({has('<3>')})"
     words = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", "1", "--check", script(tmp_path / "check", body)]
@@ -161,10 +176,12 @@ def test_daemons_end_with_the_check_that_started_them(tmp_path: Path, killed: bo
     driver = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **mark}, stdout=subprocess.DEVNULL)
     seen: list[int] = []
     while driver.poll() is None:
-        seen = [int(line) for line in (tmp_path / "pids").read_text().split()] if (tmp_path / "pids").exists() else []
+        seen = pids(tmp_path)
         if killed and len(seen) >= 9:
-            time.sleep(2 if nameless else 0)  # the guard looks at what the driver has adopted now and then
+            if nameless:
+                wait_for_looks(guard_of(driver.pid))
             driver.send_signal(signal.SIGKILL)
+            driver.wait()
         elif not killed and not nameless:
             # Those of the checks before the one that runs are gone already, but for one that is just ending.
             assert sum(not gone(pid) for pid in seen[:-6]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -26,7 +27,9 @@ from bisect_trt.probing.journal import JOURNAL, read_journal
 from bisect_trt.probing.models import Models
 from bisect_trt.probing.outcome import LOST, Ending
 from bisect_trt.probing.protocol import Collect, Done
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.spare import end_spare
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -200,8 +203,10 @@ class Killer:
                 time.sleep(0.01)
             workers = self._workers()
             if workers and driver.poll() is None:
-                self.killed.append(self._choose(workers))
-                os.kill(self.killed[-1], self._choose([signal.SIGKILL, signal.SIGTERM]))
+                victim, how = self._choose(workers), self._choose([signal.SIGKILL, signal.SIGTERM])
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself since it was seen
+                    os.kill(victim, how)
+                    self.killed.append(victim)
 
     def _workers(self) -> list[int]:
         found = []

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.probing import protocol
+from bisect_trt.probing import lines
+from bisect_trt.probing.lines import decode_answer, decode_order, encode
 from bisect_trt.probing.protocol import (
     About,
     Answer,
@@ -34,11 +35,8 @@ from bisect_trt.probing.protocol import (
     Started,
     Trace,
     Traced,
-    decode_answer,
-    decode_order,
-    encode,
 )
-from bisect_trt.probing.workers.serve import TIMED_RUNS, _median_ms, _median_of
+from bisect_trt.probing.workers.sessions import TIMED_RUNS, median_ms, median_of
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -136,7 +134,7 @@ def test_a_worker_of_another_release_is_told_from_one_that_misreads(
     monkeypatch: pytest.MonkeyPatch, decode: object
 ) -> None:
     line = encode(Answer(Done()))
-    monkeypatch.setattr(protocol, "VERSION", 7)
+    monkeypatch.setattr(lines, "VERSION", 7)
     assert callable(decode)
     with pytest.raises(UnavailableError, match=r"version 1 where 7 is expected.*install the same release"):
         decode(line)
@@ -152,7 +150,7 @@ def test_a_worker_of_another_release_is_told_from_one_that_misreads(
         # What a search with a check of the user's begins with.
         ("bisect_trt.workflows.reduce", ["onnxruntime", "onnx_graphsurgeon", "xml.etree", "rich"]),
         # The driver starts its first worker before it imports what takes long.
-        ("bisect_trt.probing.workers.pool", ["numpy", "onnx", "typer", "rich"]),
+        ("bisect_trt.probing.workers.spare", ["numpy", "onnx", "typer", "rich"]),
     ],
 )
 def test_either_side_imports_little(module: str, without: list[str]) -> None:
@@ -165,7 +163,7 @@ def test_either_side_imports_little(module: str, without: list[str]) -> None:
 def test_a_slow_model_is_timed_by_as_many_runs_as_there_is_time_for(timed_for: float | None, runs: int) -> None:
     ran: list[int] = []
     session = SimpleNamespace(inputs=[], run=lambda _: ran.append(1))
-    assert _median_of(session, {}, 2, timed_for) > 0
+    assert median_of(session, {}, 2, timed_for) > 0
     assert len(ran) == 2 + runs
 
 
@@ -179,9 +177,9 @@ def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(tmp_path: P
         raise ends
 
     session = SimpleNamespace(inputs=[], run=run)
-    assert _median_ms(session, request) is None
+    assert median_ms(session, request) is None
     with pytest.raises(RunError):
-        _median_ms(session, replace(request, timed_for=None))
+        median_ms(session, replace(request, timed_for=None))
     ends = RunError("an illegal memory access", poisoned=True)
     with pytest.raises(RunError):
-        _median_ms(session, request)
+        median_ms(session, request)

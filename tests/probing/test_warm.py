@@ -10,7 +10,9 @@ import pytest
 
 from bisect_trt.probing.protocol import About, Started
 from bisect_trt.probing.workers import pool as pools
-from bisect_trt.probing.workers.pool import WorkerPool, WorkerProcess
+from bisect_trt.probing.workers import spare
+from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.worker import WorkerProcess
 from bisect_trt.targets.settings import TargetSettings
 
 ABOUT = About(TargetSettings())
@@ -27,8 +29,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerProcess]]:
             made.append(self)
 
     monkeypatch.setattr(pools, "WorkerProcess", Noted)
-    pools.end_spare()  # what an earlier test in this process has left for the next run, and that a run leaves any
-    monkeypatch.setattr(pools, "_most_kept", 0)
+    spare.end_spare()  # what an earlier test in this process has left for the next run, and that a run leaves any
+    monkeypatch.setattr(spare, "_most_kept", 0)
     yield made
     assert not any(worker.alive for worker in made)
 
@@ -78,9 +80,9 @@ def test_nothing_is_made_ready_that_could_not_be_taken(started: list[WorkerProce
 def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pools, "_most_kept", 0)
-    pools.end_spare()
-    pools.keep_spare()
+    monkeypatch.setattr(spare, "_most_kept", 0)
+    spare.end_spare()
+    spare.keep_spare()
     try:
         with WorkerPool(tmp_path) as pool:
             assert isinstance(pool.ask(ABOUT), Started)
@@ -99,5 +101,5 @@ def test_a_process_of_several_runs_keeps_one_worker_for_the_next(
             assert pool._idle != [kept]
             assert not kept.alive
     finally:
-        pools.end_spare()
+        spare.end_spare()
     assert not kept.alive

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from bisect_trt.errors import UnavailableError
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Collect, Done, Failed
-from bisect_trt.probing.workers import pool as pool_module
 from bisect_trt.probing.workers import resources as devices
-from bisect_trt.probing.workers.pool import WorkerDied, WorkerPool, end_spare
+from bisect_trt.probing.workers import worker as worker_module
+from bisect_trt.probing.workers.pool import WorkerPool
 from bisect_trt.probing.workers.resources import default_workers, visible_gpus
+from bisect_trt.probing.workers.spare import end_spare
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.probing.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -41,12 +45,12 @@ class Pool:
         self.pool = WorkerPool(folder, gpus, fresh_process=fresh_process)
         self._folder = folder
         self._ran = ran
-        self._count = 0
+        self._numbers = count()
         np.savez(folder / "in.npz")
 
     def request(self, command: str) -> Collect:
-        self._count += 1
-        model, to = self._folder / f"{self._count}.model", self._folder / f"{self._count}.npz"
+        number = next(self._numbers)
+        model, to = self._folder / f"{number}.model", self._folder / f"{number}.npz"
         model.write_text(command)
         return Collect(TARGET, model, self._folder / "in.npz", to)
 
@@ -157,7 +161,7 @@ def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None
 def test_a_worker_that_leaks_is_replaced_once_it_has_grown_too_much(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, command: str, limit: int
 ) -> None:
-    monkeypatch.setattr(pool_module, "GROWTH_LIMIT", limit)
+    monkeypatch.setattr(worker_module, "GROWTH_LIMIT", limit)
     pool = make_pool()
     # What the first two answers take is what a worker needs.
     first = pool.process(command)
@@ -177,8 +181,9 @@ def test_a_fresh_process_each(make_pool: MakePool) -> None:
 
 def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_path: Path) -> None:
     pool = make_pool(["3", "GPU-5f"])
+    together = threading.Barrier(4)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: pool.process(), range(4)))
+        list(threads.map(lambda _: (together.wait(), pool.process()), range(4)))
     given = dict(line.split() for line in (tmp_path / "ran.txt").read_text().splitlines())
     assert set(given.values()) == {"3", "GPU-5f"}
     # One that is replaced leaves its GPU to the next.

@@ -6,18 +6,24 @@ import contextlib
 import io
 import os
 import re
+import sys
+import threading
+from types import SimpleNamespace
 from unittest import mock
 
+import pyte
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from support import examples
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead
-from bisect_trt.reporting import console
-from bisect_trt.reporting.live import LiveView
+from bisect_trt.reporting import console, live
+from bisect_trt.reporting.live import LiveView, Screen
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
 
@@ -34,7 +40,7 @@ def record(number: int, key: str, verdict: Verdict, title: str, reason: str, sec
 @st.composite
 def views(draw: st.DrawFn) -> LiveView:
     """After a search that got this far."""
-    view = LiveView(Console(file=io.StringIO(), force_terminal=True))
+    view = LiveView(Screen(file=io.StringIO(), force_terminal=True))
     view._title = draw(TEXTS)  # a step would start the threads of a real terminal
     view.stopping = draw(st.booleans())
     if draw(st.booleans()):
@@ -71,8 +77,36 @@ def test_the_time_left_is_never_negative(view: LiveView) -> None:
     assert left is None or left >= 0
 
 
-def test_what_an_earlier_session_learned_says_nothing_of_the_pace() -> None:
-    view = LiveView(Console(file=io.StringIO()))
+class Passing(LiveView):
+    """The search goes on while it is drawn: what lies ahead is there at one look, and no more at the next."""
+
+    looks = 0
+
+    @property  # as a search sets it, from another thread
+    def _ahead(self) -> Ahead | None:
+        self.looks += 1
+        return Ahead(5, best="3 of 6 units") if self.looks % 2 else None
+
+    @_ahead.setter
+    def _ahead(self, ahead: Ahead | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_it_is_drawn_while_the_search_ends(looks: int) -> None:
+    file = io.StringIO()
+    view = Passing(Screen(file=file))
+    view.started("a", "the original")
+    view.looks = looks
+    for _ in range(6):
+        Screen(file=file).print(view)
+        view.looks += 1  # so that each look is the first of a drawing once
+    assert file.getvalue().count("0 probes done") == 6
+
+
+def test_what_an_earlier_session_learned_says_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 7.0))  # how long this takes is no matter
+    view = LiveView(Screen(file=io.StringIO()))
     view.estimated(Ahead(5))
     view.probed(record(1, "old", Verdict.FAIL, "the original", "exit status 1", 3600))
     assert view.seconds_left() is None
@@ -84,7 +118,7 @@ def test_what_an_earlier_session_learned_says_nothing_of_the_pace() -> None:
 
 
 def test_nothing_is_left_at_the_end() -> None:
-    view = LiveView(Console(file=io.StringIO()))
+    view = LiveView(Screen(file=io.StringIO()))
     view.started("a", "the original")
     view.probed(record(1, "a", Verdict.FAIL, "the original", "exit status 1", 2))
     view.estimated(Ahead(0, best="the original"))
@@ -92,6 +126,55 @@ def test_nothing_is_left_at_the_end() -> None:
     assert view.status() == ["1 probe done", "2.00 s each"]
     view.estimated(None)
     assert view.status() == ["1 probe done", "2.00 s each"]
+
+
+class Emulator(io.StringIO):
+    """A terminal that keeps what scrolled by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._screen = pyte.HistoryScreen(80, 25, history=10_000, ratio=1)
+        self._stream = pyte.Stream(self._screen)
+
+    def write(self, text: str) -> int:
+        self._stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    def lines(self) -> list[str]:
+        above = ["".join(line[place].data for place in range(80)) for line in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in [*above, *self._screen.display]).rstrip().split("\n")
+
+
+def test_no_line_is_lost_to_a_thread_that_draws_the_view() -> None:
+    """Of views that grow and shrink while lines are printed above them; the threads take turns as often as they can."""
+    terminal, often = Emulator(), sys.getswitchinterval()
+    screen = Screen(file=terminal, force_terminal=True)
+    view, done = LiveView(screen), threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            with screen:
+                screen.print(end="")  # as the view's own thread does, but without a pause
+
+    texts = [f"line {number}" for number in range(300)]
+    drawing = threading.Thread(target=draw)
+    sys.setswitchinterval(1e-6)
+    try:
+        view.step("step")
+        drawing.start()
+        for number, text in enumerate(texts):
+            view.measured(number % 2, 1, 1)
+            view.wasted(1 if number == 30 else 0)
+            view._last.clear()
+            for key in range(number % 4):
+                view.probed(record(key, str(key), Verdict.PASS, "", "", 0))
+            screen.print(Text(text))
+    finally:
+        done.set()
+        drawing.join()
+        view.close()
+        sys.setswitchinterval(often)
+    assert terminal.lines() == texts
 
 
 @given(st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4))

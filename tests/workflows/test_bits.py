@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from support import rest_slow
 import bisect_trt
 from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
+from bisect_trt.graph.network import Network
+from bisect_trt.graph.qdq import has_quantized
+from bisect_trt.graph.qdq_groups import find_quantized
 
 pytestmark = [
     # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
@@ -336,6 +340,19 @@ def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
     return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
 
 
+def calling(depth: int = 1) -> onnx.ModelProto:
+    """A model that quantizes in a function, called by as many others."""
+    ends, opset = (["x"], ["y"]), [helper.make_opsetid("", 13), helper.make_opsetid("own", 1)]
+    stored = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(v)) for name, v in SCALE.items()]
+    nodes = [*stored, *PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
+    made = graph([helper.make_node(f"f{depth}", *ends, "call", domain="own")], {})
+    for number in range(depth + 1):
+        made.functions.append(helper.make_function("own", f"f{number}", *ends, nodes, opset))
+        nodes = [helper.make_node(f"f{number}", *ends, domain="own")]
+    made.opset_import.append(opset[1])
+    return made
+
+
 NBITS = graph(
     [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
 )
@@ -363,6 +380,11 @@ OTHER = helper.make_model(
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),
+        (
+            calling(),
+            {"low": "int8"},
+            "f1 'call' has them in its function, which is not looked into; put the functions'",
+        ),
         (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
         (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
         (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model from before quantization"),
@@ -378,6 +400,71 @@ def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options
     with pytest.raises(UsageError) as raised:
         bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
     assert message in str(raised.value)
+
+
+def test_what_is_quantized_inside() -> None:
+    """In a branch or a function it counts too, and with functions put in their calls' places it can be searched."""
+    assert has_quantized(inside())
+    assert has_quantized(calling())
+    assert not has_quantized(FLOAT)
+    (group,) = find_quantized(Network(onnx.inliner.inline_local_functions(calling()))).groups
+    assert "squashed" in group.name
+
+
+def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
+    """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
+    nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
+    nodes.append(helper.make_node("QuantizeLinear", ["y", "small", "z"], ["qy"]))
+    nodes.append(helper.make_node("DequantizeLinear", ["qy", "small", "z"], ["y_dequantized"]))
+    model = graph(nodes, {**SCALE, "small": np.full((), 1 / 127, np.float32)})
+    model.graph.output[0].name = "y_dequantized"
+    for name, each in (("model", model), ("float", FLOAT)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", reference=tmp_path / "float.onnx", output=tmp_path / "out.onnx",
+        atol=1e-6, sensitivity=False, fresh_samples=0,
+    )  # fmt: skip
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["squashed"]
+    x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
+    assert np.allclose(run(onnx.load(tmp_path / "out.onnx"), {"x": x})[0], np.tanh(x), atol=1e-6)
+
+
+def test_a_zero_point_that_is_left_out(tmp_path: Path) -> None:
+    """It is 0, which fits no values of both signs in an unsigned type; one that fits is added."""
+    rng, read = np.random.default_rng(0), "x"
+    nodes: list[onnx.NodeProto] = []
+    floats: list[onnx.NodeProto] = []
+    scales, weights = dict[str, Any](), dict[str, Any]()
+    for layer, made in enumerate(("a", "b", "y")):
+        weights[f"w{layer}"] = (rng.standard_normal((8, 8)) / 3).astype(np.float32)
+        scales[f"s{layer}"] = np.asarray((2 if layer else 6) / 255, np.float32)
+        nodes.append(helper.make_node("QuantizeLinear", [read, f"s{layer}"], [f"q{layer}"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"q{layer}", f"s{layer}"], [f"d{layer}"]))
+        for some, source in ((nodes, f"d{layer}"), (floats, read)):
+            some.append(helper.make_node("MatMul", [source, f"w{layer}"], [f"m{layer}"], f"matmul{layer}"))
+            some.append(helper.make_node("Tanh", [f"m{layer}"], [made]))
+        read = made
+    onnx.save(graph(nodes, weights | scales), tmp_path / "model.onnx")
+    onnx.save(graph(floats, weights), tmp_path / "float.onnx")  # without it the pairs might be a Relu each
+    samples: list[Arrays] = [{"x": rng.standard_normal((2, 8)).astype(np.float32)} for _ in range(3)]
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low="int8",
+        target="onnxrt",
+        inputs=samples,
+        output=tmp_path / "mixed.onnx",
+        reference=tmp_path / "float.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["matmul0", "matmul1", "matmul2"]
+    refit = result.extra["refit"]
+    assert refit["passed"]
+    assert all(64 < each["zero_point_to"] < 192 for each in refit["scales"])
+    (right,), (mended,) = (
+        run(model, samples[0]) for model in (graph(floats, weights), onnx.load(tmp_path / "mixed-refitted.onnx"))
+    )
+    assert np.abs(right - mended).mean() < 0.02
 
 
 @pytest.mark.parametrize(

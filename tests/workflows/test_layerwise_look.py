@@ -16,8 +16,8 @@ from support import overflowing, save, unstable_norm
 
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.protocol import Compare, Compared, Failed
-from bisect_trt.probing.workers.pool import WorkerDied
 from bisect_trt.probing.workers.process import ProcessEnd
+from bisect_trt.probing.workers.worker import WorkerDied
 from bisect_trt.tensors.comparison import ComparisonKind, WorstElement
 from bisect_trt.workflows.layerwise.look import compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise

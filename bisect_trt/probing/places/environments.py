@@ -27,6 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.places import indexes
+from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Package
@@ -234,7 +235,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; a lock of one that ends, however it does, is free."""
+    """One process at a time; a lock of one that ends, however it does, is free once all has ended that it had started."""
     try:
         lock = path.open("w")
     except OSError as error:
@@ -243,7 +244,11 @@ def _locked(path: Path) -> Iterator[None]:
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        with guard.holding(lock.fileno()):  # what a killed one has started writes there until its guard has ended it
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # the guard's too
 
 
 def _pythons(wanted: Environment) -> Iterator[str]:

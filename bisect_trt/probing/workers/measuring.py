@@ -9,6 +9,7 @@ from typing import Any
 
 from bisect_trt.probing.protocol import Measure, Measured
 from bisect_trt.probing.times import spending
+from bisect_trt.probing.workers.sessions import run
 from bisect_trt.search.sequential import MeanTest
 from bisect_trt.targets.base import Session
 from bisect_trt.tensors.npz import load_npz
@@ -34,18 +35,12 @@ class Piece:
 
     def feed(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """What the piece is fed, of a sample; there may be more in it."""
-        return {**sample, **({} if self.before is None else _run(self.before, sample))}
+        return {**sample, **({} if self.before is None else run(self.before, sample))}
 
     def run(self, session: Session, sample: Mapping[str, Any]) -> Outputs:
         """The model's outputs, with the piece on the target."""
-        made = _run(session, self.feed(sample))
-        return {**made, **({} if self.after is None else _run(self.after, {**sample, **made}))}
-
-
-def _run(session: Session, feed: Mapping[str, Any]) -> dict[str, Any]:
-    names = [info.name for info in session.inputs]
-    with spending("running"):
-        return dict(session.run({name: feed[name] for name in names}))
+        made = run(session, self.feed(sample))
+        return {**made, **({} if self.after is None else run(self.after, {**sample, **made}))}
 
 
 def asked_metric(request: Measure) -> Metric:

@@ -1,7 +1,7 @@
 """The worker process: runs models, one request at a time, so that a crash is never the driver's end.
 
 Requests and replies are lines on two pipes of their own (see ``probing/protocol.py``); stdout and stderr are left to the
-runtimes. Only what a runtime needs is imported, ONNX not at all.
+runtimes. Only what a runtime needs is imported, ONNX not at all. It is long because each request has its method here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, UnavailableError
+from bisect_trt.probing.lines import decode_order, encode
 from bisect_trt.probing.outcome import LOST
+from bisect_trt.probing.places.sent.facts import forget_peak, status_bytes
 from bisect_trt.probing.protocol import (
     BEGUN,
     READY,
@@ -49,25 +48,29 @@ from bisect_trt.probing.protocol import (
     Order,
     Reply,
     Request,
-    Sample,
     Series,
     Started,
     Trace,
     Traced,
-    decode_order,
-    encode,
 )
 from bisect_trt.probing.times import account, spending
+from bisect_trt.probing.workers.sessions import (
+    Feed,
+    compare_sample,
+    feed_of,
+    median_ms,
+    median_of,
+    run,
+    running,
+    shapes_of,
+)
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.saved import Selected
+from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.scores.evaluation import Evaluation
-from bisect_trt.tensors.store import ActivationStore, StoreWriter
-from bisect_trt.tensors.tolerance import Precision, Step
+from bisect_trt.tensors.store import StoreWriter
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.connection import Connection
@@ -75,9 +78,6 @@ if TYPE_CHECKING:
 _MOST_RUNTIMES = 16
 _RUN = (Build, Collect, Compare, Measure, Series)
 """What has a model run or built."""
-TIMED_RUNS = 20
-"""How often a model runs for the median of its latency."""
-_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Worker:
@@ -106,7 +106,7 @@ class Worker:
     def serve(self, order: Order) -> Answer:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
-            _forget_peak()
+            forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
             reply = self._asked(order.request)
@@ -125,7 +125,7 @@ class Worker:
         if self._place is not None:
             return self._there(reply)
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-        return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
+        return Answer(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
 
     def begin(self) -> None:
         """A request has come; one that nobody waits for any more is given up by SIGUSR1."""
@@ -166,7 +166,7 @@ class Worker:
         sys.stdout.write(self._place.printed)
         sys.stdout.flush()
         self._place.printed = ""
-        memory, own = self._place.memory, _status("VmHWM:")
+        memory, own = self._place.memory, status_bytes("VmHWM:")
         peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
         return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
@@ -228,7 +228,7 @@ class Worker:
         feed: Feed = load_npz(request.inputs)
         with spending("building"):
             session = self._runtime(request.target).load(request.model, feed)
-        outputs = _run(session, feed, request.feeds)
+        outputs = run(session, feed, request.feeds)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
             return Done()
@@ -242,14 +242,14 @@ class Worker:
         sessions: dict[object, Session] = {}
         with spending("building"):
             beside = [runtime.load(request.model, first) for _ in range(request.beside)]
-        with _running(beside, first):
+        with running(beside, first):
             for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
                 feed = load_npz(inputs)
-                key = {"one": 0, "each": number, "shapes": _shapes(feed)}[request.sessions]
+                key = {"one": 0, "each": number, "shapes": shapes_of(feed)}[request.sessions]
                 if key not in sessions:
                     with spending("building"):
                         sessions[key] = runtime.load(request.model, feed)
-                save_npz(to, _run(sessions[key], feed, None))
+                save_npz(to, run(sessions[key], feed))
         return Done()
 
     def _compare(self, request: Compare) -> Compared:
@@ -260,12 +260,12 @@ class Worker:
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(request.samples, 1):
             with spending("comparing"):
-                seen = _compare_sample(session, request, sample, number)
+                seen = compare_sample(session, request, sample, number)
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
         with spending("running"):
-            latency = None if request.warm_up is None else _median_ms(session, request)
+            latency = None if request.warm_up is None else median_ms(session, request)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -284,17 +284,17 @@ class Worker:
             session = self._runtime(request.target).load(request.model, fed)
         measured = measure(lambda feed: piece.run(session, feed), request)
         with spending("running"):
-            latency = None if request.warm_up is None else _median_of(session, fed, request.warm_up)
+            latency = None if request.warm_up is None else median_of(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
     def _prepare(self, request: Compare) -> Session | None:
         runtime, first = self._runtime(request.target), request.samples[0]
         if request.unfused:
             return runtime.load_unfused(request.model, load_npz(first.inputs))
-        feed = _feed(request, first)
+        feed = feed_of(request, first)
         if not request.same:
             return runtime.load(request.model, feed)
-        known = request.target, request.model.read_bytes(), _shapes(feed)
+        known = request.target, request.model.read_bytes(), shapes_of(feed)
         if self._last is None or self._last[0] != known:
             self._last = None  # it goes before the next one comes
             self._last = known, runtime.load(request.model, feed)
@@ -311,133 +311,6 @@ def _names(model: Path | None) -> list[str]:
         return list(names_of(onnx.load(str(model), load_external_data=False).graph))
     except Exception:  # that it cannot be read is what the failure is about, then
         return []
-
-
-Feed = dict[str, Any]
-"""Values by the names of inputs, some of them left on disk till used."""
-
-
-def _feed(request: Compare, sample: Sample) -> Feed:
-    """The values of a file; and activations of the reference, by the inputs that are ``fed`` them."""
-    feed: Feed = load_npz(sample.inputs)
-    if request.fed:
-        reference = ActivationStore.open(sample.golden)
-        feed |= {name: reference.get(tensor) for name, tensor in request.fed.items()}
-    return feed
-
-
-def _run(session: Session, feed: Feed, feeds: Path | None) -> Feed:
-    """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
-    if feeds is not None:
-        store = ActivationStore.open(feeds)
-        feed |= {info.name: store.get(info.name) for info in session.inputs if info.name in store}
-    names = {info.name for info in session.inputs}
-    with spending("running"):
-        return dict(session.run({name: value for name, value in feed.items() if name in names}))
-
-
-def _shapes(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The shapes of values, by name."""
-    return tuple(sorted((name, value.shape) for name, value in feed.items()))
-
-
-@contextlib.contextmanager
-def _running(sessions: list[Session], feed: Feed) -> Iterator[None]:
-    """Sessions that run on values again and again meanwhile, each in a thread of its own, which have begun to."""
-    over, begun = threading.Event(), [threading.Event() for _ in sessions]
-
-    def work(session: Session, first: threading.Event) -> None:
-        while not over.is_set():
-            with contextlib.suppress(Exception):  # it is there to be in the way, and nobody asks how it ends
-                _run(session, feed, None)
-            first.set()
-
-    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(sessions, begun)]  # noqa: B905 - as many
-    for thread, event in zip(threads, begun):  # noqa: B905 - as above
-        thread.start()
-        event.wait()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-def _median_ms(session: Session, request: Compare) -> float | None:
-    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back.
-
-    ``None`` where it does not run again, and a check asks: that has seen what it makes, so it is no failure to build or run.
-    """
-    try:
-        return _median_of(session, load_npz(request.samples[0].inputs), request.warm_up or 0, request.timed_for)
-    except RunError as error:
-        if request.timed_for is None or error.poisoned:
-            raise
-        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
-        return None
-
-
-def _median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
-    names = {info.name for info in session.inputs}
-    feed = {name: value for name, value in feed.items() if name in names}
-    there = getattr(session, "median_ms", None)
-    if there is not None:
-        return float(there(feed, warm_up, TIMED_RUNS))
-    for _ in range(warm_up):
-        session.run(feed)
-    seconds: list[float] = []
-    while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
-        began = time.perf_counter()
-        session.run(feed)
-        seconds.append(time.perf_counter() - began)
-    return 1000 * median(seconds)
-
-
-def _compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
-    feed = _feed(request, sample)
-    outputs = _run(session, feed, request.feeds)
-    if request.keep_in is not None:
-        with StoreWriter(request.keep_in, append=request.feeds is not None) as writer:
-            for name in request.keep:
-                writer.add(name, outputs[name])
-    if request.save_outputs:
-        save_npz(request.save_outputs[number - 1], outputs)
-    reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
-    # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
-    wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
-    if request.unfused:
-        wanted = [name for name in wanted if name in outputs]
-    known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
-    steps, lows = _grids(request.model, feed, reference)
-    return compare_all(
-        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps, lows=lows
-    )
-
-
-def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
-    """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
-    try:
-        from bisect_trt.graph import halves, quantized  # noqa: PLC0415 - they need onnx, which may not be there
-    except ImportError:
-        return {}, {}
-
-    def value(name: str) -> Any:  # noqa: ANN401 - an array, of either
-        return next((values[name] for values in (feed, golden) if name in values), None)
-
-    return quantized.quantization_steps(model, value), halves.low_precisions(model, feed)
-
-
-def _status(field: str) -> int:
-    """A number of bytes that the kernel has of this process; 0 where it does not say."""
-    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
-
-
-def _forget_peak() -> None:
-    """Begin anew with the most memory that was held. Source: proc_pid_clear_refs(5)."""
-    with contextlib.suppress(OSError):
-        _CLEAR_REFS.write_text("5")
 
 
 def _print_to(log: Path) -> None:

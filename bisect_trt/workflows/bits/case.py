@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.errors import UsageError
+from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.graph.qdq import TYPES, Group, Quantized
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
@@ -177,8 +178,8 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
 
 
 def integer_operators(subject: Subject) -> list[str]:
-    """The operators of the model that compute with integers themselves, by name."""
-    return sorted({node.op_type for node in subject.network.nodes if _is_integer_operator(node.op_type)})
+    """The operators of the model, its bodies and its functions that compute with integers themselves, by name."""
+    return sorted({node.op_type for node in all_nodes(subject.network.proto) if _is_integer_operator(node.op_type)})
 
 
 def _is_integer_operator(op: str) -> bool:

@@ -174,18 +174,19 @@ def refitted(
     made = {}
     for index in misfit.pair.nodes:
         node = network.nodes[index]
-        has_zero = len(node.input) > 2 and bool(node.input[2])
+        new = zero.any() or (len(node.input) > 2 and bool(node.input[2]))  # one that is left out is 0
         made[index] = (
             _like(network, scale, node.input[1], f"{name}.scale"),
-            _like(network, zero, node.input[2], f"{name}.zero_point") if has_zero else None,
+            _like(network, zero, node.input[1], f"{name}.zero_point", misfit.pair.element) if new else None,
         )
     return made
 
 
-def _like(network: Network, value: NDArray[Any], old: str, name: str) -> TensorProto:
-    """A constant in the place of another one, of its type and shape."""
+def _like(network: Network, value: NDArray[Any], old: str, name: str, element: int | None = None) -> TensorProto:
+    """A constant of the shape of another one, and of its type unless that is given."""
     declared = network.declared.get(old) or network.inferred[old]
     kind, dims = declared.type.tensor_type.elem_type, [d.dim_value for d in declared.type.tensor_type.shape.dim]
+    kind = kind if element is None else element
     flat = np.asarray(value, np.float64).reshape(-1)
     if kind in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)

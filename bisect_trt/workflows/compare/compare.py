@@ -17,7 +17,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import free_inputs
 from bisect_trt.probing.protocol import Compare, Failed, Sample
-from bisect_trt.probing.workers.serve import TIMED_RUNS
+from bisect_trt.probing.workers.sessions import TIMED_RUNS
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison

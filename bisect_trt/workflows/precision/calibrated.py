@@ -13,7 +13,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.qdq import is_dequantize, is_quantize
+from bisect_trt.graph.qdq import has_quantized
 from bisect_trt.options.choices import Cost
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.rungs import Assignment, kept_units, node_rungs
@@ -32,9 +32,9 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         UnavailableError: The target is not there.
         UsageError: Ranges are given to a search that has no use for them.
     """
-    target, nodes = settings.target, subject.network.nodes
+    target = settings.target
     able = target is not None and target.int8 and target.target.engines is not None
-    if able and target is not None and not any(is_quantize(node) or is_dequantize(node) for node in nodes):
+    if able and target is not None and not has_quantized(subject.network.proto):
         require_target(subject, target)
         if lowers_by(subject, target) == "layer":
             return True
