@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,6 +267,15 @@ def pids(folder: Path) -> list[int]:
     """The processes that checks have started, which write their numbers there."""
     file = folder / "pids"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def assert_gone(started: Iterable[int]) -> None:
+    """Processes end, if not at once: a signal takes effect when its process runs next, and a guard outlives its driver."""
+    left, deadline = list(started), time.monotonic() + 120
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if not gone(pid)]
+        time.sleep(0.01)
+    assert not left
 
 
 def has(*tags: str, model: str = '"$1"') -> str:
