@@ -63,13 +63,13 @@ def rest_slow(values: Iterable[Any], now: int = 1) -> list[Any]:
     return [*listed[:now], *(pytest.param(*each, marks=pytest.mark.slow) for each in rest)]
 
 
-def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types
+def read_options(group: type[Group], **words: Any) -> Group:
     """A group of options from words of a command line."""
     plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
     return from_words(group, {**plain, **words})
 
 
-def tolerances(**words: Any) -> ToleranceOptions:  # noqa: ANN401 - of many types
+def tolerances(**words: Any) -> ToleranceOptions:
     """Tolerances from words of a command line."""
     return tolerance_options(read_options(Compare, **words), None, nonfinite_equal=False)
 
@@ -257,7 +257,7 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
-def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
+def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
     check = CommandCheck((script(folder / "check", body), "{model}"), **options)
     return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))
