@@ -605,10 +605,13 @@ def test_a_place_is_for_something(failing: Path) -> None:
         bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")
 
 
-def test_folders_of_workers_that_were_killed_are_taken_away(connection: Connection, tmp_path: Path) -> None:
+def test_folders_of_workers_that_were_killed_are_taken_away(
+    connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those in use stay, and so do those that are just being made."""
     import tempfile
 
+    monkeypatch.setattr("bisect_trt.probing.places.connection.TIDY_SECONDS", 60.0)
     prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-{tmp_path.name}"
     left, without_lock, fresh = (Path(f"{prefix}-{name}") for name in ("left", "without", "fresh"))
     for folder in (left, without_lock, fresh):
