@@ -51,7 +51,7 @@ def reproduce(folder: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     command = [sys.executable, "-I", str(copy / "reproduce.py")]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
