@@ -25,8 +25,9 @@ from bisect_trt.options.given import Given
 from bisect_trt.options.shared import General
 from bisect_trt.probing.times import account, whole
 from bisect_trt.reporting.ci import workflow_commands, write_junit
-from bisect_trt.reporting.console import Console, LogFile
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.reporting.story import LogFile
 from bisect_trt.workflows.commands import COMMANDS
 from bisect_trt.workflows.record import leave_record
 
