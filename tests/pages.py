@@ -34,6 +34,8 @@ NOT_RUN = {
 """Commands by what they begin with, and why they are not run."""
 
 SHELLS = ("console", "bash", "sh")
+RUN = r"\d{8}-\d{6}-"
+"""How the folder of a run begins."""
 REST = "..."
 """On a line of its own: lines are left out here. Within one: the rest of it is."""
 
@@ -113,9 +115,13 @@ class Reader:
         """The folder of a run is named after the time, so the page's name stands for the newest of its kind."""
 
         def newest(match: re.Match[str]) -> str:
-            return str(max((self.folder / ".bisect-trt").glob(f"*-{match[1]}")).relative_to(self.folder))
+            runs = (self.folder / ".bisect-trt").iterdir()
+            found = {run: re.fullmatch(rf"({RUN}{match[1]})(?:-(\d+))?", run.name) for run in runs}
+            # Of one second those after the first are numbered.
+            order = {run: (named[1], int(named[2] or 0)) for run, named in found.items() if named is not None}
+            return str(max(order, key=order.__getitem__).relative_to(self.folder))
 
-        return re.sub(r"\.bisect-trt/\d{8}-\d{6}-([\w-]+)", newest, text)
+        return re.sub(rf"\.bisect-trt/{RUN}([\w-]+)", newest, text)
 
     def _run(self, text: str, shown: list[str]) -> str:
         with subprocess.Popen(
@@ -171,6 +177,7 @@ class Reader:
 
 def masked(text: str) -> str:
     """Without what differs from run to run: numbers, how far columns are apart, and that a version is none of a release."""
+    text = re.sub(rf"({RUN}[\w-]+?)-\d+\b", r"\1", text)  # the second run within a second
     return re.sub(r" {2,}", "  ", re.sub(r"\d+(\.\d+)?(\.dev\d+|e[-+]\d+)?", "#", text))
 
 

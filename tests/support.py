@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +80,10 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def bisect_trt(*argv: str | Path, cwd: Path, timeout: float = 120) -> Ran:
-    """Run the command line as a process of its own."""
+def bisect_trt(*argv: str | Path, cwd: Path) -> Ran:
+    """Run the command line as a process of its own; the test's own limit ends what hangs."""
     command = [sys.executable, "-m", "bisect_trt", *map(str, argv)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -203,8 +204,13 @@ def overflowing_products(path: Path) -> Path:
     return path
 
 
-def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int]) -> Path:
-    """Convolutions, each with a Tanh behind it, of so many channels and such kernels; ``x`` and the output are of ``shape``."""
+def chained_convolutions(
+    path: Path, layers: Sequence[tuple[int, int]], shape: Sequence[int], *, bare: bool = False
+) -> Path:
+    """Convolutions of so many channels and such kernels, each with a Tanh behind it unless they are ``bare``.
+
+    ``x`` and the output are of ``shape``.
+    """
     values = np.random.default_rng(0)
     nodes, weights, tensor, channels = [], [], "x", shape[1]
     for place, (width, kernel) in enumerate(layers):
@@ -212,8 +218,10 @@ def chained_convolutions(path: Path, layers: Sequence[tuple[int, int]], shape: S
         weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{place}"))
         pads = [kernel // 2] * 4
         nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        nodes.append(helper.make_node("Tanh", [f"c{place}"], [f"t{place}"], f"tanh{place}"))
-        tensor, channels = f"t{place}", width
+        tensor, channels = f"c{place}", width
+        if not bare:
+            nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
+            tensor = f"t{place}"
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", tensor)]
     graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
@@ -259,6 +267,15 @@ def pids(folder: Path) -> list[int]:
     """The processes that checks have started, which write their numbers there."""
     file = folder / "pids"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def assert_gone(started: Iterable[int]) -> None:
+    """Processes end, if not at once: a signal takes effect when its process runs next, and a guard outlives its driver."""
+    left, deadline = list(started), time.monotonic() + 120
+    while left and time.monotonic() < deadline:
+        left = [pid for pid in left if not gone(pid)]
+        time.sleep(0.01)
+    assert not left
 
 
 def has(*tags: str, model: str = '"$1"') -> str:

@@ -5,9 +5,8 @@ Each function runs the same engine as the command of its name, takes its options
 the process, and mistakes raise :class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`.
 """
 
-from bisect_trt.api.inputs import samples, sweep
 from bisect_trt.api.looks import assert_matches, compare, diagnose, layerwise, workaround
-from bisect_trt.api.searches import cause, precision, reduce, releases, repeat
+from bisect_trt.api.searches import cause, precision, reduce, releases, repeat, samples, sweep
 
 __all__ = [
     "assert_matches",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -20,8 +21,9 @@ from bisect_trt.graph.save import check_annotated
 from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
+from bisect_trt.options.run import Run, RunOptions
 from bisect_trt.options.shared import Check as CheckOptions
-from bisect_trt.options.shared import Data, Places, Search
+from bisect_trt.options.shared import Data, General, Places, Search
 from bisect_trt.options.spec import changed
 from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.ledger import BudgetSpent
@@ -45,92 +47,111 @@ from bisect_trt.workflows.from_options import (
     metric_files,
     metric_settings,
     model_settings,
-    search_settings,
 )
 from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
 from bisect_trt.workflows.rebuilt import RebuiltPasses
 from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings, SearchSettings
+from bisect_trt.workflows.settings import CheckSettings, ModelSettings
 
+Group = TypeVar("Group")
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
+_OUTPUTS = {
+    "diagnose": "reproducer",
+    "reduce": "reduced.onnx",
+    "precision": "mixed.onnx",
+    "workaround": "patched.onnx",
+    "samples": "minimal-input.npz",
+}
+"""Where what is found goes in the run's folder, by the command."""
 _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time")
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
 
 class Call:
-    """What a call was given, until :meth:`finish` does the work.
+    """A call of a Python function as the :class:`~bisect_trt.workflows.searching.Door` of its command.
 
     Attributes:
-        target: The options of the target.
-        compare: Those of the comparison.
-        search: Those of the search.
-        folder: The run's.
         resumed: Whether the run goes on with what an earlier call has learned.
-        files: What the run depends on beside what these groups name.
     """
+
+    python = True
 
     def __init__(
         self,
         command: str,
         model: Model,
-        given: Keywords,
+        options: Mapping[str, Any],
         *,
         inputs: Inputs | None = None,
         check: Check | None = None,
-        folder: str | Path | None = None,
+        target: str | None = None,
+        output: str | Path | None = None,
+        run: str | Path | None = None,
         verbose: bool | int = False,
-        annotation: Path | None = None,
-        shape_inference: bool = False,
+        **named: Any,  # noqa: ANN401 - of many types
     ) -> None:
         """Sort the options into groups, and make the run's folder.
 
         Args:
             command: Which command it is.
             model: The model, or its path.
-            given: The options.
+            options: The options that are no parameters of the function.
             inputs: What the model is fed; random values if not given.
             check: What says good or bad, beside a target.
-            folder: The run's folder, where it was named: a new one, or one that goes on.
+            target: The runtime under suspicion.
+            output: Where what is found goes; into the run's folder if not given.
+            run: The run's folder, where it was named: a new one, or one that goes on.
             verbose: Whether to print.
-            annotation: Where the original model goes with its nodes' verdicts, if it was asked for.
-            shape_inference: Whether shapes that inference finds are declared in the model.
+            **named: The options that are.
 
         Raises:
             UsageError: An option does not exist, or the folder cannot be made.
         """
-        _refuse_target(check)
+        given = Keywords(options, target=target, **named)
         words = given.words(_FREE)
-        groups = COMMANDS[command]
-        self.target = given.group(Target)
-        self.compare = given.group(Compare)
-        self.search = given.group(Search) if Search in groups else Search()
-        self._check = given.group(CheckOptions) if CheckOptions in groups else CheckOptions()
-        self._data = given.group(Data)
-        self._metric = given.group(Metric) if Metric in groups else Metric()
-        self._places = given.group(Places) if Places in groups else Places()
+        home = _OUTPUTS.get(command)
+        self._own, *shared = (kind for kind in COMMANDS[command] if kind not in (Run, General))
+        own: dict[str, Any] = {} if command == "run" else {"model": PLACE}
+        own |= {} if home is None else {"output": PLACE if output is None else output}
+        self._groups: dict[type, Any] = {self._own: given.group(self._own, **own)}
+        _refuse_target(check)
+        self._groups |= {kind: given.group(kind) for kind in shared}
         given.finish(command)
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
             if not isinstance(check, Sequence):
                 raise UsageError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
-            self._check.check = [check] if isinstance(check, str) else list(check)
-        self._words = (command, *words, *([f"check={self._check.check}"] if self._check.check else []))
-        self._given, self._inputs, self._shape_inference = model, inputs, shape_inference
+            self[CheckOptions].check = [check] if isinstance(check, str) else list(check)
+        said = self[CheckOptions].check
+        self._words = (command, *words, *([f"check={said}"] if said else []))
+        self._given, self._inputs = model, inputs
         self._proto = as_proto(model)
         path = PLACE if self._proto is not None or is_torch(model) else as_path(model)
-        self._annotation = annotation
+        self._annotation: Path | None = getattr(self._groups[self._own], "annotate", None)
         if self._annotation is not None:
             check_annotated(self._annotation, path)
-        self.folder = Workspace.new_folder(command, path) if folder is None else Path(folder)
+        self.folder = Workspace.new_folder(command, path) if run is None else Path(run)
         self.resumed = (self.folder / CALL_FILE).exists()
         if not self.resumed and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
             raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
         Workspace(self.folder)
-        self.files: list[Path] = []
+        if home is not None and output is None:
+            self._groups[self._own].output = self.folder / home
         self._console = Console(int(verbose) - 1) if verbose else _quiet_console(command)
         self._result = Result(command)
+
+    @property
+    def has_check(self) -> bool:
+        """Whether a command or a function says good or bad."""
+        return bool(self[CheckOptions].check) or self._function is not None
+
+    def __getitem__(self, group: type[Group]) -> Group:
+        if group not in self._groups:
+            self._groups[group] = group()
+        found: Group = self._groups[group]
+        return found
 
     def _placed(self) -> ModelSettings:
         """The model, and what it is fed; what was given as values is written into the run's folder."""
@@ -141,14 +162,14 @@ class Call:
             path, inputs = self._exported(export_module(model, inputs, self.folder / PLACE), None)
         elif (path := as_path(model)).suffix == SUFFIX:
             path, inputs = self._exported(export_file(path, self.folder), inputs)
-        settings = replace(model_settings(path, self._data), shape_inference=self._shape_inference)
+        settings = replace(model_settings(path, self[Data]), shape_inference=self[RunOptions].shape_inference)
         return self._with_inputs(settings, inputs)
 
     def _exported(self, exported: Exported, inputs: Inputs | None) -> tuple[Path, Inputs | None]:
         """Say how a program of PyTorch was exported; its ONNX model, and what that is fed where nothing else was given."""
         self._console.say(exported.describe())
         self._result.extra["export"] = exported.to_json()
-        own = inputs is None and not self._data.load_inputs and self._data.data_loader_script is None
+        own = inputs is None and not self[Data].load_inputs and self[Data].data_loader_script is None
         return exported.path, list(exported.samples) or None if own else inputs
 
     def _with_inputs(self, settings: ModelSettings, inputs: Inputs | None) -> ModelSettings:
@@ -168,27 +189,13 @@ class Call:
                 save_npz(files[-1], sample)
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
 
-    @property
-    def search_settings(self) -> SearchSettings:
-        """How the search is run."""
-        return search_settings(self.search)
-
-    @property
-    def check_options(self) -> CheckOptions:
-        """The options of the check."""
-        return self._check
-
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
-        """What says good or bad.
-
-        Args:
-            target: The runtime under suspicion, if there is one.
-            used: Whether it is of use beside a check command too.
+        """What says good or bad; see :class:`~bisect_trt.workflows.searching.Door`.
 
         Raises:
             UsageError: Nothing does, the command does not exist, or something that was given would do nothing.
         """
-        given = bool(self._check.check) or self._function is not None
+        given = self.has_check
         if not given and target is None:
             raise UsageError("there is nothing to say good or bad: give check, a function or a command, or target.")
         if given and target is not None and not (used and self._function is None):
@@ -196,44 +203,50 @@ class Call:
                 f"the check says good or bad, so target='{target.runtime}' would do nothing; leave one out."
             )
         if given and target is None:
-            for name in changed(self.compare):
+            for name in changed(self[Compare]):
                 raise UsageError(
                     f"{name} says how to compare a target, and here the check says good or bad; leave it out."
                 )
         if self._function is not None:
-            for name in set(changed(self._check)).difference(("check", "candidate", "artifacts", "artifacts_dir")):
+            for name in set(changed(self[CheckOptions])).difference(
+                ("check", "candidate", "artifacts", "artifacts_dir")
+            ):
                 raise UsageError(f"{name} is for a check command, and the check is a function; leave it out.")
-        return replace(check_settings(self._check, target, self.compare, self._places), function=self._function)
+        return replace(check_settings(self[CheckOptions], target, self[Compare], self[Places]), function=self._function)
 
-    def finish(self, work: Callable[[Job], Result], fixed_path: Path | None = None) -> Result:
+    def finish(
+        self, work: Callable[[Job], Result], checks: CheckSettings | None = None, files: Iterable[Path] = ()
+    ) -> Result:
         """Do the work; leave ``result.json`` and ``report.html`` in the run's folder however it ends.
 
         Args:
             work: Given the job.
-            fixed_path: Where every candidate goes, if the check reads a fixed path.
+            checks: What says good or bad, if the user chose that.
+            files: What the run depends on beside what shared groups of options name.
 
         Raises:
             UsageError: The run that is to go on was about something else, or it is at work elsewhere; or a file cannot be
                 written.
         """
+        fixed_path = None if checks is None else checks.fixed_path
         with claimed_run(self.folder), claimed_path(fixed_path):
-            return self._worked(work, fixed_path)
+            return self._worked(work, fixed_path, files)
 
-    def _worked(self, work: Callable[[Job], Result], fixed_path: Path | None) -> Result:
+    def _worked(self, work: Callable[[Job], Result], fixed_path: Path | None, files: Iterable[Path]) -> Result:
         result, console = self._result, self._console
         model = self._placed()
-        self._bind(model)
+        self._bind(model, files)
         metric = metric_settings(
-            self._metric,
+            self[Metric],
             model.data,
-            self.compare,
-            confidence=1.0 if result.command == "run" else self.search.confidence,
+            self[Compare],
+            confidence=1.0 if result.command == "run" else self[Search].confidence,
             bounded=result.command != "run",
         )
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        where = open_places(self._places, console)
-        fresh = self.target.fresh_process
+        where = open_places(self[Places], console)
+        fresh = self[Target].fresh_process
         job = Job(model, workspace, console, result, fresh, self._annotation, where, metric)
         began = time.monotonic()
         try:
@@ -254,17 +267,17 @@ class Call:
             console.close()
         return result
 
-    def _bind(self, settings: ModelSettings) -> None:
+    def _bind(self, settings: ModelSettings, files: Iterable[Path]) -> None:
         """Bind the run to this call, or make sure that it is the one that it is bound to."""
         named = [
-            *data_files(self._data),
+            *data_files(self[Data]),
             *settings.data.load_inputs,
-            *compare_files(self.compare),
-            *metric_files(self._metric),
-            *check_files(self._check),
-            *self.files,
+            *compare_files(self[Compare]),
+            *metric_files(self[Metric]),
+            *check_files(self[CheckOptions]),
+            *files,
         ]
-        binding = Binding.of(self._words, settings.path, [*named, *self.target.files()], self._data.external_data_dir)
+        binding = Binding.of(self._words, settings.path, [*named, *self[Target].files()], self[Data].external_data_dir)
         if self._function is not None:
             binding.files.update(bind_function(self._function))
         if (self.folder / CALL_FILE).exists():

@@ -17,6 +17,7 @@ from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Check, Inputs
+    from bisect_trt.reporting.result import Result
 
 Group = TypeVar("Group")
 Given = ParamSpec("Given")
@@ -109,6 +110,15 @@ def check_or_inputs(second: Check | Inputs | None, inputs: Inputs | None) -> tup
     if inputs is not None:
         raise UsageError("inputs are given twice, behind the model and by name; leave one out.")
     return None, cast("Inputs", second)
+
+
+def called(command: str, **given: Any) -> Result:  # noqa: ANN401 - of many types
+    """What a call of a command's function comes to; ``given`` are its arguments: those of :class:`~bisect_trt.api.call.Call`."""
+    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.workflows import searching  # noqa: PLC0415 - as above
+
+    story: Callable[[searching.Door], Result] = getattr(searching, command)
+    return story(Call(command, **given))
 
 
 class Keywords:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.api.keywords import PLACE, Keywords, documented, target_second
+from bisect_trt.api.keywords import called, documented, target_second
 from bisect_trt.errors import BisectError
-from bisect_trt.options.run import MoreTargets, RunOptions
-from bisect_trt.options.searches import Diagnose, Layerwise, Workaround
-from bisect_trt.options.shared import Plots
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Inputs, Model, TargetName, Tolerance
@@ -41,17 +38,7 @@ def diagnose(
     Returns:
         The result; ``artifacts["reproducer"]`` is the folder.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.diagnose import DiagnoseSettings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.from_options import target_check  # noqa: PLC0415 - as above
-
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Diagnose, model=PLACE, output=output, overwrite=overwrite)
-    call = Call("diagnose", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
-    checks = target_check(call.compare, call.target.required(), own.timeout)
-    folder, overwrite = own.output or call.folder / "reproducer", own.overwrite or call.resumed
-    settings = DiagnoseSettings.of(own, checks, call.search_settings, folder, overwrite=overwrite)
-    return call.finish(lambda job: job.diagnose_itself(checks) if own.self_check else job.diagnose(settings))
+    return called("diagnose", **locals())
 
 
 @documented
@@ -78,18 +65,7 @@ def workaround(
     Returns:
         The result; ``workarounds`` are the ways that were tried, ``artifacts["patched"]`` is the model.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import target_check  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.workaround.workaround import PATCHED, WorkaroundSettings  # noqa: PLC0415 - as above
-
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Workaround, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
-    call = Call("workaround", model, given, inputs=inputs, folder=run, verbose=verbose)
-    checks = target_check(call.compare, call.target.required(), own.timeout)
-    settings = WorkaroundSettings(checks, call.folder / PATCHED if output is None else own.output, own.fresh_samples)
-    if not call.resumed:
-        settings.check_output(overwrite=own.overwrite)
-    return call.finish(lambda job: job.workaround(settings, call.search_settings))
+    return called("workaround", **locals())
 
 
 @documented
@@ -114,14 +90,7 @@ def layerwise(
     Returns:
         The result; ``first_mismatch`` and ``tensors`` say what was found.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import layerwise_settings  # noqa: PLC0415 - as above
-
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Layerwise, model=PLACE, isolate=isolate)
-    call = Call("layerwise", model, given, inputs=inputs, verbose=verbose, annotation=own.annotate)
-    settings = layerwise_settings(own, call.compare, call.target.required())
-    return call.finish(lambda job: job.layerwise(settings))
+    return called("layerwise", **locals())
 
 
 @documented
@@ -147,14 +116,7 @@ def compare(
     Returns:
         The result; ``comparisons`` has one entry an output, the status is ``found`` if everything matches.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.compare.wanted import compare_settings  # noqa: PLC0415 - as above
-
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own, more, plots = given.group(RunOptions), given.group(MoreTargets), given.group(Plots)
-    call = Call("run", model, given, inputs=inputs, verbose=verbose, shape_inference=own.shape_inference)
-    settings = compare_settings(own, call.target, more, call.compare, plots)
-    return call.finish(lambda job: job.compare(settings))
+    return called("run", **locals())
 
 
 _SHOWN = 5

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from bisect_trt.api.keywords import target_second
 from bisect_trt.api.looks import assert_matches, compare
 from bisect_trt.api.types import Inputs, Model, TargetName
 from bisect_trt.graph.externals import external_files
+from bisect_trt.probing.places.sent.facts import installed
 from bisect_trt.probing.workspace import sha256_of
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
@@ -103,7 +103,13 @@ class References:
         if content is None or inputs is None:
             return None
         fed = {name: options[name] for name in _DATA if name in options and name != "load_inputs"}
-        known = [content, inputs, json.dumps(fed, sort_keys=True, default=str), __version__, *map(_version, _PACKAGES)]
+        known = [
+            content,
+            inputs,
+            json.dumps(fed, sort_keys=True, default=str),
+            __version__,
+            *(installed(name) or "-" for name in _PACKAGES),
+        ]
         return hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
 
 
@@ -145,10 +151,3 @@ def _digest_of(inputs: Any, files: Any) -> str | None:  # noqa: ANN401 - of many
         return " ".join([*parts, *(sha256_of(Path(file)) for file in files)])
     except OSError:
         return None
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "-"

@@ -1,13 +1,11 @@
-"""The Python functions that search: ``reduce``, ``cause``, ``releases``, ``repeat`` and ``precision``."""
+"""The Python functions that search: ``reduce``, ``cause``, ``releases``, ``repeat``, ``precision``, ``sweep``, ``samples``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.api.keywords import PLACE, Keywords, check_or_inputs, documented, target_second
-from bisect_trt.errors import UsageError
-from bisect_trt.options.searches import Cause, Precision, Reduce, Releases, Repeat
+from bisect_trt.api.keywords import called, check_or_inputs, documented, target_second
 
 if TYPE_CHECKING:
     from bisect_trt.api.types import Check, Inputs, Model, TargetName, Tolerance
@@ -41,27 +39,8 @@ def reduce(
     Returns:
         The result; its status is ``not_reproduced`` if the model does not fail.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.reduce import check_outputs  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.settings import ReduceSettings  # noqa: PLC0415 - as above
-
     check, inputs = check_or_inputs(check, inputs)
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Reduce, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
-    call = Call(
-        "reduce", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
-    )
-    settings = ReduceSettings.of(own, call.folder / "reduced.onnx" if output is None else own.output)
-    if settings.find_all and not settings.both_ends:
-        raise UsageError(
-            "find_all takes what failed out of the model, so both its ends must be free to move; drop one."
-        )
-    if not (settings.reduce_inputs or settings.reduce_outputs):
-        raise UsageError("reduce_inputs and reduce_outputs are both off, which leaves nothing to reduce; turn one on.")
-    if not call.resumed:
-        check_outputs(settings)
-    checks, search = call.checks(call.target.settings()), call.search_settings
-    return call.finish(lambda job: job.reduce(settings, checks, search), checks.fixed_path)
+    return called("reduce", **locals())
 
 
 @documented
@@ -83,13 +62,17 @@ def cause(
     Returns:
         The result; its ``cause`` is a list of alternatives, each a list of switches that are enough to turn.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    return called("cause", **locals())
 
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Cause, model=PLACE)
-    call = Call("cause", model, given, inputs=inputs, folder=run, verbose=verbose, annotation=own.annotate)
-    checks, search = call.checks(call.target.required(), used=True), call.search_settings
-    return call.finish(lambda job: job.cause(checks, search), checks.fixed_path)
+
+def _case(model: Model, inputs: Inputs | None) -> tuple[Model, Inputs | None]:
+    """A model and what it is fed; those of a reproducer, where its folder is named."""
+    from bisect_trt.workflows.from_options import case_of  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+
+    if not isinstance(model, str | Path):
+        return model, inputs
+    model, values = case_of(Path(model))
+    return model, values[0] if values and inputs is None else inputs
 
 
 @documented
@@ -122,20 +105,9 @@ def releases(
     Raises:
         UnavailableError: No release says anything.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import case_of, releases_settings  # noqa: PLC0415 - as above
-
     check, inputs = check_or_inputs(check, inputs)
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Releases, model=PLACE)
-    if isinstance(model, str | Path):
-        model, values = case_of(Path(model))
-        inputs = values[0] if values and inputs is None else inputs
-    call = Call("releases", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
-    runtime, search = call.target.settings(), call.search_settings
-    settings = releases_settings(own, runtime, call.search, has_check=check is not None)
-    checks = call.checks(runtime, used=True)
-    return call.finish(lambda job: job.releases(settings, checks, search), checks.fixed_path)
+    model, inputs = _case(model, inputs)
+    return called("releases", **locals())
 
 
 @documented
@@ -161,16 +133,8 @@ def repeat(
     Returns:
         The result; its ``extra`` has ``runs``, ``good``, ``bad``, ``rate``, ``interval`` and ``choices``.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.from_options import repeat_settings  # noqa: PLC0415 - as above
-
     check, inputs = check_or_inputs(check, inputs)
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, fp16=fp16)
-    own = given.group(Repeat, model=PLACE)
-    call = Call("repeat", model, given, inputs=inputs, check=check, folder=run, verbose=verbose)
-    settings = repeat_settings(own, call.search, call.check_options)
-    checks, search = call.checks(call.target.settings(), used=True), call.search_settings
-    return call.finish(lambda job: job.repeat(settings, checks, search), checks.fixed_path)
+    return called("repeat", **locals())
 
 
 @documented
@@ -198,25 +162,74 @@ def precision(
     Returns:
         The result; ``keep_fp32`` are the nodes, ``artifacts["mixed"]`` is the model.
     """
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.workflows.precision.task import PrecisionSettings  # noqa: PLC0415 - as above
-    from bisect_trt.workflows.precision.wanted import low_precision, precision_files  # noqa: PLC0415 - as above
-
     check, inputs = check_or_inputs(check, inputs)
-    named = {} if options.get("ladder") else {low: True}  # a ladder names its own
-    given = Keywords(options, target=target, atol=atol, rtol=rtol, **named)
-    own = given.group(Precision, model=PLACE, output=PLACE if output is None else output, overwrite=overwrite)
-    call = Call(
-        "precision", model, given, inputs=inputs, check=check, folder=run, verbose=verbose, annotation=own.annotate
-    )
-    lows, runtime = low_precision(call.target, own)
-    own.refuse_ends(low)
-    call.files += precision_files(own)
-    mixed = call.folder / "mixed.onnx" if output is None else own.output
-    settings = PrecisionSettings.of(own, mixed, lows, runtime)
-    if not call.resumed:
-        settings.check_output()
-    # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
-    checks = call.checks(runtime, used=runtime is not None and runtime.target.capabilities.lowers_layers)
-    search = call.search_settings
-    return call.finish(lambda job: job.precision(settings, checks, search), checks.fixed_path)
+    options |= {} if options.get("ladder") else {low: True}  # a ladder names its own
+    del low
+    return called("precision", **locals())
+
+
+@documented
+@target_second
+def sweep(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: TargetName | None = None,
+    *,
+    shapes: str | list[str],
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find the sizes at which the target goes wrong.
+
+    Args:
+        inputs: What the model is fed, repeated or cut at other sizes; random values if not given.
+        target: The runtime under suspicion; ``onnxrt`` where neither it nor ``check`` is given.
+        shapes: Inputs with the sizes of their dimensions, as after ``--shapes``: ``x:[1..64,3,224,224]``.
+        **options: ``check`` may be a function too, see :func:`reduce`. It is given the model with its
+            dimensions free, and the inputs of a size.
+
+    Returns:
+        The result; ``extra["sweep"]`` has what was tried. Its status is ``not_reproduced`` if no size fails.
+
+    Raises:
+        UnavailableError: No size says anything.
+    """
+    check: Check | None = options.pop("check", None)
+    target = "onnxrt" if target is None and check is None else target
+    return called("sweep", **locals())
+
+
+@documented
+def samples(
+    model: Model,
+    check: Check | Inputs | None = None,
+    *,
+    target: TargetName | None = None,
+    inputs: Inputs | None = None,
+    output: str | Path | None = None,
+    atol: Tolerance | None = None,
+    rtol: Tolerance | None = None,
+    fp16: bool = False,
+    verbose: bool | int = False,
+    overwrite: bool = False,
+    run: str | Path | None = None,
+    **options: Any,  # noqa: ANN401 - of many types
+) -> Result:
+    """Find which of many inputs fail, what they have in common, and the smallest that still fails.
+
+    Args:
+        inputs: The samples, or their file; random ones if not given (``iterations=`` says how many).
+        output: Where the smallest failing input goes; in the run's folder if not given.
+
+    Returns:
+        The result; ``extra["samples"]`` has which fail. Its status is ``not_reproduced`` if none does.
+
+    Raises:
+        UnavailableError: No sample says anything.
+    """
+    check, inputs = check_or_inputs(check, inputs)
+    return called("samples", **locals())

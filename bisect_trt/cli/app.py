@@ -25,8 +25,9 @@ from bisect_trt.options.given import Given
 from bisect_trt.options.shared import General
 from bisect_trt.probing.times import account, whole
 from bisect_trt.reporting.ci import workflow_commands, write_junit
-from bisect_trt.reporting.console import Console, LogFile
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
+from bisect_trt.reporting.story import LogFile
 from bisect_trt.workflows.commands import COMMANDS
 from bisect_trt.workflows.record import leave_record
 
@@ -185,10 +186,10 @@ def _stop_at_once(console: Console) -> None:
 
 def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
-    leave_record(result, invocation.folder, invocation.argv, console, general.report)
+    content = leave_record(result, invocation.folder, invocation.argv, console, general.report)
     try:
         if general.json is not None:
-            result.write(general.json)
+            result.write(general.json, content)
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)
     except BisectError as error:

@@ -7,22 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.cli.arguments import invocation
-from bisect_trt.graph.save import check_annotated, check_output
+from bisect_trt.graph.save import check_annotated
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Metric
-from bisect_trt.options.shared import Check, Data, Places, Search
+from bisect_trt.options.shared import Data, Places
 from bisect_trt.probing.claim import claimed_path, claimed_run
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.binding import Binding
 from bisect_trt.workflows.from_options import (
-    check_files,
-    check_settings,
     compare_files,
     data_files,
     metric_files,
@@ -32,7 +29,7 @@ from bisect_trt.workflows.from_options import (
 from bisect_trt.workflows.from_torch import SUFFIX, export_file
 from bisect_trt.workflows.job import Job
 from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings
+from bisect_trt.workflows.settings import ModelSettings
 
 
 def open_run(
@@ -167,31 +164,3 @@ def open_target_job(
         where=where,
         metric=metric,
     )
-
-
-def open_search(
-    model: Path,
-    given: Given,
-    runtime: TargetSettings | None,
-    console: Console,
-    result: Result,
-    annotation: Path | None,
-    files: Iterable[Path] = (),
-    *,
-    scored: bool = False,
-) -> tuple[Job, CheckSettings]:
-    """The job of a command whose check the user chooses, and that check; ``runtime`` is the target as plain data.
-
-    Beside the check, the run depends on ``files``. ``scored`` says whether a metric may be the check.
-
-    Raises:
-        UsageError: As :func:`open_target_job`, or an option of the check is wrong.
-    """
-    check = given[Check]
-    checks = check_settings(check, runtime, given[Compare], given[Places])
-    if checks.candidate is not None:
-        check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
-    own, fixed = [*check_files(check), *files], checks.fixed_path
-    sure = given[Search].confidence if scored else None
-    job = open_target_job(model, given, console, result, own, fixed, annotation=annotation, confidence=sure)
-    return job, checks

@@ -88,6 +88,7 @@ class Models:
         ``target`` is what the reference is for, where that makes a difference.
         """
         self.reference = reference_settings(target)
+        self._reference_once = reference_settings(target, spinning=False)
         self._scratch = workspace.scratch
         self._workers = workers
 
@@ -147,7 +148,8 @@ class Models:
         """
         settings = self.reference if target is None else target
         with spending("reference") if target is None else nullcontext():
-            reply = self.ask(Collect(settings, model, inputs, to, feeds, append), here=here or target is None)
+            asked = self._reference_once if target is None else target
+            reply = self.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":

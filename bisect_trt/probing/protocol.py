@@ -157,7 +157,7 @@ class Looked(Reply):
     """What there is in a place.
 
     Attributes:
-        found: ``host``, ``Python``, ``packages`` and so on; see ``probing/places/sent/server.py``.
+        found: ``host``, ``Python``, ``packages`` and so on; see ``probing/places/sent/facts.py``.
         target: What the target says of itself there, its ``version`` for one; empty if it is not started.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib import metadata
 from pathlib import Path
 
 from bisect_trt import __version__
+from bisect_trt.probing.places.sent.facts import installed, processor
 
 _DRIVER = Path("/proc/driver/nvidia")
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "openvino")
@@ -17,24 +17,16 @@ _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidi
 
 def environment() -> dict[str, str]:
     """What a bug report needs to know of this machine, by name; what is not known is left out."""
-    seen = {"bisect-trt": __version__, **{name: found for name in _PACKAGES if (found := _version(name))}}
+    seen = {"bisect-trt": __version__, **{name: found for name in _PACKAGES if (found := installed(name))}}
     seen |= {"Python": platform.python_version(), "platform": platform.platform()}
-    cuda = next((found for name in _CUDA_PACKAGES if (found := _version(name))), "")
-    about = {"CUDA runtime": cuda, "CPU": _processor(), "GPU": ", ".join(_gpus()), "NVIDIA driver": _driver()}
+    cuda = next((found for name in _CUDA_PACKAGES if (found := installed(name))), "")
+    about = {
+        "CUDA runtime": cuda,
+        "CPU": f"{processor()}, {os.cpu_count()} cores",
+        "GPU": ", ".join(_gpus()),
+        "NVIDIA driver": _driver(),
+    }
     return {**seen, **{name: value for name, value in about.items() if value}}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _processor() -> str:
-    model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
-    name = model[1] if model else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
 
 
 def _gpus() -> list[str]:

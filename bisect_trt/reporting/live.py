@@ -201,9 +201,9 @@ class LiveView(Watcher):
 
     def status(self) -> list[str]:
         """How far the search is, in a few parts."""
-        parts = [f"{plural(self._probes, 'probe')} done"]
-        if self._ahead is not None and self._ahead.left > 0:
-            parts.append(f"{'more than' if self._ahead.capped else 'about'} {self._ahead.left} to go")
+        parts, ahead = [f"{plural(self._probes, 'probe')} done"], self._ahead  # read once: the search goes on meanwhile
+        if ahead is not None and ahead.left > 0:
+            parts.append(f"{'more than' if ahead.capped else 'about'} {ahead.left} to go")
         if self._spent:
             parts.append(f"{seconds(sum(self._spent) / len(self._spent))} each")
             left = self.seconds_left()
@@ -212,9 +212,10 @@ class LiveView(Watcher):
 
     def seconds_left(self) -> float | None:
         """About how long the search still takes, from the pace of its last verdicts; never negative."""
-        if self._ahead is None or self._ahead.left == 0 or not self._pace or self._decided is None:
+        ahead = self._ahead
+        if ahead is None or ahead.left == 0 or not self._pace or self._decided is None:
             return None
-        expected = self._ahead.left * sum(self._pace) / len(self._pace)
+        expected = ahead.left * sum(self._pace) / len(self._pace)
         return max(expected - (time.monotonic() - self._decided), 0.0)
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
@@ -222,8 +223,9 @@ class LiveView(Watcher):
         # The last column stays free: some terminals wrap as soon as it is written to.
         width = max(options.max_width - 1, 1)
         yield from (_crop(line, width) for line in self._head(width))
-        if self._ahead is not None:
-            whole = self._probes + self._ahead.left
+        ahead = self._ahead
+        if ahead is not None:
+            whole = self._probes + ahead.left
             yield ProgressBar(total=max(whole, 1), completed=self._probes, width=min(width, 60))
             yield Text()
         yield from (_crop(line, width) for line in self._tail(width))
@@ -237,7 +239,7 @@ class LiveView(Watcher):
 
     def _tail(self, width: int) -> Iterator[Text]:
         if self._best is not None:
-            among = 0 if self._ahead is None else self._ahead.among
+            among = 0 if (ahead := self._ahead) is None else ahead.among
             yield from _pack([f"best so far: {self._best}", *([f"next one among {among}"] if among > 1 else [])], width)
         if self._flaky:
             yield Text(self._flaky)

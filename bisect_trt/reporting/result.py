@@ -97,14 +97,20 @@ class Result:
 
         return embed(self.to_json())
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON.
+    def write(self, path: Path, content: bytes | None = None) -> bytes:
+        """Write it as JSON; ``content`` is what an earlier call wrote, where it has not changed since.
+
+        Returns:
+            What was written.
 
         Raises:
             UsageError: The file cannot be written.
         """
+        if content is None:
+            content = json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
         with replacing(path) as file:
-            file.write(json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n")
+            file.write(content)
+        return content
 
     @property
     def exit_status(self) -> ExitStatus:

@@ -1,4 +1,7 @@
-"""What a target is: the plug-in that knows all about one runtime, and the protocols of what it makes."""
+"""What a target is: the plug-in that knows all about one runtime. What plug-ins import is here, or named here.
+
+It stays long because it is one class, whose methods are read side by side by whoever writes another target.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bisect_trt.targets.declared import Capabilities, Engines, Minimal, NotReproducible, Package, Script
+from bisect_trt.targets.runtimes import Arrays, EngineLayer, Lowering, Runtime, Session
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
-    from numpy.typing import NDArray
     from onnx import ModelProto
 
     from bisect_trt.targets.chosen import Choice
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.targets.switches import Looked, Snippet, Switch
-    from bisect_trt.tensors.info import TensorInfo
 
-    Arrays = dict[str, NDArray[Any]]
-else:
-    Arrays = dict
 
+__all__ = [
+    "ELSEWHERE",
+    "Arrays",
+    "Capabilities",
+    "EngineLayer",
+    "Engines",
+    "Lowering",
+    "Minimal",
+    "NotReproducible",
+    "OwnOptions",
+    "OwnSettings",
+    "Package",
+    "Runtime",
+    "Script",
+    "Session",
+    "ShapeRange",
+    "Target",
+    "Value",
+    "make_runtime",
+]
 _TOO_NEW = re.compile(
     r"(?i)is under development and support for this is limited|Unsupported model IR version|unsupported (?:ONNX )?opset"
     r"|Unknown model file format version|max supported (?:IR|opset)|No Op registered for|is not a registered function/op"
@@ -40,109 +61,6 @@ ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the most usual and the largest shape of an input."""
 ELSEWHERE = "weights.folder"
 """Beside candidates: names the folder with the weights' files that do not lie there themselves."""
-Lowering = Literal["cast", "layer"]
-"""How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """A layer of what a target makes of a model.
-
-    Attributes:
-        name: As the target calls it.
-        kind: Its type.
-        nodes: Places of the ONNX nodes it runs, as far as its name tells.
-        precisions: The types of what it makes, as ``float32`` or ``float16``.
-        tactic: The kernel that runs it, as the target calls it; ``None`` where it does not say.
-        formats: How what it reads and makes lies in memory, in the target's words.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[int, ...]
-    precisions: tuple[str, ...]
-    tactic: str | None = None
-    formats: tuple[str, ...] = ()
-
-
-class Session(Protocol):
-    """A model, ready to run."""
-
-    @property
-    def inputs(self) -> Sequence[TensorInfo]:
-        """What it has to be fed."""
-
-    @property
-    def skipped(self) -> Mapping[str, str]:
-        """Outputs of the model that it does not hand out, with the reason."""
-
-    def layers(self) -> list[dict[str, Any]]:
-        """What the model has become, in the order it runs; empty where the runtime does not say.
-
-        Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
-        ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
-        """
-
-    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        """All its outputs that are tensors, by name.
-
-        Raises:
-            RunError: It fails.
-        """
-
-
-class Runtime(Protocol):
-    """Something that runs models."""
-
-    def lowered(self, model: Path) -> ModelProto | None:
-        """The form of a model that it really runs; ``None`` if that is the model itself."""
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
-
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write what the runtime makes of a model to a file; the arguments are those of :meth:`load`.
-
-        Raises:
-            BuildError: It refuses the model.
-            UsageError: It makes no such thing, or the file cannot be written.
-        """
-
-    def describe_engine(self) -> dict[str, Any]:
-        """What the prebuilt engine is made of that it was set up with, as plain values.
-
-        Raises:
-            UnavailableError: The engine is not for this runtime.
-            UsageError: It has no such thing.
-        """
-
-    def gpu_memory(self) -> int:
-        """Bytes of its GPU that are in use, by anybody; 0 without one."""
-
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
-        """Prepare a model.
-
-        Args:
-            model: The ONNX file.
-            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
-
-        Raises:
-            BuildError: It refuses the model.
-        """
-
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """What it does to a model on the way to running it, as plain values that its target's ``switches`` read.
-
-        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not say.
-        """
-
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
-        """The same, but what it gives back are all tensors that it does not fuse away; ``None`` if it cannot.
-
-        Raises:
-            BuildError: It refuses the model.
-        """
 
 
 @dataclass(frozen=True)
@@ -169,110 +87,6 @@ class OwnOptions:
     def files(self) -> list[Path]:
         """The files that the target depends on."""
         return []
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a target is like, where workflows go about it one way or the other.
-
-    Attributes:
-        costly: Whether a probe is minutes rather than milliseconds.
-        timed: Whether how long a model runs on it is worth measuring.
-        chooses_precision: Whether it may run in fp32 what it may run in a low precision, unless it is held to that.
-        lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
-        runs_more: Whether it may run operators that the reference cannot, such as plugins.
-        sliced: Whether a model that is too large for memory may be run on it slice by slice.
-        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
-        remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
-        pins: Whether a build can be held to what another one chose, and kept from it; see ``Target.pinned``.
-    """
-
-    costly: bool = False
-    timed: bool = False
-    chooses_precision: bool = False
-    lowers_layers: bool = False
-    runs_more: bool = False
-    sliced: bool = False
-    compiles_shapes: bool = False
-    remembers_builds: bool = False
-    pins: bool = False
-
-
-@dataclass(frozen=True)
-class NotReproducible:
-    """That a setting is not said to others.
-
-    Attributes:
-        reason: Why.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Script:
-    """How ``reproduce.py`` runs a model.
-
-    Attributes:
-        needs: The packages that takes, in words.
-        modules: Whose source it is made of, each after those it needs. They have Python 3.8's syntax, import nothing of
-            bisect-trt but each other, and define ``run`` and ``sign`` as :mod:`bisect_trt.targets.standalone` calls them.
-        settings: What ``run`` is given: plain values.
-    """
-
-    needs: str
-    modules: tuple[str, ...]
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Minimal:
-    """The model that is to be reproduced.
-
-    Attributes:
-        file: The file that the target runs.
-        lowered: Whether the low precision is in that file already.
-        inputs: The names of its inputs.
-        outputs: The names of its outputs.
-        nodes: Of each of its nodes the name and the outputs.
-    """
-
-    file: str
-    lowered: bool = False
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package of an index that a target comes as, a release at a time.
-
-    Attributes:
-        name: As the index calls it, in its canonical form.
-        numpy_before: Releases that were built for an older NumPy than the newest, and do not say so: those before this one
-            need the NumPy that is named, as ``((1, 19), "numpy<2")``.
-    """
-
-    name: str
-    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
-
-    def numpy(self, release: tuple[int, ...]) -> str:
-        """The NumPy that a release works with, as a requirement."""
-        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
-
-
-class Engines(Protocol):
-    """Of a target that compiles models into files: how it is set up to read and write those."""
-
-    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Run a prebuilt engine instead of the model."""
-
-    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
-        """Leave the engine of what is run."""
-
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
-        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it is there."""
 
 
 class Target(ABC):

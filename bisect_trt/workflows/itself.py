@@ -39,7 +39,7 @@ def diagnose_itself(examination: Examination, check: CheckSettings) -> Result:
     names = [name for name in subject.network.computed if name in subject.infos or name in subject.network.producer]
     for entry in failed:
         console.step(f"Mark every tensor as an output: where does {entry['what']} begin to differ?")
-        comparisons = try_again(examination, target, entry["check"], names, check.tolerance, check.timeout)
+        comparisons = try_again(examination, target, entry["what"], names, check.tolerance, check.timeout)
         result.extra["contradiction"] = {"check": entry["check"], "what": entry["what"], "shown": False}
         if isinstance(comparisons, str):
             console.say(f"  the target does not run the model with every tensor marked: {comparisons}")

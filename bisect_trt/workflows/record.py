@@ -146,7 +146,7 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
 
 def leave_record(
     result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
-) -> None:
+) -> bytes | None:
     """Write ``result.json`` and ``report.html`` into a run's folder; what cannot be written is warned of.
 
     Args:
@@ -155,10 +155,13 @@ def leave_record(
         argv: What was typed, without the program's name; empty if it was called from Python.
         console: Who was told of the run.
         report: Where else the report goes, if it was asked for.
+
+    Returns:
+        The result as it stands in ``result.json``, if it does and nothing of it has changed since.
     """
     places = [place for place in (folder and folder / REPORT_FILE, report) if place is not None]
     if not places:
-        return
+        return None
     result.artifacts["report"] = str(places[-1])
     known = result.extra.setdefault("report", {})
     known |= {
@@ -173,13 +176,14 @@ def leave_record(
         },
     }
     try:
-        if folder is not None:
-            result.write(folder / RESULT_FILE)
+        content = None if folder is None else result.write(folder / RESULT_FILE)
         for place in places:
             write_report(result.to_json(), place)
     except BisectError as error:
         result.artifacts["report"] = None
         console.warn(f"no report: {error}")
+        return None
+    return content
 
 
 def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[dict[str, str]]:

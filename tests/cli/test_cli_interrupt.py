@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import chain, gone, has, node_names, pids, read_json, script
+from support import assert_gone, chain, has, node_names, pids, read_json, script
 
 pytestmark = pytest.mark.any_version
 
@@ -40,14 +40,6 @@ def interrupt(process: subprocess.Popen[str], folder: Path, running: int) -> str
     assert "Traceback" not in out + err
     assert_gone(pids(folder))
     return err
-
-
-def assert_gone(started: list[int]) -> None:
-    """What was only just being started when the driver ended is ended by its guard, a moment later."""
-    deadline = time.monotonic() + SECONDS
-    while not all(map(gone, started)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert all(map(gone, started))
 
 
 def test_the_best_so_far_is_saved(here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,19 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from screens import Terminal
-from support import TARGET, bisect_trt, chain, gone, has, node_names, overflowing, pids, read_json, rest_slow, script
+from support import (
+    TARGET,
+    assert_gone,
+    bisect_trt,
+    chain,
+    has,
+    node_names,
+    overflowing,
+    pids,
+    read_json,
+    rest_slow,
+    script,
+)
 
 LINES = 12
 STEP = re.compile(r"^\d+ s  (Probe the original|Shrink|Written)")
@@ -256,7 +267,7 @@ def test_ctrl_c_once_ends_cleanly(terminal: Callable[..., Terminal], here: Path)
     assert re.search(r"error: stopped; go on with: bisect-trt resume \.bisect-trt/", term.text().replace("\n", ""))
     assert not view(term.visible())
     assert not term.cursor_hidden
-    assert all(map(gone, pids(here)))
+    assert_gone(pids(here))
 
 
 PATIENT = "from bisect_trt.probing.workers import process; process.GRACE_SECONDS = 600.0"
@@ -279,10 +290,7 @@ def test_ctrl_c_twice_ends_at_once(terminal: Callable[..., Terminal], here: Path
     assert "stopped at once; go on with: bisect-trt resume" in term.text().replace("\n", "")
     assert "Traceback" not in term.text()
     assert not term.cursor_hidden
-    deadline = time.monotonic() + 60
-    while not all(map(gone, pids(here))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert all(map(gone, pids(here)))
+    assert_gone(pids(here))
 
 
 PLAIN = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import pty
 import re
@@ -38,6 +40,8 @@ class Terminal:
         self.process = subprocess.Popen(command, cwd=folder, stdin=child, stdout=child, stderr=child, env=environment)
         os.close(child)
         self.seen = ""
+        # What is read at once may end within a character, or between the two that end a line.
+        self._decode = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True).decode
 
     def close(self) -> None:
         self.process.kill()
@@ -54,7 +58,7 @@ class Terminal:
                     data = os.read(self._master, 4096)
                 except OSError:  # what Linux makes of a terminal whose last user has gone
                     return False
-                self.seen += data.decode().replace("\r\n", "\n")
+                self.seen += self._decode(data)
         return True
 
     def answer(self, text: str) -> None:

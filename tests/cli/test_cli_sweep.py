@@ -196,6 +196,26 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
         assert (ran.status, "none of the 3 samples fails" in ran.err + ran.out) == (1, True)
 
 
+@pytest.mark.parametrize("command", ["sweep", "samples"])
+def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLine, here: Path, command: str) -> None:
+    """Also where the smallest size, or the first sample, is one that it refuses."""
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["y"], name="fold")]
+    ends = [helper.make_tensor_value_info(*each) for each in (("x", 1, ["n"]), ("y", 1, [None, 4]))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.array([-1, 4]), "s")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "m.onnx")
+    (here / "data.py").write_text(
+        "import numpy\ndef load_data():\n    for size in (3, 4, 8):\n        yield {'x': numpy.ones(size, numpy.float32)}\n"
+    )
+    fed = ["--shapes", "x:[{3,4,8}]"] if command == "sweep" else ["--data-loader-script", "data.py"]
+    check = ["--check", "sh", "-c", "test -s {inputs} && test $BISECT_TRT_SHAPES != x:8"]
+    ran = cli(command, "m.onnx", *fed, "--json", "r.json", *check)
+    assert ran.status == 0, ran.err
+    found = read_json(Path("r.json"))[command]
+    each = found["map"] if command == "sweep" else found["each"]
+    assert [entry["verdict"] for entry in each] == ["UNRESOLVED", "PASS", "FAIL"]
+    assert each[0]["reason"].startswith("the reference does not run it: ")
+
+
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
     model = write(here / "model.onnx", "n", "m", 8, also=True)
     status, result, said = unsteady(

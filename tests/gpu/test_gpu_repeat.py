@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,8 +31,12 @@ T = TypeVar("T")
 
 
 def convolutions(path: Path) -> Path:
-    """Two small convolutions that are unlike each other, so that each has tactics of its own to choose of."""
-    return chained_convolutions(path, [(16, 3), (8, 1)], [1, 8, 16, 16])
+    """Three small convolutions that are unlike each other, so that each has tactics of its own to choose of.
+
+    Nothing is between them: of four such with a Tanh behind each every build took 3.2 to 4 s on an H200 (TensorRT 8.6.0),
+    also one that was held to a tactic in each layer, as pointwise layers are compiled again in each build.
+    """
+    return chained_convolutions(path, [(16, 3), (24, 1), (8, 3)], [1, 8, 16, 16], bare=True)
 
 
 def needs_selector() -> None:
@@ -48,25 +52,40 @@ def contains(choice: Choice, chosen: frozenset[Choice]) -> bool:
 class RealBuilds:
     """Builds in this process; layers that are not held are dealt one of the tactics that were ``seen`` of them.
 
-    So choices vary as they do where tactics are as fast as each other, and TensorRT times those tactics alone: tenths of a
-    second, where a build that times all of them takes seconds.
+    So choices vary as they do where tactics are as fast as each other, and TensorRT times those tactics alone. A build that is
+    told as much of each layer as one before chooses the same, which another test holds, and is not made again.
+
+    Attributes:
+        known: What builds chose, by what they were told; ``None`` if they could not be held to it.
+        asked: How many builds were asked for.
     """
 
     model: Path
     folder: Path
     bad: Callable[[frozenset[Choice]], bool]
     seen: frozenset[Choice] = frozenset()
-    built: int = 0
+    known: dict[tuple[frozenset[Choice], frozenset[Choice]], frozenset[Choice] | None] = field(default_factory=dict)
+    asked: int = 0
 
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
-        self.built += 1
+        self.asked += 1
         layers = {each.layer for each in held.pins}
         dealt = {
             layer: random.choice(sorted(of_layer))
             for layer in sorted({each.layer for each in self.seen} - layers)
             if (of_layer := {each for each in self.seen if each.layer == layer} - set(held.bans))
         }
-        settings = PLAIN.target.pinned(PLAIN, [*held.pins, *dealt.values()], held.bans)
+        told = frozenset([*held.pins, *dealt.values()]), frozenset(held.bans)
+        if not self.seen or told not in self.known:
+            self.known[told] = self.make(*told)
+        chosen = self.known[told]
+        if chosen is None:
+            return Verdict.UNRESOLVED, frozenset()
+        return Verdict.FAIL if self.bad(chosen) else Verdict.PASS, chosen
+
+    def make(self, pins: frozenset[Choice], bans: frozenset[Choice] = frozenset()) -> frozenset[Choice] | None:
+        """What a build of its own chooses; ``None`` if it cannot be held to the pins."""
+        settings = PLAIN.target.pinned(PLAIN, sorted(pins), sorted(bans))
         settings = PLAIN.target.recording(settings, self.folder)
         feed = {"x": np.ones((1, 8, 16, 16), np.float32)}
         try:
@@ -74,11 +93,10 @@ class RealBuilds:
         except BuildError as error:
             if error.signature != "pin":
                 raise
-            return Verdict.UNRESOLVED, frozenset()
+            return None
         found = read_choices(json.loads((self.folder / RECORD).read_text()))
         assert found is not None
-        chosen = frozenset(found)
-        return Verdict.FAIL if self.bad(chosen) else Verdict.PASS, chosen
+        return frozenset(found)
 
     def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
         return algorithm(lambda units: self.build(held(units))[0])
@@ -86,12 +104,12 @@ class RealBuilds:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> RealBuilds:
-    """Builds that are dealt the tactics that four builds chose, each of which was kept from those of the ones before."""
+    """Builds that are dealt the tactics that three builds chose, each of which was kept from those of the ones before."""
     needs_selector()
     folder = tmp_path_factory.mktemp("known")
     real = RealBuilds(convolutions(folder / "m.onnx"), folder, lambda _: False)
     tactics: set[Choice] = set()
-    for _ in range(4):
+    for _ in range(3):
         chosen = real.build(Held("free", bans=tuple(sorted(tactics))))[1]
         tactics |= {each for each in chosen if each.pins and each.kind == TACTIC}
     real.seen = frozenset(tactics)
@@ -113,8 +131,8 @@ def test_a_build_is_held_to_what_another_one_chose(known: RealBuilds) -> None:
     tactics = [frozenset(each for each in known.build(Held("free"))[1] if each.pins) for _ in range(6)]
     assert len(set(tactics)) > 1, "nothing varies"
     for wanted in tactics:
-        verdict, chosen = known.build(Held("held", tuple(sorted(wanted))))
-        assert verdict is Verdict.PASS
+        chosen = known.make(wanted)
+        assert chosen is not None
         assert wanted <= chosen
 
 
@@ -126,20 +144,21 @@ def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Calla
     for number in range(TRIES):
         random.seed(number)
         guilty = planted[number % len(planted)]
-        real = replace(known, bad=partial(contains, guilty), built=0)
+        real, before = replace(known, bad=partial(contains, guilty), asked=0), len(known.known)
         builds: list[Build] = []
         while len(builds) < 6 or len({build.good for build in builds}) < 2:
-            assert real.built < 80, f"{guilty} is chosen always or never"
+            assert real.asked < 80, f"{guilty} is chosen always or never"
             verdict, made = real.build(Held("free"))
             if verdict is not Verdict.UNRESOLVED:
                 builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, made))
         reasons = find_reasons(real, builds, 2)
-        builds_made.append(real.built)
+        builds_made.append(len(known.known) - before)
         named = {choice for reason in reasons for choice in reason.choices if reason.proven}
         exact += named == {guilty}
         table = compare_builds(builds).proven(frozenset(named), builds)
         print(
-            f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, {real.built} builds, "
+            f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, "
+            f"{builds_made[-1]} builds of {real.asked}, "
             f"p {table.rows[0].p:.3g}, {[reason.why for reason in reasons]}",
             flush=True,
         )

@@ -29,8 +29,9 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.places import bundle
 from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
+from bisect_trt.probing.places.pieces import cut_pieces
 from bisect_trt.probing.places.place import Place, Where, make_place, parse
-from bisect_trt.probing.places.runtime import PlaceRuntime, cut_pieces
+from bisect_trt.probing.places.runtime import PlaceRuntime
 from bisect_trt.probing.places.sent import wire
 from bisect_trt.probing.protocol import BEGUN, Collect, Done, Execute
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -423,6 +424,9 @@ def test_diagnose_tries_its_script_where_the_target_runs(failing: Path) -> None:
     assert f"To see it again: {sys.executable} m-reproducer/reproduce.py" in done.stdout.splitlines()
     assert sys.executable not in readme
     assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
+    advised = [line for line in done.stdout.splitlines() if "bisect-trt workaround" in line]
+    assert advised
+    assert all(f" --on {HERE}" in line for line in advised)
 
 
 def test_where_a_failure_is_seen_again() -> None:

@@ -8,9 +8,11 @@ import os
 import re
 import sys
 import threading
+from types import SimpleNamespace
 from unittest import mock
 
 import pyte
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -20,7 +22,7 @@ from support import examples
 
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.watcher import Ahead
-from bisect_trt.reporting import console
+from bisect_trt.reporting import console, live
 from bisect_trt.reporting.live import LiveView, Screen
 from bisect_trt.reporting.markdown import plain
 from bisect_trt.search.oracle import Verdict
@@ -75,7 +77,35 @@ def test_the_time_left_is_never_negative(view: LiveView) -> None:
     assert left is None or left >= 0
 
 
-def test_what_an_earlier_session_learned_says_nothing_of_the_pace() -> None:
+class Passing(LiveView):
+    """The search goes on while it is drawn: what lies ahead is there at one look, and no more at the next."""
+
+    looks = 0
+
+    @property  # as a search sets it, from another thread
+    def _ahead(self) -> Ahead | None:
+        self.looks += 1
+        return Ahead(5, best="3 of 6 units") if self.looks % 2 else None
+
+    @_ahead.setter
+    def _ahead(self, ahead: Ahead | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_it_is_drawn_while_the_search_ends(looks: int) -> None:
+    file = io.StringIO()
+    view = Passing(Screen(file=file))
+    view.started("a", "the original")
+    view.looks = looks
+    for _ in range(6):
+        Screen(file=file).print(view)
+        view.looks += 1  # so that each look is the first of a drawing once
+    assert file.getvalue().count("0 probes done") == 6
+
+
+def test_what_an_earlier_session_learned_says_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: 7.0))  # how long this takes is no matter
     view = LiveView(Screen(file=io.StringIO()))
     view.estimated(Ahead(5))
     view.probed(record(1, "old", Verdict.FAIL, "the original", "exit status 1", 3600))

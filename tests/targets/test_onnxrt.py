@@ -90,6 +90,15 @@ def test_the_reference_is_the_model_as_written() -> None:
     assert (settings.fp16, own.optimize, own.providers) == (False, False, ())
 
 
+def test_the_reference_has_the_same_bits_without_spinning() -> None:
+    light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
+    ready, waiting = (make_runtime(reference_settings(spinning=spinning)).load(light) for spinning in (True, False))
+    image = np.linspace(-1, 1, 3 * 224 * 224, dtype=np.float32).reshape(1, 3, 224, 224)
+    feed = {info.name: image for info in ready.inputs}
+    for name, value in ready.run(feed).items():
+        assert value.tobytes() == waiting.run(feed)[name].tobytes()
+
+
 @pytest.mark.parametrize("optimize", [False, True])
 def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> None:
     model = square_root_of_square(tmp_path / "m.onnx")

@@ -411,6 +411,24 @@ def test_what_is_quantized_inside() -> None:
     assert "squashed" in group.name
 
 
+def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
+    """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
+    nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
+    nodes.append(helper.make_node("QuantizeLinear", ["y", "small", "z"], ["qy"]))
+    nodes.append(helper.make_node("DequantizeLinear", ["qy", "small", "z"], ["y_dequantized"]))
+    model = graph(nodes, {**SCALE, "small": np.full((), 1 / 127, np.float32)})
+    model.graph.output[0].name = "y_dequantized"
+    for name, each in (("model", model), ("float", FLOAT)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", reference=tmp_path / "float.onnx", output=tmp_path / "out.onnx",
+        atol=1e-6, sensitivity=False, fresh_samples=0,
+    )  # fmt: skip
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["squashed"]
+    x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
+    assert np.allclose(run(onnx.load(tmp_path / "out.onnx"), {"x": x})[0], np.tanh(x), atol=1e-6)
+
+
 def test_a_zero_point_that_is_left_out(tmp_path: Path) -> None:
     """It is 0, which fits no values of both signs in an unsigned type; one that fits is added."""
     rng, read = np.random.default_rng(0), "x"

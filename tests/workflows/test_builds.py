@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -130,6 +130,36 @@ def test_a_bad_build_that_left_no_choices_is_said_and_hides_no_other() -> None:
     assert (silent.choices, silent.proven) == (frozenset(), False)
     assert silent.why is not None
     assert silent.why.startswith("build 0 left no choice that can be pinned")
+
+
+def test_a_layer_that_is_named_otherwise_from_build_to_build_is_said() -> None:
+    """Nothing can be held to its choice then; the answer names it, and says of nothing else that it is proven."""
+
+    @dataclass
+    class Renaming(Stand):
+        def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
+            name = random.choice(["bad1", "bad1 + c"])
+            pins, bans = (
+                tuple(
+                    replace(each, layer="bad1") if each.layer == name else each for each in some if each.layer != other
+                )
+                for some in (held.pins, held.bans)
+                for other in {"bad1", "bad1 + c"} - {name}
+            )
+            verdict, chosen = super().build(replace(held, pins=pins, bans=bans))
+            return verdict, frozenset(replace(each, layer=name) if each.layer == "bad1" else each for each in chosen)
+
+    said = []
+    for seed in range(10):
+        random.seed(seed)
+        stand = Renaming(network(*LAYERS[:7]), 0.5, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
+        reasons = find_reasons(stand, [build for _ in range(4) for build in stand.until_both()], 10)
+        assert not any(reason.proven for reason in reasons)
+        said += [
+            reason.why for reason in reasons if reason.why is not None and "fused or named otherwise" in reason.why
+        ]
+    assert any("not all builds have 'bad1 + c'" in why for why in said)
+    assert any("not all builds have 'bad1'," in why for why in said)
 
 
 def test_what_cannot_be_pinned_is_never_a_proven_reason() -> None:

@@ -89,11 +89,23 @@ class TensorRt:
         return Compared(tuple(compare_all(golden, made, request.tolerance)), layers=layers, latency_ms=latency)
 
 
+def come_near(path: Path) -> None:
+    """Have a model of ours go on with values that are not far from the largest of fp16."""
+    model = onnx.load(path)
+    (last,) = model.graph.output
+    model.graph.node.append(onnx.helper.make_node("Mul", [last.name, "near"], ["near_out"], name="near"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(5e3, np.float32), "near"))
+    last.name = "near_out"
+    onnx.save(model, path)
+
+
 @contextmanager
 def searching(
-    target: TensorRt, folder: Path, budget: Budget | None = None, *, divide_regions: bool = False
+    target: TensorRt, folder: Path, budget: Budget | None = None, *, divide_regions: bool = False, near: bool = False
 ) -> Iterator[Task]:
     model = overflowing(folder / "model.onnx")
+    if near:
+        come_near(model)
     console = Console(0)
     with Subject(ModelSettings(model), Workspace(folder / "run"), console) as subject:
         subject.workers.ask = target.ask  # type: ignore[method-assign]
@@ -224,6 +236,19 @@ def test_a_diagnosis_recommends_only_what_passes_too(
     assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads
     assert "does not pass: " in said
     assert f"as {tmp_path / 'mixed.onnx'} does" not in said
+
+
+def test_after_a_diagnosis_nothing_smaller_than_the_safe_set_is_built(tmp_path: Path) -> None:
+    target = TensorRt()
+    with searching(target, tmp_path, near=True) as task:
+        task.prober.probe_original(task.subject.original)
+        found = Investigation(task.subject, task.console, task.result, task.prober)
+        find_fix(found, CheckSettings(target=FP16), SearchSettings(workers=1), task.subject.original, tmp_path)
+        safe = {node["outputs"][0] for node in task.result.extra["keep_fp32"]}
+        every = {unit.output[0] for unit in task.subject.network.nodes}
+    assert safe > NEEDED
+    built = {frozenset(asked.target.keep) for asked in target.asked if not asked.target.of(TrtSettings).load_engine}
+    assert built == {frozenset(), frozenset(safe), frozenset(every)}
 
 
 TRTEXEC = """#!/bin/sh

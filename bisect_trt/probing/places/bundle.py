@@ -20,6 +20,7 @@ CORE = (
     "bisect_trt.targets.signatures",
     "bisect_trt.targets.messages",
     "bisect_trt.probing.places.sent.wire",
+    "bisect_trt.probing.places.sent.facts",
     "bisect_trt.probing.places.sent.supervisor",
     "bisect_trt.probing.places.sent.server",
 )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bisect_trt.errors import BisectError, UnavailableError
 from bisect_trt.probing.lines import decode_order, encode
 from bisect_trt.probing.outcome import LOST
+from bisect_trt.probing.places.sent.facts import forget_peak, status_bytes
 from bisect_trt.probing.protocol import (
     BEGUN,
     READY,
@@ -68,7 +69,6 @@ from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import load_npz, save_npz
-from bisect_trt.tensors.scores.evaluation import Evaluation
 from bisect_trt.tensors.store import StoreWriter
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
 _MOST_RUNTIMES = 16
 _RUN = (Build, Collect, Compare, Measure, Series)
 """What has a model run or built."""
-_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Worker:
@@ -106,7 +105,7 @@ class Worker:
     def serve(self, order: Order) -> Answer:
         """Answer one request; whatever goes wrong is an answer too."""
         try:
-            _forget_peak()
+            forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
             reply = self._asked(order.request)
@@ -125,7 +124,7 @@ class Worker:
         if self._place is not None:
             return self._there(reply)
         gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-        return Answer(reply, _status("VmRSS:"), gpu, _status("VmHWM:"))
+        return Answer(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
 
     def begin(self) -> None:
         """A request has come; one that nobody waits for any more is given up by SIGUSR1."""
@@ -166,7 +165,7 @@ class Worker:
         sys.stdout.write(self._place.printed)
         sys.stdout.flush()
         self._place.printed = ""
-        memory, own = self._place.memory, _status("VmHWM:")
+        memory, own = self._place.memory, status_bytes("VmHWM:")
         peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
         return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
 
@@ -271,6 +270,7 @@ class Worker:
 
     def _measure(self, request: Measure) -> Measured:
         from bisect_trt.probing.workers.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
+        from bisect_trt.tensors.scores.evaluation import Evaluation  # noqa: PLC0415 - as above
 
         first = load_npz(Evaluation.open(request.data).first)
         with spending("building"):
@@ -311,18 +311,6 @@ def _names(model: Path | None) -> list[str]:
         return list(names_of(onnx.load(str(model), load_external_data=False).graph))
     except Exception:  # that it cannot be read is what the failure is about, then
         return []
-
-
-def _status(field: str) -> int:
-    """A number of bytes that the kernel has of this process; 0 where it does not say."""
-    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
-
-
-def _forget_peak() -> None:
-    """Begin anew with the most memory that was held. Source: proc_pid_clear_refs(5)."""
-    with contextlib.suppress(OSError):
-        _CLEAR_REFS.write_text("5")
 
 
 def _print_to(log: Path) -> None:

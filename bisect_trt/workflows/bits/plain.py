@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
@@ -17,7 +18,7 @@ from bisect_trt.graph.externals import external_files
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.nodes import held
-from bisect_trt.graph.qdq import Group, has_quantized
+from bisect_trt.graph.qdq import Group, has_quantized, is_dequantize, is_quantize
 from bisect_trt.graph.shapes import take_input_shapes
 from bisect_trt.graph.unquantize import Stored, unquantize
 from bisect_trt.probing.protocol import Failed
@@ -104,10 +105,11 @@ def _original(subject: Subject, path: Path) -> Network:
     proto = load_model(path)
     if external_files(proto):
         load_external_data_for_model(proto, str(path.parent))
-    network = Network(proto)
+    own = subject.network
     if has_quantized(proto):
         raise UsageError(f"--reference: {path} is quantized itself; give the model from before quantization.")
-    own = subject.network
+    _rename_outputs(proto, own)
+    network = Network(proto)
     for what, mine, theirs in (
         ("inputs", own.inputs, network.inputs),
         ("outputs", own.outputs, network.outputs),
@@ -119,6 +121,22 @@ def _original(subject: Subject, path: Path) -> Network:
             )
     take_input_shapes(proto, own)
     return Network(proto)
+
+
+def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
+    """Call an output what the quantized model does, in place, which in PyTorch's exports is after what dequantizes it."""
+    taken = {name for node in proto.graph.node for name in node.output} | {value.name for value in proto.graph.input}
+    for name in quantized.outputs:
+        tensor = name
+        while (maker := quantized.producer.get(tensor)) is not None:
+            node = quantized.nodes[maker]
+            if not (is_quantize(node) or is_dequantize(node)):
+                break
+            tensor = node.input[0]
+        for value in proto.graph.output:
+            if name not in taken and value.name == tensor:
+                proto.graph.node.append(onnx.helper.make_node("Identity", [tensor], [name], name=f"{name}/renamed"))
+                value.name = name
 
 
 def _of_original(network: Network, source: Network, name: str) -> NDArray[Any] | None:

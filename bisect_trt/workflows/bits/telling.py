@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,11 +75,13 @@ def tell_bits(task: Task, told: Told) -> None:
         console.answer(f"  {extra['kernels']['sentence']}")
     if told.refit is not None and told.refit.passed:
         console.answer(f"  or leave all of it quantized, with scales that fit: {told.refit.path} passes too:")
+        uses = Counter(tensor["scale"] for group in extra["groups"] for tensor in group["tensors"])
         for each in extra["refit"]["scales"][:SHOWN]:
             named = each["zero_point"] is not None or each["zero_point_to"] != each["zero_point_from"]
             zero = f", zero point {_short(each['zero_point_to'])}" if named else ""
             was = f"{_short(each['from'])}" + (f", {_short(each['zero_point_from'])}" if named else "")
-            console.answer(f"    '{each['scale']}' = {_short(each['to'])}{zero} (was {was})")
+            shared = f" (shared by {uses[each['scale']]}) for '{each['tensor']}'" if uses[each["scale"]] > 1 else ""
+            console.answer(f"    '{each['scale']}'{shared} = {_short(each['to'])}{zero} (was {was})")
     _tell_costs(told, console)
     _tell_latency(extra["latency_ms"] or {}, console)
     console.answer(f"  measured on {extra['measured_on']}")

@@ -124,10 +124,24 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int, known: Seque
             continue
         if len(reasons) == MOST_REASONS:
             break
-        reasons.append(_explained(bench, build, list(goods), tries))
+        reasons.append(_with_names(_explained(bench, build, list(goods), tries), build, goods))
         if not reasons[-1].choices:
             break
     return reasons
+
+
+def _with_names(reason: Reason, bad: Build, goods: Sequence[Mapping[Place, Choice]]) -> Reason:
+    """One that is not proven, with the layers of the bad build that good ones do not have: those are held to nothing."""
+    places = [place for place in _pinnable(bad) if any(place not in good for good in goods)]
+    varying = list(dict.fromkeys(layer for layer, _ in places))
+    if reason.proven or not varying:
+        return reason
+    names = ", ".join(f"'{layer}'" for layer in varying[:3]) + ", ..." * (len(varying) > 3)
+    why = (
+        f"{reason.why}; not all builds have {names}, and a layer that is fused or named otherwise from build to build "
+        "cannot be held to what it chose"
+    )
+    return replace(reason, why=why)
 
 
 def _pinnable(build: Build) -> dict[Place, Choice]:

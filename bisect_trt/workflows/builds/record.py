@@ -114,6 +114,7 @@ class BuildSorter:
                     left[name.partition(".")[0]] = str(target)
         except OSError as error:
             raise UsageError(
-                f"what build {number} left cannot be moved to {to}: {error.strerror}; make room."
+                f"what build {number} left cannot be moved to {to}: {error.strerror}; make room, or name another folder "
+                "(--artifacts-dir)."
             ) from error
         return left

@@ -45,6 +45,8 @@ class _Story:
     investigation: Investigation
     settings: RepeatSettings
     target: TargetSettings | None
+    search: str
+    """The command that finds the reason of what fails always, by whoever says good or bad."""
 
     @property
     def what(self) -> str:
@@ -72,7 +74,8 @@ def repeat(investigation: Investigation, settings: RepeatSettings) -> Result:
     if isinstance(inner, BuiltinCheck | EngineCheck):
         prober.runner.check, target = RepeatCheck.of(inner, shared), inner.target
         prober.workers = prober.workers if prober.runner.check.parallel else 1
-    story = _Story(investigation, settings, target)
+    search = "diagnose" if isinstance(inner, BuiltinCheck) else "reduce"
+    story = _Story(investigation, settings, target, search)
     until = (
         f", until {settings.until} {'have' if settings.until == 'both' else 'has'} been seen" if settings.until else ""
     )
@@ -200,7 +203,9 @@ def _conclude(story: _Story, table: Table) -> None:
         console.answer(f"{result.why[0].upper()}{result.why[1:]}; `--until both` goes on until one passes.")
     elif not table.good:
         result.why = f"it fails in every {what}: that is no matter of chance"
-        console.answer(f"{result.why[0].upper()}{result.why[1:]}, so `bisect-trt diagnose` is what finds the reason.")
+        console.answer(
+            f"{result.why[0].upper()}{result.why[1:]}, so `bisect-trt {story.search}` is what finds the reason."
+        )
 
 
 def _lacks(story: _Story, verdict: Verdict) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from bisect_trt.errors import UnavailableError
@@ -23,7 +24,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.info import value_bytes
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.compare.unchanging import Trial, batched, trials
+from bisect_trt.workflows.compare.unchanging import Trial, trials
 from bisect_trt.workflows.investigation import Examination
 
 _SESSIONS = 8
@@ -82,6 +83,8 @@ def self_check(
     return result
 
 
+_TELLING = ("FAIL", "PASS", "UNRESOLVED")
+"""What is said of one thing that was tried with several dimensions."""
 _WORDS = {"PASS": "same     ", "FAIL": "DIFFERENT", "UNRESOLVED": "not known"}
 
 
@@ -98,9 +101,10 @@ def _judge_each(
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """All of it, one after the other; none where the target fails whenever it is run, which is no contradiction."""
     refused: str | None = None
-    for each in _trials(examination, target):
-        trial = each if refused is None else replace(each, skipped=refused)
-        entry = _judge(examination, target, trial, tolerance, timeout)
+    for _, alike in groupby(_trials(examination, target), lambda each: each.name):
+        tried = [each if refused is None else replace(each, skipped=refused) for each in alike]
+        judged = [(each, _judge(examination, target, each, tolerance, timeout)) for each in tried]
+        trial, entry = min(judged, key=lambda each: _TELLING.index(each[1]["verdict"]))
         if trial.name == "again" and entry["verdict"] == "FAIL" and entry["comparison"] is None:
             once = replace(trial, feeds=trial.feeds[:1], pairs=lambda _: [])
             refused = _try(examination, target, once, tolerance, timeout).failed
@@ -166,13 +170,13 @@ def _differ_anyway(
 def try_again(
     examination: Examination,
     target: TargetSettings,
-    check: str,
+    what: str,
     names: Sequence[str],
     tolerance: ToleranceOptions,
     timeout: float | None,
 ) -> list[TensorComparison] | str:
     """Try one thing again with other tensors as the model's outputs; how these compare, or why the target fails then."""
-    trial = next(each for each in _trials(examination, target) if each.name == check)
+    trial = next(each for each in _trials(examination, target) if each.what == what)
     tolerance = replace(tolerance, nonfinite_equal=True)
     found = _try(examination, target, trial, tolerance, timeout, names)
     return found.comparisons if found.failed is None else found.failed
@@ -189,7 +193,7 @@ def _try(
     subject = examination.subject
     model = subject.network.proto if names is None else mark_outputs(subject.network, names, {})
     if trial.batch:
-        model = free_dimensions(model, batched(subject.samples[0], subject.declared))
+        model = free_dimensions(model, trial.batch)
     file = subject.models.write("self-check", model)
     inputs = tuple(subject.models.feed(f"self-check-{number}", feed) for number, feed in enumerate(trial.feeds))
     to = tuple(path.with_suffix(".made.npz") for path in inputs)

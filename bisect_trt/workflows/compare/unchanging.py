@@ -7,8 +7,8 @@ what a session keeps of an input (its range, say) then differs from one to the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Trial:
         pairs: Which of what comes out is compared with what, from the outputs of each feed.
         beside: How many more sessions run meanwhile, on the second feed; the first one is run before, without them.
         one: Whether it is about one session; else each feed gets its own, where that is no engine to be built.
-        batch: Whether it takes the model with its batch dimension free.
+        batch: The inputs whose dimension has to be free in the model, each with that; it is the batch.
         skipped: Why it is not tried, if so.
     """
 
@@ -49,12 +49,12 @@ class Trial:
     pairs: Callable[[Sequence[Values]], Pairs] = lambda _: []
     beside: int = 0
     one: bool = False
-    batch: bool = False
+    batch: Mapping[str, int] = field(default_factory=dict)
     skipped: str | None = None
 
 
 def trials(samples: Sequence[Values], declared: Declared, alone: str | None, seed: int) -> list[Trial]:
-    """What to try on the first input sample.
+    """What to try on the first input sample; those of one name, next to each other, are about several dimensions.
 
     Args:
         samples: The second one, if there is one, is the other input.
@@ -89,19 +89,25 @@ def trials(samples: Sequence[Values], declared: Declared, alone: str | None, see
         beside=BESIDE,
     )
     last = beside if alone is None else Trial("beside", together, skipped=alone)
-    return [again, after, last, *_batch_trials(sample, declared, rng)]
+    found = batches(sample, declared)
+    of_batches = [_batch_trials(sample, declared, axes, rng, told=len(found) > 1) for axes in found]
+    return [again, after, last, *chain(*zip(*of_batches, strict=True))]
 
 
-def _batch_trials(sample: Values, declared: Declared, rng: np.random.Generator) -> list[Trial]:
-    """What has to hold of the rows of a batch."""
-    axes = batched(sample, declared)
+def _batch_trials(
+    sample: Values, declared: Declared, axes: Mapping[str, int], rng: np.random.Generator, *, told: bool
+) -> list[Trial]:
+    """What has to hold of the rows of a batch, if those dimensions of inputs are it."""
     free = bool(axes) and not all(isinstance(declared[name][axis], int) for name, axis in axes.items())
     rows = max([sample[name].shape[axis] for name, axis in axes.items()], default=0)
-    what = (
+    what: tuple[str, ...] = (
         "the same row at every place of a batch",
         "the rows of a batch in another order",
         "a batch beside its rows one by one",
     )
+    if told:
+        where = ", ".join(f"dimension {axis} of '{name}'" for name, axis in axes.items())
+        what = tuple(f"{words} ({where})" for words in what)
     kinds = ("rows", "order", "batch")
     if not axes or (rows < 2 and not free):
         why = "no input has a batch dimension that is free or above 1"
@@ -115,12 +121,7 @@ def _batch_trials(sample: Values, declared: Declared, rng: np.random.Generator) 
         return {name: value.take(places, axes[name]) if name in axes else value for name, value in batch.items()}
 
     def across(values: Values) -> dict[str, int]:
-        """Along which dimension an output has so many rows; one that has none is left out."""
-        found: dict[str, int] = {}
-        for name, value in values.items():
-            there = [axis for axis in (*axes.values(), 0) if value.shape[axis : axis + 1] == (number,)]
-            found |= {name: there[0]} if there else {}
-        return found
+        return _across(values, [*axes.values(), 0], number)
 
     def same(made: Sequence[Values]) -> Pairs:
         kept = {name: np.moveaxis(made[0][name], axis, 0) for name, axis in across(made[0]).items()}
@@ -137,30 +138,50 @@ def _batch_trials(sample: Values, declared: Declared, rng: np.random.Generator) 
         joined = {name: np.concatenate([each[name] for each in rest], axis) for name, axis in kept.items()}
         return [({name: whole[name] for name in kept}, joined)]
 
+    dynamic = axes if free else {}
     found = [
-        Trial(kinds[0], what[0], (pick([0] * number),), same, batch=free),
-        Trial(kinds[1], what[1], (batch, pick(turned)), reordered, batch=free),
+        Trial(kinds[0], what[0], (pick([0] * number),), same, batch=dynamic),
+        Trial(kinds[1], what[1], (batch, pick(turned)), reordered, batch=dynamic),
     ]
     if not free:
         return [*found, Trial(kinds[2], what[2], skipped=f"the model takes batches of {number} only")]
-    return [*found, Trial(kinds[2], what[2], (batch, *(pick([row]) for row in range(number))), one_by_one, batch=True)]
+    return [*found, Trial(kinds[2], what[2], (batch, *(pick([row]) for row in range(number))), one_by_one, batch=axes)]
 
 
-def batched(sample: Values, declared: Declared) -> dict[str, int]:
-    """The inputs that have the batch, each with the dimension that is it.
+def _across(values: Values, axes: Sequence[int], number: int) -> dict[str, int]:
+    """Along which dimension each output has so many rows: one of these, else the only one of that size."""
+    found: dict[str, int] = {}
+    for name, value in values.items():
+        long = [axis for axis, size in enumerate(value.shape) if size == number]
+        there = [axis for axis in axes if axis in long]
+        if there or len(long) == 1:
+            found[name] = (there or long)[0]
+    return found
 
-    That is the free one whose name says so, wherever it stands; else the first dimensions, if they are free and of one name, or
-    all of one size.
+
+def batches(sample: Values, declared: Declared) -> list[dict[str, int]]:
+    """What may be the batch: each time the inputs that have it, each with the dimension that it is there; one at least.
+
+    That is the free one whose name says so, wherever it stands; else the first dimensions, if they are free and of one name, with
+    the only free one of other inputs where it has none; else these if they are all of one size, and each of the other free ones.
     """
     shapes = {name: declared[name] for name in sample if declared.get(name)}
     named = [dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and "batch" in dim.lower()]
     if named:
-        return {name: shape.index(named[0]) for name, shape in shapes.items() if named[0] in shape}
+        return [{name: shape.index(named[0]) for name, shape in shapes.items() if named[0] in shape}]
     first = {name: shape[0] for name, shape in shapes.items()}
     free = [dim for dim in first.values() if not isinstance(dim, int)]
     if free:
-        return {name: 0 for name, dim in first.items() if dim == free[0]}
-    return dict.fromkeys(first, 0) if len(set(first.values())) == 1 else {}
+        bare = {name: [axis for axis, dim in enumerate(shape) if dim is None] for name, shape in shapes.items()}
+        here = {name: axes[0] for name, axes in bare.items() if free[0] is None and len(axes) == 1}
+        return [here | {name: 0 for name, dim in first.items() if dim == free[0]}]
+    found = dict.fromkeys(first, 0) if len(set(first.values())) == 1 else {}
+    others: dict[str | int, dict[str, int]] = {}
+    for name, shape in shapes.items():
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):  # what has no name is the same as what has none at the same place
+                others.setdefault(axis if dim is None else dim, {}).setdefault(name, axis)
+    return [found, *others.values()] if found else [*others.values()] or [{}]
 
 
 def _shuffled(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from bisect_trt.workflows.checks import lowers_by, make_check
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import grow_answer, save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
-from bisect_trt.workflows.precision.precision import built_in_check, make_lowering
+from bisect_trt.workflows.precision.precision import built_in_check, find_early, make_lowering
 from bisect_trt.workflows.precision.said import FILE, tell_said, write_said
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
@@ -33,6 +33,7 @@ MIXED = "mixed.onnx"
 _MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 1
 """What looking for the fix may cost after a diagnosis, where a build takes minutes; the command that goes on is said."""
 
+_NOT_ASKED = "which of them are needed was not asked"
 _FRESH_SAMPLES = 60
 """None of so many failing says with 95% certainty that under 5% of all fail; the command that is said tries more."""
 
@@ -61,7 +62,7 @@ def find_fix(
         tolerance=check.tolerance,
     )
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    command += [*subject.settings.words(), *check.tolerance.words()]
+    command += [*investigation.place_words, *subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task = None
@@ -71,9 +72,7 @@ def find_fix(
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
         task = Task(subject, console, investigation.result, fixer, make_lowering(subject, settings), settings)
-        suspects = find_suspects(task)
-        most = _MOST_COSTLY_QUESTIONS if target.target.capabilities.costly else _MOST_QUESTIONS
-        answer = grow_answer(task, Answer(search_keep(task, suspects, most), suspects))
+        answer = _find(task, costly=target.target.capabilities.costly)
         minimum = write_answer(task, answer)
         measure_whole(task, task.lowering.read_back(answer.units, settings.output))
     except BudgetSpent as error:
@@ -87,6 +86,26 @@ def find_fix(
     finally:
         prober.wasted += fixer.wasted
     _tell(task, minimum, shlex.join(command))
+
+
+def _find(task: Task, *, costly: bool) -> Answer:
+    """What to keep in fp32: the fewest that a few questions tell and what is safe, or where probes are costly the latter alone.
+
+    Raises:
+        DoesNotReproduce: Precision is not the reason.
+        BudgetSpent: No more probes may be made.
+    """
+    suspects = find_suspects(task)
+    safe = find_early(task, suspects) if costly else None
+    held = None if safe is None else safe.validation
+    if (
+        safe is not None and held is not None and held.passed == held.samples
+    ):  # so no smaller one, which is not, is built
+        task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+        return Answer(Minimum(safe.units, proven=False, why=_NOT_ASKED), suspects, safe)
+    return grow_answer(
+        task, Answer(search_keep(task, suspects, _MOST_COSTLY_QUESTIONS if costly else _MOST_QUESTIONS), suspects)
+    )
 
 
 def _tell(task: Task, minimum: Minimum, command: str) -> None:

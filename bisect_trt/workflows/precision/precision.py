@@ -112,6 +112,8 @@ def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
         measure_lowered(task, search)
     if task.settings.target is not None and task.settings.target.target.capabilities.costly:
         early += filter(None, [find_early(task, suspects)])
+    if early:
+        console.step("Which of them are needed?")
     minimum = search_keep(task, suspects)
     if task.settings.minimise is Minimise.LATENCY:
         minimum = fastest(task.prober, task.lowering, minimum)
@@ -124,7 +126,7 @@ def _find(task: Task, search: SearchSettings, early: list[Safe]) -> Result:
 def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
     """A safe set before the minimal one is known, where a probe takes minutes: what is suspected and near overflow.
 
-    It is written, so that whoever ends the search has it; the search for what is needed then goes on. ``None`` if
+    It is written, so that whoever ends the search has it; a search for what is needed may then go on. ``None`` if
     there is none, or precision is not the reason, which the search will say.
     """
     began = time.monotonic()
@@ -140,7 +142,6 @@ def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
     task.result.extra["safe_after_s"] = round(seconds, 1)
     kept = f"{len(safe.units)} of {len(everything)} nodes in fp32"
     task.console.say(f"  {task.settings.output}: {kept} {safe.validation.describe()}, found in {seconds:.0f} s")
-    task.console.step("Which of them are needed?")
     return replace(safe, written=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import value_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -58,16 +60,25 @@ class Fed:
             digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
         key = digest.hexdigest()[:16]
         if key not in self._golden:
-            models, scratch = self._subject.models, self._subject.workspace.scratch
-            model = models.write("fed", free_inputs(self._subject.network.proto, self._subject.declared, forget=False))
-            made = scratch(f"fed-{key}.golden.npz")
-            inputs = models.feed("fed.in", values)
-            failed = models.collect(model, inputs, made)
-            if failed is not None and self._investigation.unreferenced:
+            made = self._subject.workspace.scratch(f"fed-{key}.golden.npz")
+            failed = self._run(values, made)
+            if failed is not None and not self._runs_some and self._investigation.unreferenced:
                 save_npz(made, {})
                 failed = None
             self._golden[key] = made if failed is None else failed.message
         return self._golden[key]
+
+    def _run(self, values: Values, to: Path) -> Failed | None:
+        """Leave what the reference makes of values in a file; why it does not run them, if so."""
+        models = self._subject.models
+        model = models.write("fed", free_inputs(self._subject.network.proto, self._subject.declared, forget=False))
+        return models.collect(model, models.feed("fed.in", values), to)
+
+    @cached_property
+    def _runs_some(self) -> bool:
+        """Whether the reference runs any sample; where it runs none, a check of the user's decides alone."""
+        to = self._subject.workspace.scratch("fed-any.golden.npz")
+        return any(self._run(sample, to) is None for sample in self._subject.samples)
 
     def _engine(self, candidate: Candidate, values: Values) -> Path | None:
         """One engine for all values of the same shapes, where the target makes such."""

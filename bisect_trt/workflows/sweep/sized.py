@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from bisect_trt.errors import UsageError
@@ -10,6 +11,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.protocol import Failed
 from bisect_trt.search.size_conditions import Point
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
@@ -17,6 +19,7 @@ from bisect_trt.tensors.inputs import Sample, make_inputs, resized
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.sweep.dimensions import Dimension, shapes_at
+from bisect_trt.workflows.sweep.taken import starts
 
 
 class Sized:
@@ -107,14 +110,25 @@ class Sized:
                 self._asked.target.check_inputs(self._asked, self.shapes(point))
         except UsageError as error:
             return f"it is outside of the profile: {error}"
+        failed = self._run(point)
+        if failed is None:
+            return None
+        # A model that the reference does not load has free dimensions, so that is no size's doing.
+        if (failed.kind == "build" or not self._runs_somewhere) and self._investigation.unreferenced:
+            save_npz(self._files(point)[1], {})
+            return None
+        return f"the reference does not run it: {failed.message}"
+
+    def _run(self, point: Point) -> Failed | None:
+        """Why the reference does not run the model at a point, if so."""
         models = self._investigation.subject.models
         inputs, golden = self._files(point)
         save_npz(inputs, self.inputs(point))
-        failed = models.collect(models.write("sized", self.proto), inputs, golden)
-        if failed is not None and self._investigation.unreferenced:
-            save_npz(golden, {})
-            failed = None
-        return None if failed is None else f"the reference does not run it: {failed.message}"
+        return models.collect(models.write("sized", self.proto), inputs, golden)
+
+    @cached_property
+    def _runs_somewhere(self) -> bool:
+        return any(self._run(point) is None for point in starts(self._swept))
 
     def _files(self, point: Point) -> tuple[Path, Path]:
         name = "sized-" + "-".join(map(str, point))

@@ -23,13 +23,13 @@ def strided(swept: Sequence[Dimension], takes: Takes) -> list[Dimension]:
 
     The next two sizes that it takes say the step; where they do not say the same one, or nothing between is refused, all stay.
     """
-    start = next((point for point in _starts(swept) if takes(point)), None)
+    start = next((point for point in starts(swept) if takes(point)), None)
     if start is None:
         return list(swept)
     return [_strided(each, start, place, takes) for place, each in enumerate(swept)]
 
 
-def _starts(swept: Sequence[Dimension]) -> Iterator[Point]:
+def starts(swept: Sequence[Dimension]) -> Iterator[Point]:
     """Points at which a model may be expected to run: powers of two, then from the smallest sizes on, alike and not."""
     powers = [
         tuple(next((size for size in each.sizes if size >= 1 << bit), each.sizes[-1]) for each in swept)

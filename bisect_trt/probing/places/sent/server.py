@@ -14,12 +14,10 @@ What it is asked to do comes as plain values and files by the hash of their cont
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,6 +27,7 @@ from typing import Any, Callable, Mapping, Tuple
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.places.sent import wire
+from bisect_trt.probing.places.sent.facts import facts, forget_peak, status_bytes
 
 MOST_RUNTIMES = 16
 _LOG_MOST = 1 << 20
@@ -287,95 +286,6 @@ def failure(error: Exception) -> dict[str, Any]:
         }
     traceback.print_exc()
     return {"error": "other", "name": type(error).__name__, "message": f"{type(error).__name__}: {error}"}
-
-
-def facts(packages: list[str]) -> dict[str, Any]:
-    """What there is in this place: versions, processor, GPUs, memory; what is not known is left out."""
-    found: dict[str, Any] = {
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "Python": platform.python_version(),
-        "executable": sys.executable,
-        "CPU": processor(),
-        "cores": os.cpu_count() or 1,
-        "GPU": gpus(),
-        "memory": meminfo("MemTotal:"),
-        "free_memory": meminfo("MemAvailable:"),
-    }
-    found["packages"] = {name: version for name in packages for version in [installed(name)] if version}
-    return {name: value for name, value in found.items() if value}
-
-
-def installed(package: str) -> str:
-    """The version of a package; empty where it is not installed."""
-    from importlib import metadata
-
-    try:
-        return str(metadata.version(package))
-    except Exception:  # not there, or without metadata
-        return ""
-
-
-def processor() -> str:
-    """The processor's model."""
-    try:
-        for line in pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def gpus() -> list[dict[str, Any]]:
-    """Name, driver, and memory in bytes of each GPU that this process may use, as the driver's own tool says."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = ["--query-gpu=index,name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.check_output([program, *query], timeout=30, stderr=subprocess.DEVNULL).decode(
-            errors="replace"
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = []
-    for line in said.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 5 and (visible is None or words[0] in visible.split(",")):
-            sizes = [int(word) << 20 if word.isdigit() else 0 for word in words[3:]]
-            found.append({"name": words[1], "driver": words[2], "memory": sizes[0], "free_memory": sizes[1]})
-    return found
-
-
-def meminfo(name: str) -> int:
-    """A number of bytes from /proc/meminfo; 0 where there is none."""
-    return _kilobytes("/proc/meminfo", name)
-
-
-def status_bytes(name: str) -> int:
-    """A number of bytes that the kernel has of this process; 0 where it does not say."""
-    return _kilobytes("/proc/self/status", name)
-
-
-def _kilobytes(path: str, name: str) -> int:
-    try:
-        with open(path, errors="replace") as file:
-            for line in file:
-                if line.startswith(name):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
-
-
-def forget_peak() -> None:
-    """Begin anew with the most memory that was held. Source: proc_pid_clear_refs(5)."""
-    with contextlib.suppress(OSError):
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def serve(source: int, sink: int, folder: str, own: str, log: str) -> None:

@@ -1,0 +1,65 @@
+"""Which dimension of the inputs is the batch, where nothing says so, and what has to hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.workflows.compare.unchanging import Declared, batches, trials
+
+Array = NDArray[Any]
+
+
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [
+        ({"x": ("n", 8), "mask": ("n",)}, [{"x": 0, "mask": 0}]),
+        ({"x": (5, "batch_size", 4), "state": ("batch_size", 4)}, [{"x": 1, "state": 0}]),
+        ({"x": (None, None), "mask": (None,)}, [{"x": 0, "mask": 0}]),
+        ({"x": (5, None, 4)}, [{"x": 0}, {"x": 1}]),
+        ({"x": (5, None, 4), "mask": (1, None, 1)}, [{"x": 1, "mask": 1}]),
+        ({"x": (5, None, 4), "mask": (None, 5)}, [{"x": 1, "mask": 0}]),
+        ({"x": (5, "n", 4), "h": (1, "n", 3), "c": (1, "m", 3)}, [{"x": 1, "h": 1}, {"c": 1}]),
+        ({"x": (1, 3, "h", "w")}, [{"x": 0}, {"x": 2}, {"x": 3}]),
+        ({"x": (5, 4), "y": (3, 4)}, [{}]),
+    ],
+)
+def test_what_may_be_the_batch(declared: Declared, found: list[dict[str, int]]) -> None:
+    sample = {name: np.zeros([dim if isinstance(dim, int) else 1 for dim in dims]) for name, dims in declared.items()}
+    assert batches(sample, declared) == found
+
+
+def recurrent(value: Array) -> Array:
+    """Of sequences that come first, as ONNX's LSTM gives them back: the batch is the third dimension, and 5 a size too."""
+    return np.cumsum(value, axis=0)[:, np.newaxis]
+
+
+def odd(value: Array) -> Array:
+    made = recurrent(value)
+    made[:, :, 1::2] *= 1.1
+    return made
+
+
+def large(value: Array) -> Array:
+    return recurrent(value) * (1.1 if value.shape[1] > 2 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"), [(recurrent, set()), (odd, {"rows", "order", "batch"}), (large, {"batch"})]
+)
+def test_an_unnamed_batch_that_is_no_first_dimension(target: Callable[[Array], Array], wrong: set[str]) -> None:
+    """Along the first one the model itself mixes rows; along the other one only what is wrong differs."""
+    sample = {"x": np.random.default_rng(3).standard_normal((5, 1, 4))}
+    found = {}
+    for name, alike in groupby(trials([sample], {"x": (5, None, 4)}, None, seed=3), lambda trial: trial.name):
+        *_, last = alike
+        pairs = last.pairs([{"y": target(feed["x"])} for feed in last.feeds])
+        assert pairs
+        found[name] = all(np.allclose(made["y"], right["y"]) for made, right in pairs)
+        assert (last.batch == {"x": 1}) is (name in ("rows", "order", "batch"))
+    assert {name for name, same in found.items() if not same} == wrong
