@@ -260,6 +260,11 @@ def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> Non
         "conv1",
         "shape_call",
     ]
+    # A build counts once, however often it is given; one that is half written is left out, and that is said.
+    (bad / "0007_choices.json").write_text('{"bisect_trt_build": 1, "choi', encoding="utf-8")
+    twice = cli("diff", good, bad, good / "replay_0.json", bad / "replay_1.json", "--json", "t.json")
+    assert (twice.out, read_json(Path("t.json"))["runs"]) == (ran.out, 4)
+    assert "0007_choices.json is left out: it is no whole file of what a build chose" in twice.err
     same = cli("diff", good / "replay_0.json", good / "replay_0.json", "-b", good / "replay_0.json")
     assert same.status == 1
     assert "No choice is made by bad builds alone." in same.out
@@ -280,6 +285,9 @@ def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
     cli("diff", "good.json", "bad.json", "--json", "d.json")
     only = {each["choice"] for each in read_json(Path("d.json"))["choices"] if not each["good"]}
     assert only == {"tactic 0x2", "precision float16", "format Row major linear FP16 format"}
+    Path("other.json").write_text(Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu"))
+    said = cli("diff", "-g", "good.json", "-b", "other.json").err
+    assert "no layer is in good builds and in bad ones: are they of one model?" in said
 
 
 def test_what_says_nothing_of_builds_is_refused(cli: CommandLine, here: Path) -> None:

@@ -236,6 +236,16 @@ def test_margins_are_what_it_takes_to_turn_a_decision(numbers: list[float], data
     np.testing.assert_allclose(gaps, np.abs(values.astype(np.float64) - bound))
 
 
+def test_a_crash_is_no_operator_that_is_missing() -> None:
+    def sentence(seen: str) -> str:
+        return judge(evidence(target=seen), ToleranceOptions(), "Runtime", "the reference").sentence
+
+    assert sentence("the target crashed (SIGSEGV)").startswith("It is a bug of Runtime, which crashes: ")
+    assert sentence("the target refuses the model: Foo").startswith(
+        "It is a bug of Runtime, or an operator that it has not"
+    )
+
+
 def test_a_widened_model_computes_in_float64() -> None:
     weights = [numpy_helper.from_array(np.array([1, 2], np.float32), "w")]
     nodes = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +37,8 @@ _TAKES_A_FOLDER = (1, 21)
 @cache
 def _version(package: str) -> tuple[int, ...]:
     """The release of a package; nothing if it is not here."""
+    from importlib import metadata  # noqa: PLC0415 - a worker that runs the reference alone starts without
+
     try:
         return tuple(int(part) for part in metadata.version(package).split(".")[:2])
     except (metadata.PackageNotFoundError, ValueError):

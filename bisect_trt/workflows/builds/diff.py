@@ -20,7 +20,12 @@ def diff_builds(
         UnavailableError: A file is not there, or says nothing of builds.
         UsageError: Whether one is good or bad is not said.
     """
-    builds = gather(paths, good, bad)
+    builds = gather(paths, good, bad, console.warn)
+    layers = [
+        {choice.layer for build in builds if build.good is side for choice in build.choices} for side in (True, False)
+    ]
+    if all(layers) and not set.intersection(*layers):
+        console.warn("no layer is in good builds and in bad ones: are they of one model?")
     table = compare_builds(builds)
     console.step(f"{table.good} good and {table.bad} bad builds")
     tell_table(table, console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +114,42 @@ def _of_engine(path: Path) -> frozenset[Choice]:
         return frozenset(choices_of_layers(describe_engine(path, Path(folder))["layers"]))
 
 
-def gather(paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path]) -> list[Build]:
-    """The builds that files and folders speak of.
+def gather(
+    paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path], warn: Callable[[str], None]
+) -> list[Build]:
+    """The builds that files and folders speak of, each once.
 
     Args:
         paths: Folders that hold ``good`` and ``bad``; files and folders that are called so, or lie in such; or two others, the
             first of which is good.
         good: Files and folders of good builds.
         bad: Those of bad ones.
+        warn: Is told of what is left out.
 
     Raises:
         UnavailableError: One is not there, or says nothing of builds.
+        UsageError: Whether one is good or bad is not said.
+    """
+    builds: dict[tuple[bool, Path], Build] = {}
+    sides = _sides(paths, good, bad)
+    for side, found in sides.items():
+        for build in (each for path in found for each in _builds(path, warn, good=side == GOOD)):
+            builds.setdefault((build.good, Path(build.name).resolve()), build)
+    for side, found in sides.items():
+        if not any(build.good == (side == GOOD) for build in builds.values()):
+            where = ", ".join(map(str, found)) or "what was given"
+            raise UnavailableError(
+                f"there is no {side} build in {where} that says what it chose; give files of `bisect-trt repeat`, tactic "
+                "replays of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or engines."
+            )
+    return [*builds.values()]
+
+
+def _sides(paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files and folders of good builds, and of bad ones.
+
+    Raises:
+        UnavailableError: One is not there.
         UsageError: Whether one is good or bad is not said.
     """
     sides: dict[str, list[Path]] = {GOOD: list(good), BAD: list(bad)}
@@ -147,15 +172,7 @@ def gather(paths: Iterable[Path], good: Iterable[Path], bad: Iterable[Path]) -> 
             f"whether {untold[0]} is of good builds or of bad ones is not said: give two, the good one first, or say it with "
             "--good and --bad, or have good and bad in their paths."
         )
-    builds = [build for side, found in sides.items() for path in found for build in _builds(path, good=side == GOOD)]
-    for side, found in sides.items():
-        if not any(build.good == (side == GOOD) for build in builds):
-            where = ", ".join(map(str, found)) or "what was given"
-            raise UnavailableError(
-                f"there is no {side} build in {where} that says what it chose; give files of `bisect-trt repeat`, tactic "
-                "replays of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or engines."
-            )
-    return builds
+    return sides
 
 
 def _inside(path: Path) -> dict[str, list[Path]]:
@@ -189,7 +206,7 @@ def _side(path: Path) -> str | None:
     return next((part for part in reversed(path.parts) if part in (GOOD, BAD)), None)
 
 
-def _builds(path: Path, *, good: bool) -> list[Build]:
+def _builds(path: Path, warn: Callable[[str], None], *, good: bool) -> list[Build]:
     """The builds of a file or of a folder.
 
     Raises:
@@ -201,6 +218,8 @@ def _builds(path: Path, *, good: bool) -> list[Build]:
             read = next(((file, choices) for file in files if (choices := read_file(file)) is not None), None)
             if read is not None:
                 found.append(Build(str(read[0]), good, read[1]))
+            elif _NUMBERED.sub("", files[0].name) in _BEST:
+                warn(f"{files[0]} is left out: it is no whole file of what a build chose")
         return found
     return [Build(str(path), good, _read(path))]
 
