@@ -23,6 +23,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
+CRASHED = "the target crashed"
 _TIMED_FOR = 5.0
 """Seconds of timed runs for one candidate: of a slow one a few say enough, and its time limit is for one run."""
 
@@ -139,7 +140,7 @@ def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
     reasons = {
         "build": f"the target refuses the model: {failed.message}",
         "run": f"the target fails while running: {failed.message}",
-        "crash": f"the target crashed ({failed.signature.removeprefix('signal ')})",
+        "crash": f"{CRASHED} ({failed.signature.removeprefix('signal ')})",
     }
     return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message), seconds)
 

@@ -37,7 +37,7 @@ from bisect_trt.workflows.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.workflows.next_steps import advised
-from bisect_trt.workflows.others import asked_next, look_for_others
+from bisect_trt.workflows.others import Other, asked_next, look_for_others, next_failure
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
 from bisect_trt.workflows.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
@@ -45,6 +45,8 @@ from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
 
+MOST_PASSED_OVER = 3
+"""So many answers about which nobody is wrong are gone beyond at most: each is a search."""
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -106,19 +108,25 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case, limited=amplified is not None)
-        answer = needed_dimensions(investigation, investigation.settle(case))
-        left, fault = deliver(investigation, settings, case, answer, by_blame(investigation, answer, suspects.nodes))
+        first = judged(investigation, settings, case, suspects.nodes, step="5. ")
+        found, passed_over = beyond_ties(investigation, settings, first, limited=amplified is not None)
+        left = deliver(investigation, settings, found)
+    case, answer, fault = found.case, found.answer, found.fault
     if amplified is not None and fault.whose != "target":
         investigation.console.answer(amplified.sentence)
 
     def another(other: Case, number: int) -> dict[str, Any]:
-        return deliver_another(investigation, settings, other, number)
+        return deliver_another(investigation, settings, judged(investigation, settings, other), number)
 
     cause: list[Cause] = []
     since: Since | None = None
     try:
         cause = name_cause(investigation, settings.check, answer, fault.whose)
-        look_for_others(investigation, case, another if settings.find_all else None)
+        also = [
+            Other(each.case.minimum.units, deliver_another(investigation, settings, each, number))
+            for number, each in enumerate(passed_over, 2)
+        ]
+        look_for_others(investigation, case, another if settings.find_all else None, also=also)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
         after_diagnosis(investigation, settings.check, case, fault, settings.output)
         since = since_when(investigation, settings.check, answer, settings.output, asked=settings.releases)
@@ -220,36 +228,99 @@ def reduce_all(
     return narrow_held(investigation, settings.check.target, Case(minimum))
 
 
-def deliver(
-    investigation: Investigation, settings: DiagnoseSettings, case: Case, answer: Candidate, blamed: Sequence[int]
-) -> tuple[Left, Fault]:
+@dataclass(frozen=True)
+class Judged:
+    """An answer before it is delivered.
+
+    Attributes:
+        case: What the search ended with.
+        answer: It as a candidate.
+        small: The same, its tensors shrunk where that is wanted.
+        blamed: Its nodes, the guilty first.
+        fault: Whose fault it is.
+    """
+
+    case: Case
+    answer: Candidate
+    small: Candidate
+    blamed: Sequence[int]
+    fault: Fault
+
+
+def judged(
+    investigation: Investigation,
+    settings: DiagnoseSettings,
+    case: Case,
+    suspected: Sequence[int] = (),
+    step: str | None = None,
+) -> Judged:
+    """Shrink a case, and ask whose fault it is; ``step`` says that it is about to be delivered."""
+    answer = needed_dimensions(investigation, investigation.settle(case))
+    blamed = by_blame(investigation, answer, suspected)
+    if step is not None:
+        smaller = "shrink its tensors, and " if settings.search.shrink else ""
+        words = f"{step}Deliver: {smaller}leave a reproducer in {settings.output} that still fails"
+        investigation.console.step(words)
+    small = shrink(investigation, answer) if settings.search.shrink else answer
+    check = settings.for_answer(small).check
+    assert check.target is not None
+    return Judged(
+        case, answer, small, blamed, arbitrate(investigation, investigation.held(check.target), check.tolerance, small)
+    )
+
+
+def beyond_ties(
+    investigation: Investigation, settings: DiagnoseSettings, first: Judged, *, limited: bool
+) -> tuple[Judged, Sequence[Judged]]:
+    """Go on with the rest of the model while nobody is wrong about what was found, since somebody may be about that.
+
+    Not with a budget, which is the first answer's; once where rounding alone fails the model.
+
+    Returns:
+        The answer: the first that somebody may be wrong about, else the first; and the others.
+    """
+    found, budget = [first], settings.search.budget
+    most = 0 if budget.probes is not None or budget.seconds is not None else 1 if limited else MOST_PASSED_OVER
+    while found[-1].fault.is_nobodys and len(found) <= most:
+        name = describe_answer(investigation.subject.network, found[-1].blamed)
+        investigation.console.say(f"  {name}, and nobody is wrong ({found[-1].fault.whose}): is that all?")
+        taken = frozenset().union(*(each.case.minimum.units for each in found))
+        other = next_failure(investigation, first.case, taken, most=MOST_QUESTIONS if limited else None)
+        if other is None:
+            break
+        found.append(judged(investigation, settings, other))
+    answer = found[-1] if not found[-1].fault.is_nobodys else first
+    return answer, [each for each in found if each is not answer]
+
+
+def deliver(investigation: Investigation, settings: DiagnoseSettings, found: Judged) -> Left:
     """Step 5: leave a folder that shows the failure, and see that it does."""
     subject, console, result = investigation.subject, investigation.console, investigation.result
-    smaller = "shrink its tensors, and " if settings.search.shrink else ""
-    console.step(f"5. Deliver: {smaller}leave a reproducer in {settings.output} that still fails")
-    if settings.search.shrink:
-        answer = shrink(investigation, answer)
-    settings = settings.for_answer(answer)
-    sentence = describe_answer(subject.network, blamed)
-    target = settings.check.target
-    assert target is not None
-    fault = arbitrate(investigation, investigation.held(target), settings.check.tolerance, answer)
-    found = Answer(answer, case.minimum, sentence, describe_search(investigation, case.minimum), blamed, fault)
-    left = leave_reproducer(investigation, settings.check, found, settings.output, anonymous=settings.anonymous)
+    left, sentence = leave(investigation, settings, found, settings.output)
     investigation.conclude(left.minimum)
-    result.culprits = subject.describe_nodes(blamed)
+    result.culprits = subject.describe_nodes(found.blamed)
+    result.extra["fault"] = found.fault.to_json()
     result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
     console.answer(f"{sentence} ({result.proof}).")
     if result.why:
         console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
-    tell_modules(subject.network, blamed, console)
-    console.answer(fault.sentence)
-    if answer.held:
+    tell_modules(subject.network, found.blamed, console)
+    console.answer(found.fault.sentence)
+    if found.small.held:
         result.extra["held"] = True
         console.answer(HELD)
-    say_dynamic(investigation, answer)
+    say_dynamic(investigation, found.small)
     console.answer(f"To see it again: {subject.where.again(settings.output / SCRIPT)}")
-    return left, fault
+    return left
+
+
+def leave(investigation: Investigation, settings: DiagnoseSettings, found: Judged, folder: Path) -> tuple[Left, str]:
+    """Leave a folder that shows a failure; what is in it, and the answer in a sentence."""
+    sentence = describe_answer(investigation.subject.network, found.blamed)
+    how, minimum = describe_search(investigation, found.case.minimum), found.case.minimum
+    answer = Answer(found.small, minimum, sentence, how, found.blamed, found.fault)
+    check = settings.for_answer(found.small).check
+    return leave_reproducer(investigation, check, answer, folder, anonymous=settings.anonymous), sentence
 
 
 def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None:
@@ -260,28 +331,19 @@ def leave_best(investigation: Investigation, settings: DiagnoseSettings) -> None
 
 
 def deliver_another(
-    investigation: Investigation, settings: DiagnoseSettings, case: Case, number: int
+    investigation: Investigation, settings: DiagnoseSettings, found: Judged, number: int
 ) -> dict[str, Any]:
     """Leave a folder for another failure beside that of the first, and say what the result does of it."""
-    answer, whole = needed_dimensions(investigation, investigation.settle(case)), settings.output.resolve()
-    if settings.search.shrink:
-        answer = shrink(investigation, answer)
-    subject, blamed = investigation.subject, by_blame(investigation, answer)
-    sentence, found = describe_answer(subject.network, blamed), describe_search(investigation, case.minimum)
+    subject, whole = investigation.subject, settings.output.resolve()
     folder = settings.output.parent / f"{whole.name}-{number}"
-    left = leave_reproducer(
-        investigation,
-        settings.for_answer(answer).check,
-        Answer(answer, case.minimum, sentence, found),
-        folder,
-        anonymous=settings.anonymous,
-    )
+    left, sentence = leave(investigation, settings, found, folder)
     left.finish(describe_search(investigation, left.minimum), None)
-    failure = investigation.failure(left.minimum, subject.describe_nodes(blamed), left.files[0])
+    failure = investigation.failure(left.minimum, subject.describe_nodes(found.blamed), left.files[0])
     investigation.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
-    tell_modules(subject.network, blamed, investigation.console)
+    tell_modules(subject.network, found.blamed, investigation.console)
+    investigation.console.answer(found.fault.sentence)
     investigation.console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
-    return failure
+    return {**failure, "fault": found.fault.to_json()}
 
 
 def describe_search(investigation: Investigation, minimum: Minimum) -> str:

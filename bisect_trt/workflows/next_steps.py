@@ -51,6 +51,8 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     steps += [f"a second reference, ONNX's own evaluator, on the same inputs ({second})"]
     if target is not None:
         same = [*subject.settings.words(), *_places(subject), *check.tolerance.words()]
+        inside = _command("layerwise", subject, target.flags(), same)
+        steps += [f"whether tensors inside differ, though what comes out does not ({inside})"]
         steadily = _command("run", subject, target.flags(), ["--self-check", *same])
         steps += [f"whether the target contradicts itself ({steadily})"]
         again = _command("repeat", subject, target.flags(), ["--until", "bad", "-n", "20", *same])
@@ -79,7 +81,14 @@ def scales(subject: Subject, check: CheckSettings) -> list[str]:
     settings, metric = subject.settings, check.metric
     fed = settings if metric is None else replace(settings, data=metric.data)
     words = ["bisect-trt", "precision", str(settings.path), *flags, *fed.words()]
-    words += [*([] if metric is None else metric.options.words()), "--reference", "FLOAT.onnx", "-o", "mixed.onnx"]
+    words += [
+        *_places(subject),
+        *([] if metric is None else metric.options.words()),
+        "--reference",
+        "FLOAT.onnx",
+        "-o",
+        "mixed.onnx",
+    ]
     why = "the reference computes with the same, so bad ones are on both sides"
     return [
         f"whether its scales fit: {why} ({shlex.join(words)}, where FLOAT.onnx is the model before it was quantized)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.errors import UsageError
@@ -22,6 +22,19 @@ Delivery = Callable[[Case, int], dict[str, Any]]
 """Delivers another answer, given its number from 2 on; what the result says of it."""
 
 
+@dataclass(frozen=True)
+class Other:
+    """Another failure that was delivered already.
+
+    Attributes:
+        units: Its units.
+        said: What the result says of it.
+    """
+
+    units: Subset
+    said: dict[str, Any]
+
+
 def check_finds_all(investigation: Investigation) -> None:
     """Make sure that nobody is asked at a prompt for one failure after the other.
 
@@ -35,7 +48,11 @@ def check_finds_all(investigation: Investigation) -> None:
 
 
 def look_for_others(
-    investigation: Investigation, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO
+    investigation: Investigation,
+    case: Case,
+    deliver: Delivery | None = None,
+    mode: Mode = Mode.AUTO,
+    also: Sequence[Other] = (),
 ) -> None:
     """Probe what is left of the model without an answer; if it fails and all failures are wanted, search that.
 
@@ -44,6 +61,7 @@ def look_for_others(
         case: The answer.
         deliver: Delivers the next answer, and says of it what the result does; ``None`` to see only whether there is one.
         mode: How to search.
+        also: Other failures that are known.
 
     Raises:
         BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
@@ -52,9 +70,10 @@ def look_for_others(
     if deliver is None and isinstance(prober.runner.check, PromptCheck):
         return
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
-    failures = [{**first, "reduced": result.artifacts["reduced"]}]
+    fault = {"fault": result.extra["fault"]} if also else {}
+    failures = [{**first, "reduced": result.artifacts["reduced"], **fault}, *(other.said for other in also)]
     result.extra |= {"failures": failures, "more_failures": None}
-    taken = case.minimum.units
+    taken = case.minimum.units.union(*(other.units for other in also))
     try:
         while _fails(investigation, case, rest := _rest(investigation, taken)):
             if deliver is None:
@@ -76,6 +95,25 @@ def look_for_others(
             raise
     if deliver is not None and result.extra["more_failures"] is False:
         console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def next_failure(investigation: Investigation, case: Case, taken: Subset, most: int | None = None) -> Case | None:
+    """The next failure, of the rest of the model without some units; ``None`` where that does not fail.
+
+    Args:
+        investigation: The result is told whether the rest fails.
+        case: The first answer.
+        taken: The units.
+        most: So many questions are asked at most; the smallest that failed is the answer then.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    rest = _rest(investigation, taken)
+    if not _fails(investigation, case, rest):
+        return None
+    investigation.console.say("  no, the rest of the model fails too")
+    return _search(investigation, case, rest, Mode.AUTO, most)
 
 
 def asked_next(investigation: Investigation) -> Callable[[Minimum], Question | None]:
@@ -115,11 +153,15 @@ def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> boo
     return record.verdict is Verdict.FAIL
 
 
-def _search(investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+def _search(
+    investigation: Investigation, case: Case, rest: Sequence[int], mode: Mode, most: int | None = None
+) -> Case | None:
     """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
     subject = investigation.subject
     passing = _passing(investigation, rest)
-    search = Search(Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest, passing=passing))
+    search = Search(
+        Verdict.FAIL, lambda oracle: investigation.minimise(oracle, mode, searched=rest, passing=passing, most=most)
+    )
     minimum = investigation.prober.search(
         search, lambda units: subject.cut(units, held=case.held), investigation.subject.original
     )

@@ -256,7 +256,9 @@ def deliver(investigation: Investigation, settings: ReduceSettings, answer: Cand
         from bisect_trt.workflows.fault.arbitrate import arbitrate  # noqa: PLC0415 - as the module says
 
         target = investigation.held(answer.target or check.target)
-        console.answer(f"  {arbitrate(investigation, target, check.tolerance, answer).sentence}")
+        fault = arbitrate(investigation, target, check.tolerance, answer)
+        result.extra["fault"] = fault.to_json()
+        console.answer(f"  {fault.sentence}")
     return result
 
 

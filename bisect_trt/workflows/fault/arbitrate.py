@@ -16,7 +16,7 @@ from bisect_trt.workflows.investigation import Investigation
 def arbitrate(
     investigation: Investigation, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate
 ) -> Fault:
-    """Whose fault a minimal case is, which is put into the result.
+    """Whose fault a minimal case is.
 
     It is computed once more by ONNX's reference evaluator, the same in float64, and rounded without the target: a few runs
     of a few nodes, none of them a probe.
@@ -39,5 +39,4 @@ def arbitrate(
     ):
         evidence = replace(evidence, wide=passed_over, evaluator=passed_over)
         fault = judge(evidence, tolerance, who, reference)
-    investigation.result.extra["fault"] = fault.to_json()
     return fault

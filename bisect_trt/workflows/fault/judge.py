@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from bisect_trt.graph.halves import lows_of
 from bisect_trt.graph.randomness import Draws
+from bisect_trt.probing.builtin import CRASHED
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.margins import Decision, margin
@@ -46,6 +47,11 @@ class Fault:
     def is_bug(self) -> bool:
         """Whether it is worth a report to those who make the target; what is not known may be."""
         return self.whose in ("target", "unknown")
+
+    @property
+    def is_nobodys(self) -> bool:
+        """Whether two correct roundings differ, so that nothing of the model or of a runtime is to be mended."""
+        return self.whose in ("rounding", "tie")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -132,7 +138,7 @@ def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -
     figures = {"reference_error": own.largest, "arbiter": _who_arbitrates(evidence)}
     if (drawn := _drawn(evidence)) is not None:
         sentence = (
-            f"It is a bug of {who}, or an operator that it has not: {_who_arbitrates(evidence)} and {reference} both run it. "
+            f"It is a bug of {who}{_or_lack(evidence)}: {_who_arbitrates(evidence)} and {reference} both run it. "
             f"They make other numbers of it each time, for {drawn[0]} draws them. {drawn[2]}"
         )
         return Fault("target", sentence, figures)
@@ -143,7 +149,13 @@ def _refused(evidence: Evidence, own: _Error | None, who: str, reference: str) -
             figures,
         )
     agree = f"{_who_arbitrates(evidence)} and {reference} both run it, and agree to within {own.words()}"
-    return Fault("target", f"It is a bug of {who}, or an operator that it has not: {agree}.", figures)
+    return Fault("target", f"It is a bug of {who}{_or_lack(evidence)}: {agree}.", figures)
+
+
+def _or_lack(evidence: Evidence) -> str:
+    """What a refusal may be beside a bug; a crash is nothing else."""
+    crashed = isinstance(evidence.target, str) and evidence.target.startswith(CRASHED)
+    return ", which crashes" if crashed else ", or an operator that it has not"
 
 
 def _reference_is_off(

@@ -62,7 +62,7 @@ def find_fix(
         tolerance=check.tolerance,
     )
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    command += [*subject.settings.words(), *check.tolerance.words()]
+    command += [*investigation.place_words, *subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task = None

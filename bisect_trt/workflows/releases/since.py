@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+
+from packaging.version import Version
 
 from bisect_trt.errors import BisectError
 from bisect_trt.probing.candidate import Candidate
@@ -42,12 +45,15 @@ def since_when(
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
-    words = ["bisect-trt", "releases", str(folder), *target.flags(), *check.tolerance.words()]
+    failing = _failing_release(investigation.subject, package.name)
+    oldest = _beyond_reach(investigation.subject, failing)
+    since = ["--from", oldest] if oldest else []
+    words = ["bisect-trt", "releases", str(folder), *target.flags(), *since, *check.tolerance.words()]
     if not asked:
         if not target.low_precisions:  # else precision is the first suspect, not a release
             console.answer(f"Since which release? Not looked for, because it installs releases: {shlex.join(words)}")
         return None
-    settings = ReleasesSettings(package.name)
+    settings = ReleasesSettings(package.name, oldest)
     console.step(f"Since which release of {package.name}?")
     runner, subject = investigation.prober.runner, investigation.subject
     elsewhere = Runner(
@@ -57,7 +63,7 @@ def since_when(
     there = replace(investigation, prober=Prober(elsewhere, ledger, investigation.prober.workers))
     try:
         pythons = list_releases(settings)
-        found = ask_releases(there, settings, pythons, case, _failing_release(subject, package.name))
+        found = ask_releases(there, settings, pythons, case, failing)
     except BudgetSpent as error:
         console.say(f"  {error} This goes on: {shlex.join(words)}")
         return None
@@ -90,6 +96,13 @@ def _failing_release(subject: Subject, package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _beyond_reach(subject: Subject, failing: str | None) -> str:
+    """The release that fails, if an older Python runs it: this one may have none as old, and those that it has be right."""
+    pythons = [Version(seen.found["Python"]) for seen in subject.seen.values() if "Python" in seen.found]
+    here = Version(platform.python_version())
+    return failing if failing is not None and any(each.release[:2] < here.release[:2] for each in pythons) else ""
 
 
 def _tried(

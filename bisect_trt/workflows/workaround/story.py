@@ -43,6 +43,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     blamed = by_blame(investigation, answer, suspects.nodes)
     result.culprits = investigation.subject.describe_nodes(blamed)
     fault = arbitrate(investigation, target, settings.check.tolerance, answer)
+    result.extra["fault"] = fault.to_json()
     console.answer(f"{describe_answer(investigation.subject.network, blamed)}.")
     tell_modules(investigation.subject.network, blamed, console)
     console.answer(fault.sentence)

@@ -22,6 +22,8 @@ from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.switched import make_panel
 from bisect_trt.workflows.workaround.proof import Prover, Way
 
+FAILS_BARRED, UNKNOWN = "with them it fails too", "none is known of these operators"
+"""Why a way is none: what then is left to try is nothing, if the culprit fails alone."""
 _SHOWN = 3
 _MOST_BARRIERS = 20
 """More than that nobody wants in a model."""
@@ -84,7 +86,7 @@ def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere
             chosen = [some[place] for place in sorted(minimum.units)]
             way = Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None, str(output))
             return prove_written(prover, way, change(subject, chosen), output)
-    return Way("barrier", "barriers around the culprit", False, why="with them it fails too")
+    return Way("barrier", "barriers around the culprit", False, why=FAILS_BARRED)
 
 
 def _barring(subject: Subject, names: Collection[str]) -> Change:  # noqa: ARG001 - as marks
@@ -119,7 +121,7 @@ def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
     tried: list[str] = []
     rest = [name for name in names if touching[name]]
     if not rest:
-        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known of these operators")
+        return Way("rewrite", "an equivalent form of the culprit", None, why=UNKNOWN)
     several = culprit.ranged and len(prover.investigation.result.extra.get("origins") or ()) > 1
     plans = [(name, some) for name in rest for some in _plans(touching[name], found[name], several=several)]
     whole = [each for name in rest for each in found[name]]

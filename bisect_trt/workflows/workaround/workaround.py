@@ -20,7 +20,7 @@ from bisect_trt.workflows.precision.fix import MIXED
 from bisect_trt.workflows.precision.validation import in_tolerances
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.workaround.proof import Prover, Way
-from bisect_trt.workflows.workaround.ways import Culprit, bar, rewrite, turn
+from bisect_trt.workflows.workaround.ways import FAILS_BARRED, UNKNOWN, Culprit, bar, rewrite, turn
 
 PATCHED = "patched.onnx"
 _IN_A_DIAGNOSIS, _FRESH_IN_A_DIAGNOSIS = 8, 4
@@ -202,7 +202,7 @@ def command(investigation: Investigation, check: CheckSettings) -> str:
     """The command that looks further."""
     subject, target = investigation.subject, check.target
     assert target is not None, "a diagnosis has one"
-    words = ["bisect-trt", "workaround", str(subject.settings.path), *target.flags()]
+    words = ["bisect-trt", "workaround", str(subject.settings.path), *target.flags(), *investigation.place_words]
     return shlex.join([*words, *subject.settings.words(), *check.tolerance.words()])
 
 
@@ -228,5 +228,11 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
         ways = []
     add_precision(result)
     tell(result, investigation.console)
-    if not any(way.passes for way in ways):
+    if any(way.passes for way in ways):
+        return
+    if ways and len(case.minimum.units) == 1 and all(way.why in (FAILS_BARRED, UNKNOWN) for way in ways):
+        console.answer(
+            "  it fails alone, whatever is around it: another operator in its place may do, or another release"
+        )
+    else:
         console.answer(f"  this looks further: {command(investigation, check)}")
