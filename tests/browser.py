@@ -134,7 +134,7 @@ class Browser:
         metrics = self.call("Performance.getMetrics")["metrics"]
         return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
-    def evaluate(self, expression: str) -> Any:  # noqa: ANN401 - any JSON value
+    def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
         reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from light import LIGHT, Light, tag_light
 from support import Ran
 
@@ -33,11 +33,16 @@ worker.surroundings = lambda: {name: value for name, value in os.environ.items()
 # Where GitHub runs them, each command would print annotations of what it is meant to find.
 os.environ.pop("GITHUB_ACTIONS", None)
 
-# How long an example takes says nothing on a machine that does other things too. The same examples each time: whoever
-# changes nothing sees no test fail. `make test-slow` makes more of them, and `make fuzz` looks for others.
-settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=25)
+# How long an example takes, to draw too, says nothing on a machine that does other things. The same examples each time:
+# whoever changes nothing sees no test fail. `make test-slow` makes more of them, and `make fuzz` looks for others, which
+# Hypothesis does of itself only where no CI runs it.
+settings.register_profile(
+    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=False
+)
+settings.register_profile(
+    "default", settings.get_profile("random"), print_blob=False, derandomize=True, database=None, max_examples=25
+)
 settings.register_profile("deep", settings.get_profile("default"), max_examples=100)
-settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 CommandLine = Callable[..., Ran]

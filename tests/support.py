@@ -63,13 +63,13 @@ def rest_slow(values: Iterable[Any], now: int = 1) -> list[Any]:
     return [*listed[:now], *(pytest.param(*each, marks=pytest.mark.slow) for each in rest)]
 
 
-def read_options(group: type[Group], **words: Any) -> Group:  # noqa: ANN401 - of many types
+def read_options(group: type[Group], **words: Any) -> Group:
     """A group of options from words of a command line."""
     plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
     return from_words(group, {**plain, **words})
 
 
-def tolerances(**words: Any) -> ToleranceOptions:  # noqa: ANN401 - of many types
+def tolerances(**words: Any) -> ToleranceOptions:
     """Tolerances from words of a command line."""
     return tolerance_options(read_options(Compare, **words), None, nonfinite_equal=False)
 
@@ -80,10 +80,10 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def bisect_trt(*argv: str | Path, cwd: Path, timeout: float = 120) -> Ran:
-    """Run the command line as a process of its own."""
+def bisect_trt(*argv: str | Path, cwd: Path) -> Ran:
+    """Run the command line as a process of its own; the test's own limit ends what hangs."""
     command = [sys.executable, "-m", "bisect_trt", *map(str, argv)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -257,7 +257,7 @@ def script(path: Path, body: str) -> str:
     return str(path)
 
 
-def run_check(folder: Path, body: str, **options: Any) -> Outcome:  # noqa: ANN401 - those of CommandCheck
+def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
     check = CommandCheck((script(folder / "check", body), "{model}"), **options)
     return check.run(CandidateFiles(folder, folder / "m", folder / "i", folder / "g", folder / "log"))

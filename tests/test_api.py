@@ -243,7 +243,7 @@ def test_a_graph_that_cannot_be_exported(here: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, b"model.onnx", onnx.GraphProto()])
-def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ANN401, ARG001
+def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ARG001
     with pytest.raises(
         UsageError,
         match=r"^model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not",

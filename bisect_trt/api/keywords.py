@@ -124,7 +124,13 @@ def called(command: str, **given: Any) -> Result:  # noqa: ANN401 - of many type
 class Keywords:
     """What a function was given, until it is taken for one group of options or another."""
 
-    def __init__(self, options: Mapping[str, Any], *, target: str | None = None, **named: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        target: str | None = None,
+        **named: Any,  # noqa: ANN401 - of many types
+    ) -> None:
         """Nothing is taken yet.
 
         Args:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import onnx
 from bisect_trt.errors import UnavailableError
 from bisect_trt.graph.exported import describe_module, module_of
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.infer import infer
 from bisect_trt.graph.nodes import label, reads
 from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.values import Declarations
@@ -66,10 +66,6 @@ def _sinks(parents: Sequence[Sequence[int]]) -> list[int]:
     return [node for node in range(len(parents)) if node not in used] + list(range(len(parents)))
 
 
-_INFER_LIMIT_BYTES = 1 << 30
-"""Shape inference makes a copy, and no message can be of more than twice this."""
-
-
 class Network:
     """The graph of a model.
 
@@ -103,7 +99,7 @@ class Network:
         self.inputs = [value.name for value in graph.input if value.name not in weights]
         self.outputs = [value.name for value in graph.output]
         # Protobuf is slow to ask again, and makes each name anew.
-        self._made = [[name for name in map(intern, node.output) if name] for node in self.nodes]
+        self._made = [tuple(name for name in map(intern, node.output) if name) for node in self.nodes]
         self.reads = [tuple(dict.fromkeys(map(intern, reads(node)))) for node in self.nodes]
         self.producer: dict[str, int] = {}
         self._find_producers(weights)
@@ -184,7 +180,7 @@ class Network:
         """The nodes that make what a node reads."""
         return [self.producer[name] for name in self.reads[index] if name in self.producer]
 
-    def made(self, index: int) -> list[str]:
+    def made(self, index: int) -> tuple[str, ...]:
         """The tensors that a node makes."""
         return self._made[index]
 
@@ -305,19 +301,7 @@ class Network:
     @cached_property
     def inferred(self) -> Declarations:
         """The types that ONNX's shape inference finds, together with the declared ones, of sequences too, by name."""
-        if self.proto.ByteSize() > _INFER_LIMIT_BYTES:
-            return Declarations()
-        proto = self.proto
-        if not self.is_sorted:
-            proto = onnx.ModelProto()
-            proto.CopyFrom(self.proto)
-            del proto.graph.node[:]  # inference wants them sorted
-            proto.graph.node.extend(self.nodes[index] for index in self.order)
-        try:
-            inferred = onnx.shape_inference.infer_shapes(proto).graph
-        except Exception:  # it gives up as a whole on what it does not understand, in several ways
-            return Declarations()
-        return Declarations(chain(inferred.value_info, inferred.output))
+        return infer(self)
 
     def describe(self, index: int) -> str:
         """A node in words, for messages: its operator, and its name or what it makes."""

@@ -22,7 +22,7 @@ from bisect_trt.graph.externals import has_external_data
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.nodes import rename_reads
 from bisect_trt.graph.values import value_info
-from bisect_trt.graph.wire import graph_field
+from bisect_trt.graph.wire import model_bytes
 from bisect_trt.tensors.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _rim(network: Network, inside: Set[int]) -> tuple[Set[int], Set[int]]:
     return readers, makers
 
 
-def given_back(network: Network, index: int, inside: Set[int]) -> list[str]:
+def given_back(network: Network, index: int, inside: Set[int]) -> Sequence[str]:
     """What a node of a piece makes that is an output of the piece.
 
     Args:
@@ -228,5 +228,5 @@ def splice(network: Network, piece: Selection, infos: Mapping[str, TensorInfo], 
     )
     head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
-    content = head.SerializeToString() + graph_field(*parts) + tail.SerializeToString(deterministic=True)
+    content = model_bytes(head.SerializeToString(), parts, tail.SerializeToString(deterministic=True))
     return Spliced(content, not network.has_external_data)

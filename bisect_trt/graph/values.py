@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from sys import intern
 
 import numpy as np
 import onnx
@@ -85,7 +86,7 @@ class Declarations(Mapping[str, onnx.ValueInfoProto]):
     def add(self, name: str, bare: onnx.ValueInfoProto) -> None:
         """Declare a tensor by a declaration without a name."""
         kind = bare.SerializeToString()
-        self.kinds[name] = self._shared.setdefault(kind, kind)
+        self.kinds[intern(name)] = self._shared.setdefault(kind, kind)  # a network has the same name
 
     def __or__(self, other: Declarations) -> Declarations:
         """Both; the other is believed where they differ."""

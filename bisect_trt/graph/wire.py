@@ -58,6 +58,6 @@ def written_values(values: Sequence[onnx.ValueInfoProto]) -> Written:
     return Written(_VALUE_INFO, values)
 
 
-def graph_field(*parts: bytes) -> bytes:
-    """A graph, in pieces that are in the order of its fields, as the field of a model."""
-    return b"".join(_field(_GRAPH_OF_MODEL, *parts))
+def model_bytes(head: bytes, graph: Sequence[bytes], tail: bytes) -> bytes:
+    """A model: its fields before the graph, the graph in pieces that are in the order of its own, and the fields behind it."""
+    return b"".join((head, *_field(_GRAPH_OF_MODEL, *graph), tail))

@@ -34,7 +34,8 @@ def decode_order(line: bytes) -> Order:
     Raises:
         UnavailableError: It is of another version.
     """
-    return _typed(Order, _checked(line))  # type: ignore[no-any-return]
+    order: Order = _typed(Order, _checked(line))
+    return order
 
 
 def decode_answer(line: bytes) -> Answer:
@@ -43,7 +44,8 @@ def decode_answer(line: bytes) -> Answer:
     Raises:
         UnavailableError: It is of another version.
     """
-    return _typed(Answer, _checked(line))  # type: ignore[no-any-return]
+    answer: Answer = _typed(Answer, _checked(line))
+    return answer
 
 
 def _checked(line: bytes) -> dict[str, Any]:
@@ -85,7 +87,8 @@ def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - one return a kind of
         return kind.from_json(value)
     if is_dataclass(kind):
         hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
-        return kind(**{name: _typed(hints[name], entry) for name, entry in value.items() if name in hints})  # type: ignore[operator]
+        known = {name: _typed(hints[name], entry) for name, entry in value.items() if name in hints}
+        return kind(**known)  # type: ignore[operator]  # a class can be called
     return Path(value) if kind is Path else value
 
 

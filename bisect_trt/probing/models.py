@@ -48,7 +48,8 @@ def ask(
         return _ask(workers, one, timeout, cancel, log=log, confirm=confirm, here=here, place=place, told=told)
 
     sliced = None if workers.slicing is None else workers.slicing.serve(request, answer)
-    return answer(request) if sliced is None else sliced  # type: ignore[no-any-return]
+    found: R_co | Failed = answer(request) if sliced is None else sliced
+    return found
 
 
 def _ask(

@@ -1,4 +1,7 @@
-"""``ISSUE.md``: the text of a bug report, with the commands of other tools that show the failure."""
+"""``ISSUE.md``: the text of a bug report, with the commands of other tools that show the failure.
+
+It is long because the text has many short parts, which are read in the order in which they are written.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from bisect_trt.search.counters import reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
-from bisect_trt.search.groups import Kept, partition
+from bisect_trt.search.groups import Kept, Singles, partition
 from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Search, Subset, Verdict, over_units
 
@@ -100,7 +100,7 @@ def _lower_tiers(
         dirty = place == len(tiers) - 1
         if place == 0 and ranked:
             # Strong suspects are not grouped: most groups would have to be kept, and the questions be wasted.
-            kept.lower([frozenset({unit}) for unit in zone], Density(HOT, neighbours=False), dirty=dirty)
+            kept.lower(Singles(zone), Density(HOT, neighbours=False), dirty=dirty)
             continue
         # A group is likelier to have a culprit than a single unit is, so each kind is met with what is known of it.
         single.elsewhere()

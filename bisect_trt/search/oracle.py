@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -33,7 +34,10 @@ Subset = frozenset[int]
 """Some of the units, by number."""
 
 _MANY = 4096
-"""A set of as many units takes 40 bytes for each; a question has a byte for each up to the last, and a hundred are remembered."""
+"""A set of as many units takes 40 bytes for each, and hundreds of questions are remembered: one has a byte for each up to the
+last, packed, which most of them do to a hundredth, because they are about few stretches of units."""
+_FAST = 1
+"""Of zlib's levels; the next saves little of what is left."""
 
 
 class Units:
@@ -47,16 +51,19 @@ class Units:
             flags = bytearray(max(units) + 1)
             for unit in units:
                 flags[unit] = 1
-            self._held = bytes(flags)
+            self._held = zlib.compress(flags, _FAST)
 
     @property
     def units(self) -> Subset:
         """The units; a set of many is made anew each time."""
         held = self._held
-        return frozenset(compress(range(len(held)), held)) if isinstance(held, bytes) else held
+        if not isinstance(held, bytes):
+            return held
+        flags = zlib.decompress(held)
+        return frozenset(compress(range(len(flags)), flags))
 
     def __len__(self) -> int:
-        return self._held.count(1) if isinstance(self._held, bytes) else len(self._held)
+        return zlib.decompress(self._held).count(1) if isinstance(self._held, bytes) else len(self._held)
 
     def __bool__(self) -> bool:
         return True

@@ -17,7 +17,7 @@ from dataclasses import replace
 from bisect_trt.options.choices import Mode
 from bisect_trt.search.counters import reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
-from bisect_trt.search.groups import SKIPS, Kept, skipping
+from bisect_trt.search.groups import SKIPS, Kept, Singles, skipping
 from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
 
@@ -157,7 +157,7 @@ def find_culprits(
     around = pattern(first).intersection(rest)
     if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
         rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW
-    kept.lower([frozenset({unit}) for unit in reversed(rest)], density, dirty=dirty, most=most)
+    kept.lower(Singles(rest[::-1]), density, dirty=dirty, most=most)
     if kept.astray:
         return reduce_by_chance(weights(kept.units), ask, weights)
     kept.settle()

@@ -72,7 +72,7 @@ class OwnSettings:
 class OwnOptions:
     """The options that only one target has: a dataclass of ``Annotated[..., option(...)]``, each with a default."""
 
-    def settings(self, common: TargetOptions, *, engines: bool) -> OwnSettings:  # noqa: ARG002 - of others
+    def settings(self, common: TargetOptions, *, engines: bool) -> OwnSettings:
         """As plain data.
 
         Args:
@@ -144,7 +144,7 @@ class Target(ABC):
             UsageError: It has no such option.
         """
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - of others
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """What ``doctor`` finds, in a process of its own: what there is and what it is, as a version.
 
         Args:
@@ -157,7 +157,7 @@ class Target(ABC):
         self.make_runtime(plain)
         yield from ()
 
-    def package(self, settings: TargetSettings) -> Package | None:  # noqa: ARG002 - of those that come as several
+    def package(self, settings: TargetSettings) -> Package | None:
         """The one that it comes as, set up so; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
 
@@ -170,7 +170,7 @@ class Target(ABC):
         """
         return _TOO_NEW.search(message) is not None or (not newest and _NO_KERNEL.search(message) is not None)
 
-    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:  # noqa: ARG002
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """The form of a model that it runs in a place, where there is no ONNX to lower it; ``None`` if that is the model.
 
         Args:
@@ -180,7 +180,7 @@ class Target(ABC):
         """
         return None
 
-    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """What it has to know of a model in a place, as plain values; the arguments are those of :meth:`lower`."""
         return {}
 
@@ -208,12 +208,12 @@ class Target(ABC):
         names = [entry.name for entry in fields(own)]
         return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - of others
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """How ``reproduce.py`` runs a model: by way of bisect-trt, where the target says no other."""
         needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
         return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
 
-    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:  # noqa: ARG002
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
         """How another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``) is asked for it, after the model's name.
 
         Returns:
@@ -226,7 +226,7 @@ class Target(ABC):
         full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False)
         return [("In fp32", replace(settings, **full, keep=(), held=False))] if full else []
 
-    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:  # noqa: ARG002 - of others
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """What of it can be turned, the cheapest first; see :mod:`bisect_trt.targets.switches`.
 
         Args:
@@ -237,7 +237,7 @@ class Target(ABC):
 
         return precision_switches(settings)
 
-    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:  # noqa: ARG002 - of those that do
+    def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """The same, but each build leaves in a folder, which is there, what it chose and what else is worth keeping of it.
 
         What it chose goes to ``chosen.RECORD`` there. A target that does not say more than ``Session.layers`` leaves it at that.
@@ -247,9 +247,9 @@ class Target(ABC):
     def pinned(
         self,
         settings: TargetSettings,
-        pins: Sequence[Choice],  # noqa: ARG002 - of those that do
-        bans: Sequence[Choice] = (),  # noqa: ARG002 - as above
-        known: Sequence[Choice] = (),  # noqa: ARG002 - as above
+        pins: Sequence[Choice],
+        bans: Sequence[Choice] = (),
+        known: Sequence[Choice] = (),
     ) -> TargetSettings:
         """The same, but a build is held to some choices and kept from others; for a target that ``pins``.
 
@@ -267,7 +267,7 @@ class Target(ABC):
         self,
         settings: TargetSettings,
         choices: Sequence[Choice],
-        folder: Path,  # noqa: ARG002 - of those that leave more there
+        folder: Path,
     ) -> TargetSettings | None:
         """The same, but builds are held to all that another one chose; ``None`` if it chose nothing that one can be held to.
 
@@ -279,11 +279,11 @@ class Target(ABC):
         pins = [choice for choice in choices if choice.pins]
         return self.pinned(settings, pins) if pins else None
 
-    def snippet(self, settings: TargetSettings) -> Snippet | None:  # noqa: ARG002 - of others
+    def snippet(self, settings: TargetSettings) -> Snippet | None:
         """The settings as Python to paste; ``None`` if it has no such words."""
         return None
 
-    def typed(self, settings: TargetSettings) -> list[TargetSettings]:  # noqa: ARG002 - of those that lower layers
+    def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """The ways in which users run a model with the low precision in its graph, where the target may lower one itself."""
         return []
 
@@ -293,7 +293,9 @@ class Target(ABC):
         names = [entry.name for entry in fields(own) if entry.name not in self.not_reproducible]
         return {name: getattr(own, name) for name in names}
 
-    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:  # noqa: B027
+    def check_inputs(  # noqa: B027 - of those that are told
+        self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
         """Make sure that what it was told of the inputs fits the values that they are fed, by their shapes.
 
         Raises:
@@ -307,27 +309,27 @@ class Target(ABC):
             UsageError: It does not.
         """
 
-    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:  # noqa: ARG002 - of those that have one
+    def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
         """The ranges of shapes that it was told to compile for, by input."""
         return {}
 
-    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:  # noqa: ARG002
+    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
         """Compile for these ranges of shapes instead, by input; as it is, where it takes any shape without being told."""
         return settings
 
-    def drops_casts(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+    def drops_casts(self, settings: TargetSettings) -> bool:
         """Whether it drops a Cast to fp16 with the one back, so that what is emulated has to round by arithmetic."""
         return False
 
-    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:  # noqa: ARG002 - of those that do
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """The reference beside it: ``plain``, with what the model cannot be run without there either."""
         return plain
 
-    def emulates_low(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+    def emulates_low(self, settings: TargetSettings) -> bool:
         """Whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""
         return False
 
-    def finds_weights(self, settings: TargetSettings) -> bool:  # noqa: ARG002 - of those that do
+    def finds_weights(self, settings: TargetSettings) -> bool:
         """Whether its runtime, here, looks into :data:`ELSEWHERE` for where a model's weights are.
 
         For all others they are copied beside the candidates.

@@ -44,11 +44,11 @@ class Interpreter:
         """By Casts: it computes what the graph says."""
         return "cast"
 
-    def lowered(self, model: Path) -> ModelProto | None:  # noqa: ARG002 - of those that lower
+    def lowered(self, model: Path) -> ModelProto | None:
         """``None``: it runs the model itself."""
         return None
 
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """There are no engines here.
 
         Raises:
@@ -68,11 +68,11 @@ class Interpreter:
         """0: it uses none, or does not say."""
         return 0
 
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:  # noqa: ARG002
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Nothing: it does not say."""
         return {}
 
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:  # noqa: ARG002
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
         """``None``: it gives back outputs alone."""
         return
 

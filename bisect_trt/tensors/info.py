@@ -70,6 +70,8 @@ class TensorInfo:
             ``None`` in place of the tuple means that not even the rank is known.
     """
 
+    __slots__ = ("dtype", "name", "shape")  # a large network has 100,000 of them, and a dict each would triple it
+
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[int | str | None, ...] | None

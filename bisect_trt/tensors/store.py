@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from sys import intern
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
@@ -208,7 +209,8 @@ class ActivationStore:
         self.folder = folder
         self.skipped: dict[str, str] = index["skipped"]
         self._data = data
-        self._tensors: dict[str, _Entry] = index["tensors"]
+        # Who opens it mostly has a network with the same names.
+        self._tensors: dict[str, _Entry] = {intern(name): entry for name, entry in index["tensors"].items()}
         self._strings: dict[str, NDArray[Any]] = {}
         self._stats: dict[str, TensorStats] = {}
 

@@ -1,4 +1,7 @@
-"""From groups of options to settings, and to the files that a run depends on."""
+"""From groups of options to settings, and to the files that a run depends on.
+
+It is long because each group has its function here, beside the files that its options name.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +257,7 @@ def check_files(check: Check) -> list[Path]:
         UsageError: As :func:`check_words`.
     """
     # Not Path.is_file: it raises where a word is longer than any file's name.
-    return [Path(word) for word in check_words(check, away=True) if os.path.isfile(word)]  # noqa: PTH113
+    return [Path(word) for word in check_words(check, away=True) if os.path.isfile(word)]  # noqa: PTH113 - see above
 
 
 def check_settings(

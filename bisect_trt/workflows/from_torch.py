@@ -72,7 +72,8 @@ def is_torch(model: object) -> bool:
 
 
 def _program_type(torch: Any) -> type:  # noqa: ANN401 - a module without types
-    return getattr(getattr(torch, "export", None), "ExportedProgram", torch.nn.Module)  # type: ignore[no-any-return]
+    found: type = getattr(getattr(torch, "export", None), "ExportedProgram", torch.nn.Module)
+    return found
 
 
 def export_file(file: Path, folder: Path) -> Exported:

@@ -1,6 +1,7 @@
 """Commands from their settings to their result, for the command line and for Python alike.
 
 Each imports its own workflow only: all of them together take a tenth of a second, which a check of that would wait for.
+It is long because each command has its method here.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ class Pictures:
         metrics = self.error_metrics or (shown_only if self.show_error_metrics else None)
         if not (heatmaps or metrics or self.histograms):
             return
-        # matplotlib is an extra, and takes long to import.
-        from bisect_trt.reporting.pictures import draw  # noqa: PLC0415
+        from bisect_trt.reporting.pictures import draw  # noqa: PLC0415 - matplotlib is an extra, and takes long to import
 
         paths: list[Path] = []
         shown: list[Path] = []
@@ -131,8 +130,7 @@ def draw_error_curve(path: Path, target: str, result: Result) -> None:
     Raises:
         UsageError: The picture cannot be written.
     """
-    # As above.
-    from bisect_trt.reporting.pictures.draw import save_error_curve, save_metric_curve  # noqa: PLC0415
+    from bisect_trt.reporting.pictures.draw import save_error_curve, save_metric_curve  # noqa: PLC0415 - as above
 
     title, metric = f"{target} against the reference", result.extra.get("metric")
     if metric is not None:

@@ -1,4 +1,7 @@
-"""The model under investigation, with everything a workflow needs to take it apart."""
+"""The model under investigation, with everything a workflow needs to take it apart.
+
+It is long because it is one class, most of it short answers that are worked out once.
+"""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_a_reference_is_kept_until_what_it_depends_on_changes(here: Path) -> Non
     model = chain(here / "model.onnx")
     kept = References(here / "kept")
 
-    def counts(*args: Any, **options: Any) -> tuple[int, int]:  # noqa: ANN401 - of many types
+    def counts(*args: Any, **options: Any) -> tuple[int, int]:
         before = kept.hits, kept.misses
         kept.assert_matches(*args, **options)
         return kept.hits - before[0], kept.misses - before[1]

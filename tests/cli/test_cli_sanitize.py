@@ -20,7 +20,7 @@ from bisect_trt.graph.fold import remove_unread, sort_nodes
 from bisect_trt.graph.network import Network
 
 
-def tensor(name: str, value: Any) -> TensorProto:  # noqa: ANN401 - whatever NumPy takes
+def tensor(name: str, value: Any) -> TensorProto:
     return numpy_helper.from_array(np.asarray(value), name)
 
 
@@ -28,7 +28,7 @@ def operators(path: str) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-def make(path: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto], shape: list[Any], **other: Any) -> Path:  # noqa: ANN401
+def make(path: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto], shape: list[Any], **other: Any) -> Path:
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", nodes[-1].output[0])]
     if "out" in other:
         ends[1] = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, other["out"])
@@ -85,7 +85,7 @@ def test_each_step_can_be_left_out(cli: CommandLine, messy: Path) -> None:
     assert onnx.load("out.onnx").graph.node == onnx.load(str(messy)).graph.node
 
 
-def reshaping(path: Path, *shape: Any) -> Path:  # noqa: ANN401 - a size or a name
+def reshaping(path: Path, *shape: Any) -> Path:
     """Flattens ``x`` by arithmetic on its shape."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),

@@ -32,6 +32,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", [name for name in NAMES if name not in chain(*OF_EXAMPLES.values())])
 def test_every_command_of_a_page_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     Reader(tmp_path / "checkout").follow_page(page)

@@ -38,7 +38,7 @@ _TEXTS = (
 _FLOATS = (0.0, -1.0, float("nan"), float("inf"), 1e300)
 
 
-def _model(nodes: list[Any], weights: list[TensorProto] | None = None, **more: Any) -> ModelProto:  # noqa: ANN401
+def _model(nodes: list[Any], weights: list[TensorProto] | None = None, **more: Any) -> ModelProto:
     ends = [info("x", TensorProto.FLOAT, [2, 3]), info("y", TensorProto.FLOAT, [2, 3])]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights or [])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -239,7 +239,7 @@ def _change(model: ModelProto, rng: random.Random) -> None:
         setattr(message, field.name, _scalar(field, rng))
 
 
-def _change_list(items: Any, field: Field, rng: random.Random) -> None:  # noqa: ANN401 - a container of protobuf
+def _change_list(items: Any, field: Field, rng: random.Random) -> None:
     kind = rng.randrange(5)
     if kind == 0 and items:
         del items[rng.randrange(len(items))]
@@ -259,7 +259,7 @@ def _change_list(items: Any, field: Field, rng: random.Random) -> None:  # noqa:
         items[rng.randrange(len(items))] = _scalar(field, rng)
 
 
-def _scalar(field: Field, rng: random.Random) -> Any:  # noqa: ANN401 - of many types
+def _scalar(field: Field, rng: random.Random) -> Any:
     kind = field.cpp_type
     if kind == field.CPPTYPE_ENUM:
         return rng.choice([value.number for value in field.enum_type.values])

@@ -142,11 +142,11 @@ def broken_json(rng: random.Random) -> bytes:
     return json.dumps(_content(rng)).encode()[: rng.choice([None, None, None, None, 30])]
 
 
-def _junk(rng: random.Random) -> Any:  # noqa: ANN401 - of many types
+def _junk(rng: random.Random) -> Any:
     return rng.choice([None, 0, -1, 1.5, "", "x", _LONE, [], {}, [1], {"x": 1}, [[["x"]]], True, 10**400])
 
 
-def _array(rng: random.Random) -> Any:  # noqa: ANN401 - of many types
+def _array(rng: random.Random) -> Any:
     array: dict[str, Any] = {"array": base64.b64encode(array_bytes(rng)).decode(), "polygraphy_class": "ndarray"}
     if rng.random() < 0.1:
         array["array"] = _junk(rng)
@@ -157,7 +157,7 @@ def _array(rng: random.Random) -> Any:  # noqa: ANN401 - of many types
     return array if rng.random() < 0.9 else _junk(rng)
 
 
-def _sample(rng: random.Random, *, lazy: bool) -> Any:  # noqa: ANN401 - of many types
+def _sample(rng: random.Random, *, lazy: bool) -> Any:
     arrays = {rng.choice([*_NAMES, _LONE]): _array(rng) for _ in range(rng.choice([0, 1, 1, 1, 2]))}
     wrapped = (
         {name: {"values": each, "polygraphy_class": "LazyArray"} for name, each in arrays.items()} if lazy else arrays
@@ -165,7 +165,7 @@ def _sample(rng: random.Random, *, lazy: bool) -> Any:  # noqa: ANN401 - of many
     return wrapped if rng.random() < 0.9 else _junk(rng)
 
 
-def _content(rng: random.Random) -> Any:  # noqa: ANN401 - of many types
+def _content(rng: random.Random) -> Any:
     kind = rng.randrange(4)
     if kind == 0:
         return _junk(rng)

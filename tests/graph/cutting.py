@@ -33,7 +33,7 @@ def model_of(
     opset: int = 17,
     ir_version: int = 8,
     domains: Iterable[str] = (),
-    **fields: Any,  # noqa: ANN401 - of ModelProto
+    **fields: Any,
 ) -> ModelProto:
     """Make a model; outputs without a declaration get what ONNX infers."""
     declared = [value if isinstance(value, ValueInfoProto) else BARE(name=value) for value in outputs]

@@ -42,7 +42,7 @@ class Builder:
         self.weights[name] = value if raw else typed
         return name
 
-    def node(self, op: str, inputs: list[str], outputs: list[str] | None = None, **attributes: Any) -> str:  # noqa: ANN401
+    def node(self, op: str, inputs: list[str], outputs: list[str] | None = None, **attributes: Any) -> str:
         made = [self.name()] if outputs is None else outputs
         self.nodes.append(helper.make_node(op, inputs, made, name=f"<{len(self.nodes)}>", **attributes))
         return made[0]
@@ -111,7 +111,7 @@ class Builder:
         other = self._branch(f"{test}_else", "Abs", captured[2])
         self.tensors.append(self.node("If", [test], then_branch=then, else_branch=other))
 
-    def _branch(self, name: str, op: str, captured: str) -> Any:  # noqa: ANN401
+    def _branch(self, name: str, op: str, captured: str) -> Any:
         out = tensor_info(f"{name}_out", TensorProto.FLOAT, SHAPE)
         return helper.make_graph([helper.make_node(op, [captured], [out.name])], name, [], [out])
 

@@ -22,7 +22,7 @@ def graph(nodes: list[onnx.NodeProto], kind: int, *weights: TensorProto) -> onnx
     return helper.make_graph(nodes, "g", [value], [onnx.ValueInfoProto(name=nodes[-1].output[0])], weights)
 
 
-def node(op: str, *names: str, **attributes: Any) -> onnx.NodeProto:  # noqa: ANN401 - whatever ONNX takes
+def node(op: str, *names: str, **attributes: Any) -> onnx.NodeProto:
     *read, made = names
     return helper.make_node(op, read, [made], **attributes)
 

@@ -31,7 +31,7 @@ WEIGHTS = {
 }
 
 
-def node(op: str, reads: str, makes: str, **attributes: Any) -> NodeProto:  # noqa: ANN401
+def node(op: str, reads: str, makes: str, **attributes: Any) -> NodeProto:
     """A node that is named by what it makes."""
     return helper.make_node(op, reads.split(), makes.split(), name=f"<{makes.split(maxsplit=1)[0]}>", **attributes)
 
@@ -67,7 +67,7 @@ x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="
 KINDS = [custom, unknown, failing, pytest.param(crashing, marks=x86)]
 
 
-def saved(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], **fields: Any) -> Path:  # noqa: ANN401
+def saved(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], **fields: Any) -> Path:
     read = {name for each in nodes for name in each.input}
     weights = {name: value for name, value in WEIGHTS.items() if name in read}
     ends = [tensor_info(name, FLOAT, [2, 3]) for name in outputs]
@@ -91,7 +91,7 @@ def reduced(cli: CommandLine, model: Path, *tags: str, shrink: bool = False) -> 
 
 
 @pytest.mark.parametrize("broken", KINDS)
-def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:  # noqa: ANN401
+def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:
     # x -> a -> P -> c -> d, and a -> e -> f beside it; d and f meet in y.
     nodes = [
         node("Relu", "x", "a"),
@@ -179,7 +179,7 @@ class CountingPool(WorkerPool):
 
     asked = 0
 
-    def ask(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
+    def ask(self, *arguments: Any, **more: Any) -> Any:
         self.asked += 1
         return super().ask(*arguments, **more)
 

@@ -23,7 +23,7 @@ node = helper.make_node
         ("value_ints", [3, -(2**40)]),
     ],
 )
-def test_a_constant_holds_its_value_in_each_form_of_numbers(form: str, value: Any) -> None:  # noqa: ANN401
+def test_a_constant_holds_its_value_in_each_form_of_numbers(form: str, value: Any) -> None:
     tensor = held(node("Constant", [], ["c"], **{form: value}))
     assert tensor is not None
     expected = (

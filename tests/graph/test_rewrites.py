@@ -23,7 +23,7 @@ Nodes = list[onnx.NodeProto]
 Weights = dict[str, np.ndarray]
 
 
-def node(op: str, reads: str, makes: str, **attributes: Any) -> onnx.NodeProto:  # noqa: ANN401 - of many types
+def node(op: str, reads: str, makes: str, **attributes: Any) -> onnx.NodeProto:
     names = ["" if name == "_" else name for name in reads.split()]
     return helper.make_node(op, names, makes.split(), name=f"{op}:{makes}", **attributes)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.infer import infer
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.shapes import fix_input_shapes, inferred_infos, input_infos
 from bisect_trt.graph.values import element_dtype, element_type, from_info, to_info
@@ -159,3 +160,43 @@ def test_what_inference_knows() -> None:
     # It gives up as a whole on a model that it does not know; what is declared is still known.
     model.opset_import[0].domain = "another"
     assert inferred_infos(Network(model)).keys() == {"x", "y"}
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
+    branch = [
+        helper.make_graph([node("Neg", ["r"], [f"{name}_out"])], name, [], [tensor_info(f"{name}_out", FLOAT, None)])
+        for name in ("then", "else")
+    ]
+    nodes: list[NodeProto] = [
+        node("Constant", [], ["shape"], value_ints=[3, 2]),
+        node("Constant", [], ["yes"], value=helper.make_tensor("yes", TensorProto.BOOL, [], [True])),
+        node("Add", ["x", "w"], ["a"]),
+        node("Reshape", ["a", "shape"], ["r"]),
+        node("SplitToSequence", ["r"], ["s"], axis=0),
+        node("ConcatFromSequence", ["s"], ["c"], axis=0),
+        node("If", ["yes"], ["d"], then_branch=branch[0], else_branch=branch[1]),
+        node("Mystery", ["c"], ["m"], domain="my"),
+        node("Reshape", ["m", "shape"], ["n"]),
+        node("Reshape", ["d", "kept"], ["e"]),
+        node("Double", ["e"], ["y"], domain="my"),
+        node("Relu", ["c"], ["z"]),
+    ]
+    model = model_of(
+        nodes,
+        [tensor_info("x", FLOAT, [2, "n"])],
+        [tensor_info("y", FLOAT, None), tensor_info("z", FLOAT, [None, None])],
+        {"w": np.ones((2, 3), np.float32), "kept": np.array([6], np.int64)},
+        domains=["my"],
+    )
+    double = helper.make_function(
+        "my", "Double", ["i"], ["o"], [node("Add", ["i", "i"], ["o"])], [helper.make_opsetid("", 17)]
+    )
+    model.functions.append(double)
+    model.graph.value_info.append(tensor_info("m", FLOAT, [None, 2]))
+    whole = Network(model).inferred
+    assert whole["s"].type.WhichOneof("value") == "sequence_type"
+    assert [dim.dim_value for dim in whole["n"].type.tensor_type.shape.dim] == [3, 2]
+    assert infer(Network(model), at_once).kinds == whole.kinds
+    model.graph.node.reverse()
+    assert infer(Network(model), at_once).kinds == whole.kinds

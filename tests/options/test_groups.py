@@ -87,7 +87,7 @@ def values_of(entry: Entry) -> st.SearchStrategy[Any]:
     return st.lists(one, min_size=1, max_size=3) if entry.form == "list" else one
 
 
-def word(value: Any) -> str:  # noqa: ANN401 - of many types
+def word(value: Any) -> str:
     """A value as it is typed."""
     if isinstance(value, Enum):
         return str(value.value)
@@ -102,7 +102,7 @@ def word(value: Any) -> str:  # noqa: ANN401 - of many types
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-def words(entry: Entry, value: Any) -> list[str]:  # noqa: ANN401 - of many types
+def words(entry: Entry, value: Any) -> list[str]:
     """A value with its option as they are typed."""
     if entry.option.positional:
         return [*map(word, value)] if isinstance(value, list) else [word(value)]

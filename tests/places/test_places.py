@@ -115,7 +115,7 @@ def test_a_weight_goes_over_once(connection: Connection, tmp_path: Path, monkeyp
     sent: list[int] = []
     write = wire.write_all
 
-    def counted(fd: int, content: Any) -> None:  # noqa: ANN401 - any buffer
+    def counted(fd: int, content: Any) -> None:
         sent.append(len(content))
         write(fd, content)
 
@@ -474,7 +474,7 @@ def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
     return WorkerPool(tmp_path, places=places or (place(),))
 
 
-def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> Any:  # noqa: ANN401 - of two types
+def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> Any:
     return ask(workers, Execute(TargetSettings(), argv, {}), timeout)
 
 
@@ -509,7 +509,7 @@ def test_an_answer_that_nobody_waited_for_is_none_to_the_next_question(
     """A probe that is ended while its runtime starts says that it has started, and then what came of it."""
     cancel, read, give_up = Cancel(), WorkerProcess._read_line, WorkerProcess._give_up
 
-    def hasty(worker: WorkerProcess, limits: Any) -> bytes | None:  # noqa: ANN401 - passed on
+    def hasty(worker: WorkerProcess, limits: Any) -> bytes | None:
         line = read(worker, limits)
         if line == BEGUN:
             cancel.set()
@@ -609,10 +609,13 @@ def test_a_place_is_for_something(failing: Path) -> None:
         bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")
 
 
-def test_folders_of_workers_that_were_killed_are_taken_away(connection: Connection, tmp_path: Path) -> None:
+def test_folders_of_workers_that_were_killed_are_taken_away(
+    connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those in use stay, and so do those that are just being made."""
     import tempfile
 
+    monkeypatch.setattr("bisect_trt.probing.places.connection.TIDY_SECONDS", 60.0)
     prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-{tmp_path.name}"
     left, without_lock, fresh = (Path(f"{prefix}-{name}") for name in ("left", "without", "fresh"))
     for folder in (left, without_lock, fresh):

@@ -5,8 +5,6 @@ is the text of its file. For one that is real it stands for a target whose fp16 
 and which GPU ran it.
 """
 
-# ruff: noqa: ANN401 - it stands for a runtime that ships no type information
-
 from __future__ import annotations
 
 import os

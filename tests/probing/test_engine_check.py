@@ -34,7 +34,7 @@ class Builder(WorkerPool):
         self.answer = answer
         self.requests: list[Build | Compare] = []
 
-    def ask(self, request: Any, *_: object, **__: object) -> Any:  # noqa: ANN401
+    def ask(self, request: Any, *_: object, **__: object) -> Any:
         self.requests.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer

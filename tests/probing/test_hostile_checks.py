@@ -28,7 +28,7 @@ MB = 1 << 20
 PYTHON = sys.executable
 
 
-def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:  # noqa: ANN401 - those of run_to_end
+def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:
     return run_to_end(["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits)
 
 

@@ -40,14 +40,14 @@ FROM_OUTSIDE = ["SIGKILL", "SIGTERM"]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Asks workers whose runtime is the stand-in."""
     install(tmp_path, monkeypatch.setenv)
     end_spare()
     np.savez(tmp_path / "in.npz")
     with WorkerPool(tmp_path) as pool:
 
-        def ask(command: str, **options: Any) -> Any:  # noqa: ANN401
+        def ask(command: str, **options: Any) -> Any:
             (tmp_path / "m.model").write_text(command)
             return pool.ask(Collect(TARGET, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz"), **options)
 
@@ -62,14 +62,14 @@ def processes(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: Path, name: str, warm: bool) -> None:  # noqa: ANN401
+def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: Path, name: str, warm: bool) -> None:
     if warm:
         ask("fine")
     assert ask(f"{name} 2") == Done()
     assert len(processes(tmp_path)) == 3 + warm
 
 
-def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:
     ask.pool.memory_limit = 400 << 20
     assert ask("fine") == Done()
     with pytest.raises(WorkerDied) as death:
@@ -82,7 +82,7 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
 
 
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
-def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:  # noqa: ANN401
+def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(WorkerDied) as death:
         ask(f"{name} 3")
     assert death.value.outside == f"its process was ended from outside ({name})"
@@ -97,7 +97,7 @@ def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path
         assert outcome.judge(original) is Verdict.UNRESOLVED
 
 
-def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_path: Path) -> None:
     for _ in range(3):
         ask("fine")
         (last,) = {*processes(tmp_path)[-1:]}
@@ -107,7 +107,7 @@ def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_pa
     assert ask("fine") == Done()
 
 
-def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> None:
     assert ask("SIGSEGV 1", confirm=True) == Done()
     (tmp_path / "m.times").unlink()
     with pytest.raises(WorkerDied) as death:
@@ -115,14 +115,14 @@ def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> N
     assert (death.value.outside, death.value.end.signal_name) == (None, "SIGSEGV")
 
 
-def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(7)")
     with pytest.raises(WorkerDied) as death:
         ask("fine")
     assert death.value.outside == "its process ended before it began (exit status 7)"
 
 
-def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "m.model").write_text("SIGKILL 3")
     models = Models(Workspace(tmp_path / "run"), ask.pool)
     with pytest.raises(UnavailableError, match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory"):

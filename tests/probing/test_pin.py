@@ -53,7 +53,7 @@ class World:
         self.pin, self.asked = Pin(run), list[Settings]()
         self._run, self._free, self._held, self._chosen = run, free, held, chosen
 
-    def _ask(self, target: Any) -> Outcome:  # noqa: ANN401 - stands for TargetSettings
+    def _ask(self, target: Any) -> Outcome:
         self.asked.append(target)
         if target.record is not None and self._chosen:
             write_choices(target.record / RECORD, self._chosen)

@@ -119,7 +119,8 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
     assert family_is_gone(tmp_path)
 
 
-def test_a_process_may_tidy_up_after_its_time(tmp_path: Path) -> None:
+def test_a_process_may_tidy_up_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 60.0)
     # It is timed out whatever it exits with.
     run_past_its_time("trap 'echo tidy > tidied; exit 0' TERM; touch ready; sleep 300 & wait", tmp_path)
     assert (tmp_path / "tidied").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.errors import UnavailableError
@@ -112,7 +112,6 @@ REPLIES = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # how long an example takes to draw says nothing
 @given(st.builds(Order, REQUESTS, PATHS, PATHS))
 def test_an_order_comes_over_as_it_was_on_one_line(order: Order) -> None:
     line = encode(order)
@@ -121,7 +120,6 @@ def test_an_order_comes_over_as_it_was_on_one_line(order: Order) -> None:
     assert decode_order(line) == order
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.builds(Answer, REPLIES, st.integers(0), st.integers(0), st.integers(0)))
 def test_an_answer_comes_over_as_it_was_on_one_line(answer: Answer) -> None:
     line = encode(answer)

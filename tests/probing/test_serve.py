@@ -54,7 +54,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compare:
     return Compare(ORT, model, (Sample(tmp_path / "inputs.npz", tmp_path / "golden.npz"),), ToleranceOptions())
 
 
-def served(request: Compare, **given: Any) -> Compared:  # noqa: ANN401 - those of Worker
+def served(request: Compare, **given: Any) -> Compared:
     reply = Worker(**given).serve(Order(request, Path("log"), Path())).reply
     assert isinstance(reply, Compared)
     return reply

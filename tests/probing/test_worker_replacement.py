@@ -78,7 +78,7 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
     end_spare()  # one that an earlier test has kept knows nothing of the stand-in
     pools: list[Pool] = []
 
-    def make(gpus: list[str] | None = None, **options: Any) -> Pool:  # noqa: ANN401 - those of WorkerPool
+    def make(gpus: list[str] | None = None, **options: Any) -> Pool:
         pools.append(Pool(tmp_path, ran, gpus or [], **options))
         return pools[-1]
 

@@ -307,7 +307,7 @@ def test_names_run_no_script(browser: Browser, layers: Path, tmp_path: Path) -> 
     assert fits(browser)
 
 
-def poisoned(value: Any) -> Any:  # noqa: ANN401 - of JSON
+def poisoned(value: Any) -> Any:
     """The same with every text that a model or a check may choose made hostile."""
     chosen = ("name", "op", "domain", "tensor", "title", "reason", "tail", "path", "why", "step", "what", "command")
     if isinstance(value, dict) and "schema" not in value:

@@ -11,7 +11,7 @@ from bisect_trt.workflows.workaround.proof import Way
 from bisect_trt.workflows.workaround.workaround import tell
 
 
-def result(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - of many types
+def result(**more: Any) -> dict[str, Any]:
     ways = [
         Way("switch", "optimizer:A<b> turned", True, line="x = '<tag>'", worst_error=0.25, latency_ms=1.5, why="held"),
         Way("barrier", "behind 'a'", False, why="it fails"),

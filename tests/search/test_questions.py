@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.questions import RANKINGS, Problem, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
 from bisect_trt.search.density import Density, cold
-from bisect_trt.search.groups import Kept, skipping
+from bisect_trt.search.groups import Kept, Singles, skipping, together
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict
 
@@ -102,6 +102,15 @@ def test_in_the_place_of_a_size_those_nearest_to_it_are_tried(size: int, fewest:
     assert len(set(tried)) == len(tried) == min(len(sizes), 4) or not (fewest <= size < fewest + more)
     assert all(each in sizes for each in tried)
     assert not tried or size not in sizes or tried[0] == size
+
+
+@given(st.permutations(range(8)), st.integers(0, 8), st.integers(0, 8))
+def test_units_alone_are_the_groups_that_sets_of_one_are(units: list[int], start: int, stop: int) -> None:
+    sets = [frozenset({unit}) for unit in units]
+    singles = Singles(units)
+    assert list(singles) == sets
+    assert list(singles[start:stop]) == sets[start:stop]
+    assert together(singles[start:stop]) == together(sets[start:stop]) == frozenset(units[start:stop])
 
 
 def test_what_came_side_by_side_is_expected_to_again() -> None:

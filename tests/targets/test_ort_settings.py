@@ -42,7 +42,7 @@ def save(path: Path, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto
     return path
 
 
-def runs(path: Path, **own: Any) -> list[str]:  # noqa: ANN401 - of many types
+def runs(path: Path, **own: Any) -> list[str]:
     """The operators that ONNX Runtime runs instead of the model's, by way of a session option that writes them."""
     written = path.with_suffix(".optimised.onnx")
     own["session_options"] = (*own.get("session_options", ()), ("optimized_model_filepath", str(written)))

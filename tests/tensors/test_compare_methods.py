@@ -38,7 +38,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def results(*sides: Array) -> Any:  # noqa: ANN401
+def results(*sides: Array) -> Any:
     from polygraphy.comparator import IterationResult
 
     return [IterationResult({"x": values.copy()}, runner_name="") for values in sides]

@@ -34,7 +34,7 @@ def quiet_polygraphy() -> Iterator[None]:
         yield
 
 
-def polygraphy_result(target: NDArray[Any], reference: NDArray[Any], **options: Any) -> Any:  # noqa: ANN401
+def polygraphy_result(target: NDArray[Any], reference: NDArray[Any], **options: Any) -> Any:
     from polygraphy.comparator import CompareFunc, IterationResult
 
     # It writes into what it is given where that is 0.

@@ -24,7 +24,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "uint64", "int64", "bool", "object"]
 
 
-def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:  # noqa: ANN401
+def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:
     return TensorInfo(name, np.dtype(dtype), shape)
 
 
@@ -105,7 +105,7 @@ def test_random_values_cover_the_range() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, ("batch", 3), (None, 3)])
-def test_random_values_need_shapes(shape: Any) -> None:  # noqa: ANN401
+def test_random_values_need_shapes(shape: Any) -> None:
     with pytest.raises(UsageError, match=r"'x' .*give --input-shapes"):
         make_inputs([info("x", shape=shape)], DataOptions())
 

@@ -49,7 +49,7 @@ def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
     return reference, (reference + noise * RNG.normal(size=reference.shape)).astype(reference.dtype)
 
 
-def compared(stat: str, reference: Any, target: Any, **words: Any) -> TensorComparison:  # noqa: ANN401 - of many types
+def compared(stat: str, reference: Any, target: Any, **words: Any) -> TensorComparison:
     return compare_output("out", reference, target, tolerances(check_error_stat=[stat], **words))
 
 

@@ -39,13 +39,13 @@ def shared_workers() -> WorkerPool:
 
 
 @contextmanager
-def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any) -> Iterator[Look]:  # noqa: ANN401
+def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any) -> Iterator[Look]:
     """Look at a model."""
     settings = ModelSettings(model, data=DataOptions(**data))
     with Subject(settings, Workspace(model.with_suffix(".run")), Console(-1)) as subject:
         real = shared_workers().ask
 
-        def ask(request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        def ask(request: Any, *rest: Any, **more: Any) -> Any:
             if target is None or not isinstance(request, Compare):
                 return real(request, *rest, **more)
             return target(request, lambda changed: real(changed, *rest, **more))

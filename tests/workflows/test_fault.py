@@ -108,7 +108,7 @@ def test_a_choice_among_equals_is_a_tie(cli: CommandLine, keepdims: int) -> None
 RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
-def evidence(**seen: Any) -> Evidence:  # noqa: ANN401 - arrays and sentences
+def evidence(**seen: Any) -> Evidence:
     """What others make of an elementwise node of which ``RIGHT`` is right, unless it is said otherwise."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in "xy"]
     model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:]))
@@ -198,7 +198,7 @@ def test_what_is_not_seen_again_is_nobodys() -> None:
     assert verdict(evidence()) == "unknown"
 
 
-def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray, **attributes: Any) -> Evidence:  # noqa: ANN401
+def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray, **attributes: Any) -> Evidence:
     """A node that decides, of which the target read ``reads`` rounded to fp16."""
     ends = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, reads.shape),

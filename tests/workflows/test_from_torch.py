@@ -1,7 +1,7 @@
 """From PyTorch, which is no dependency: what needs it is skipped where it is missing."""
 
 # mypy: disable-error-code="misc"
-# ruff: noqa: ANN401, ARG001, ARG002 - PyTorch may be missing, and modules take what forward is given
+# ruff: noqa: ARG001, ARG002 - PyTorch may be missing, and modules take what forward is given
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def on_ladder(
     ladder: str = "int8,fp16,fp32",
     *,
     external: bool = False,
-    **options: Any,  # noqa: ANN401 - of many types
+    **options: Any,
 ) -> Result:
     onnx.save(model, folder / "model.onnx", save_as_external_data=external, size_threshold=0)
     return bisect_trt.precision(

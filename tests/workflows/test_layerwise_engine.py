@@ -78,11 +78,11 @@ def test_in_words_and_as_json(network: Network) -> None:
     assert describe_engine_layer(single) == "runs as the engine layer 'l'"
 
 
-def test_layerwise_says_what_ran_the_origin(cli: CommandLine, here: Path, monkeypatch: Any) -> None:  # noqa: ANN401
+def test_layerwise_says_what_ran_the_origin(cli: CommandLine, here: Path, monkeypatch: Any) -> None:
     model = overflowing(here / "model.onnx")
     real = WorkerPool.ask
 
-    def ask(pool: WorkerPool, request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+    def ask(pool: WorkerPool, request: Any, *rest: Any, **more: Any) -> Any:
         reply = real(pool, request, *rest, **more)
         region = layer("{ForeignNode[a2...small]}", ["a2_out", "big_out", "small_out"], ["float16"])
         return replace(reply, layers=(region,)) if getattr(request, "layers", False) else reply

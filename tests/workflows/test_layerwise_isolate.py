@@ -56,7 +56,7 @@ def transformer(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [overflowing, transformer])
-def test_own_errors_are_those_of_nodes_cut_out_alone(tmp_path: Path, make: Any) -> None:  # noqa: ANN401
+def test_own_errors_are_those_of_nodes_cut_out_alone(tmp_path: Path, make: Any) -> None:
     with looking(make(tmp_path / "model.onnx"), fp16=True) as look:
         own = compare_own(look)
         assert (own.builds, own.refused) == (1, None)

@@ -58,7 +58,7 @@ class TensorRt:
     fused: tuple[tuple[str, ...], ...] = ()
     asked: list[Compare] = field(default_factory=list)
 
-    def ask(self, request: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+    def ask(self, request: Any, *rest: Any, **more: Any) -> Any:
         settings = getattr(request, "target", None)
         if settings is None or settings.runtime != "trt":
             return shared_workers().ask(request, *rest, **more)
@@ -292,7 +292,7 @@ def test_trtexec_is_run_where_it_is_there(
         ((None, 1.0, 1.0), (None, None, None), None),
     ],
 )
-def test_what_ran_is_said_as_far_as_measures_suggest(errors: Any, times: Any, ran: str | None) -> None:  # noqa: ANN401
+def test_what_ran_is_said_as_far_as_measures_suggest(errors: Any, times: Any, ran: str | None) -> None:
     names = ("fp32", "mixed", "lowered")
     said = suggest(dict(zip(names, errors, strict=True)), dict(zip(names, times, strict=True)), "fp16")
     assert said is None if ran is None else said is not None and said.endswith(f"probably ran {ran}")

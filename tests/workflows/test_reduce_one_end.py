@@ -66,7 +66,7 @@ def ends_of(path: Path) -> Ends:
     return [value.name for value in graph.input], node_names(path), [value.name for value in graph.output]
 
 
-def reduced(model: Path, check: Callable[[Path], bool], **options: Any) -> Ends:  # noqa: ANN401 - of ``reduce``
+def reduced(model: Path, check: Callable[[Path], bool], **options: Any) -> Ends:
     result = bisect_trt.reduce(model, check, output="out.onnx", overwrite=True, **options)
     assert (result.status, result.proven) == ("found", True)
     onnx.checker.check_model("out.onnx", full_check=True)

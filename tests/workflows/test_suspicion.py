@@ -39,7 +39,7 @@ class Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, np.ndarray] = {}
 
-    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:  # noqa: ANN401
+    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
         names = []
         for value in inputs:
             if not isinstance(value, str):

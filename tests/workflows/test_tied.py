@@ -40,11 +40,11 @@ def tied(*, stored: bool, twice: bool, by_channel: bool, again: bool, factor: fl
         weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def add(op: str, read: list[str], made: str, **attributes: Any) -> str:  # noqa: ANN401 - of many types
+    def add(op: str, read: list[str], made: str, **attributes: Any) -> str:
         nodes.append(helper.make_node(op, read, [made], name=made, **attributes))
         return made
 
-    def both(op: str, read: list[str], plain: list[str], made: str, **attributes: Any) -> str:  # noqa: ANN401 - of many types
+    def both(op: str, read: list[str], plain: list[str], made: str, **attributes: Any) -> str:
         before.append(helper.make_node(op, plain, [made], name=made, **attributes))
         return add(op, read, made, **attributes)
 

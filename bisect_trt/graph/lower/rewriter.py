@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, MutableSequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -257,9 +258,9 @@ def _constant_value(node: NodeProto) -> TensorProto | None:
     return value if value is not None and value.data_type == TensorProto.FLOAT else None
 
 
-def _retain(field: object, items: Collection[object]) -> None:
+def _retain(field: MutableSequence[Any], items: Collection[object]) -> None:
     """Keeps only ``items`` in a repeated protobuf field."""
-    if len(items) != len(field):  # type: ignore[arg-type]
+    if len(items) != len(field):
         kept = list(items)
-        del field[:]  # type: ignore[attr-defined]
-        field.extend(kept)  # type: ignore[attr-defined]
+        del field[:]
+        field.extend(kept)

@@ -139,7 +139,13 @@ class Fragment:
         self._graph.opset = self.view.opset
         self._stem = next(iter(self.view.network.made(self.anchor)))
 
-    def op(self, op: str, *inputs: str | Array | float, to: str | None = None, **attributes: Any) -> str:  # noqa: ANN401
+    def op(
+        self,
+        op: str,
+        *inputs: str | Array | float,
+        to: str | None = None,
+        **attributes: Any,  # noqa: ANN401 - of many types
+    ) -> str:
         """Add a node.
 
         Args:

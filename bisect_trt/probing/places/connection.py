@@ -25,6 +25,8 @@ ALIVE_SECONDS, SILENCE_SECONDS = 3.0, 30.0
 """How often both sides say that they are there, and how long one may be silent before it is taken for gone."""
 START_SECONDS = 120.0
 """How long a command may take to start an interpreter."""
+TIDY_SECONDS = 1.0
+"""How long a place may take to end by itself, and take its files away, once nothing more is asked there."""
 _FILE_PART = 8 << 20
 _LINES = 3
 
@@ -296,7 +298,7 @@ class Connection:
                 with contextlib.suppress(OSError):
                     stream.close()
         try:
-            process.wait(1)
+            process.wait(TIDY_SECONDS)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -69,7 +69,6 @@ from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import load_npz, save_npz
-from bisect_trt.tensors.scores.evaluation import Evaluation
 from bisect_trt.tensors.store import StoreWriter
 
 if TYPE_CHECKING:
@@ -271,6 +270,7 @@ class Worker:
 
     def _measure(self, request: Measure) -> Measured:
         from bisect_trt.probing.workers.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
+        from bisect_trt.tensors.scores.evaluation import Evaluation  # noqa: PLC0415 - as above
 
         first = load_npz(Evaluation.open(request.data).first)
         with spending("building"):

@@ -7,17 +7,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bisect_trt.probing.protocol import Compare, Sample
 from bisect_trt.probing.times import spending
 from bisect_trt.targets.base import Session
 from bisect_trt.targets.messages import RunError
-from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
-from bisect_trt.tensors.saved import Selected
 from bisect_trt.tensors.store import ActivationStore, StoreWriter
 from bisect_trt.tensors.tolerance import Precision, Step
 
@@ -90,6 +87,8 @@ def median_ms(session: Session, request: Compare) -> float | None:
 
 def median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
     """The median of :data:`TIMED_RUNS` runs, in milliseconds; of fewer where they take more than ``timed_for`` seconds."""
+    import statistics  # noqa: PLC0415 - few workers measure
+
     names = {info.name for info in session.inputs}
     feed = {name: value for name, value in feed.items() if name in names}
     there = getattr(session, "median_ms", None)
@@ -102,11 +101,14 @@ def median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | Non
         began = time.perf_counter()
         session.run(feed)
         seconds.append(time.perf_counter() - began)
-    return 1000 * median(seconds)
+    return 1000 * statistics.median(seconds)
 
 
 def compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
     """Run a model on one sample, keep of its outputs what is asked for, and compare them with the reference's."""
+    from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
+    from bisect_trt.tensors.saved import Selected  # noqa: PLC0415 - as above
+
     feed = feed_of(request, sample)
     outputs = run(session, feed, request.feeds)
     if request.keep_in is not None:

@@ -9,7 +9,7 @@ from bisect_trt.probing.workers.worker import WorkerProcess
 _spare: list[WorkerProcess] = []
 _most_kept = 0
 _FOR_REFERENCE = ("bisect_trt.targets.onnxrt.runtime",)
-FOR_COMPARING = ("bisect_trt.graph.quantized",)
+FOR_COMPARING = ("bisect_trt.tensors.compare", "bisect_trt.tensors.saved", "bisect_trt.graph.quantized")
 """With ONNX, which no other part of a worker needs."""
 
 

@@ -62,8 +62,8 @@ def save_heatmaps(folder: Path, comparison: TensorComparison, target: Array, ref
 
 def _save_heatmap(path: Path, title: str, errors: Array) -> None:
     from matplotlib import colormaps  # noqa: PLC0415 - an extra
-    from matplotlib.cm import ScalarMappable  # noqa: PLC0415
-    from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415
+    from matplotlib.cm import ScalarMappable  # noqa: PLC0415 - as above
+    from matplotlib.colors import LogNorm, Normalize  # noqa: PLC0415 - as above
 
     images = errors.reshape((-1, *((1, 1, *errors.shape)[-2:])))
     shown = [shrink_image(image) for image in images[:MOST_IMAGES]]

@@ -37,7 +37,7 @@ class Evaluator(Interpreter):
             return None
         return lower_fp16(onnx.load(str(model), load_external_data=False), self._settings.keep, low=low)
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> EvaluatorSession:  # noqa: ARG002
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> EvaluatorSession:
         """Prepare a model; ``feed`` makes no difference.
 
         Raises:

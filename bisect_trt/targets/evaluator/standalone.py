@@ -24,7 +24,7 @@ def evaluator(model: Any) -> Any:
     return ReferenceEvaluator(model, new_ops=added)
 
 
-def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it has none
     """The outputs of the model, by name."""
     import onnx
 

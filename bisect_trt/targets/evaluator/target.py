@@ -17,7 +17,7 @@ class EvaluatorTarget(Target):
 
         return Evaluator(settings)
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - the file says its precision
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """With nothing but ONNX."""
         modules = ("bisect_trt.targets.signatures", "bisect_trt.targets.evaluator.standalone")
         return Script("onnx and numpy", modules, self.reproducible(settings))

@@ -69,7 +69,7 @@ class OnnxRuntimeOptions(OwnOptions):
         ),
     ] = field(default_factory=list)
 
-    def settings(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:  # noqa: ARG002 - there are none
+    def settings(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:
         """As plain data.
 
         Raises:

@@ -72,7 +72,7 @@ class OnnxRuntime(Interpreter):
 
         return target_model(model, self._settings)
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> OnnxRuntimeSession:  # noqa: ARG002
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> OnnxRuntimeSession:
         """Prepare a model; ``feed`` makes no difference.
 
         Raises:

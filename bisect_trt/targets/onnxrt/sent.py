@@ -64,8 +64,8 @@ class There:
     def load(
         self,
         path: pathlib.Path,
-        feed: Mapping[str, Any],  # noqa: ARG002 - it does not compile for values
-        hints: Mapping[str, Any],  # noqa: ARG002 - as above
+        feed: Mapping[str, Any],
+        hints: Mapping[str, Any],
         unfused: bool,
     ) -> OnnxRuntimeSession | None:
         """A model, which is lowered already; ``None`` for an unfused one: it gives back outputs alone.
@@ -81,8 +81,8 @@ class There:
     def trace(
         self,
         path: pathlib.Path,
-        feed: Mapping[str, Any],  # noqa: ARG002 - as above
-        hints: Mapping[str, Any],  # noqa: ARG002 - as above
+        feed: Mapping[str, Any],
+        hints: Mapping[str, Any],
     ) -> Mapping[str, Any]:
         """Which passes over the graph ran, and which of them changed it."""
         loud = There({**self._settings, "session_options": [*self._settings["session_options"], ALOUD]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +37,8 @@ _TAKES_A_FOLDER = (1, 21)
 @cache
 def _version(package: str) -> tuple[int, ...]:
     """The release of a package; nothing if it is not here."""
+    from importlib import metadata  # noqa: PLC0415 - a worker that runs the reference alone starts without
+
     try:
         return tuple(int(part) for part in metadata.version(package).split(".")[:2])
     except (metadata.PackageNotFoundError, ValueError):
@@ -84,7 +85,7 @@ class OnnxRuntimeTarget(Target):
         "--providers cuda": ("onnxruntime", "cuda-provider"),
     }
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """The package, or whether it runs a model on a GPU."""
         from bisect_trt.targets.onnxrt import about  # noqa: PLC0415 - as above
 
@@ -107,7 +108,7 @@ class OnnxRuntimeTarget(Target):
             return [option, value]
         return [word for each in value for word in (option, each if isinstance(each, str) else ":".join(each))]
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:  # noqa: ARG002 - the file says its precision
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:
         """With nothing but ONNX Runtime."""
         folder = "bisect_trt.targets.onnxrt"
         modules = ("bisect_trt.targets.signatures", f"{folder}.opening", f"{folder}.standalone")

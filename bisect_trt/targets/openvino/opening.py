@@ -5,7 +5,6 @@ So it needs nothing of bisect-trt but what goes along, and has Python 3.8's synt
 
 from __future__ import annotations
 
-import concurrent.futures
 import re
 from typing import Any, Callable, Mapping
 
@@ -67,6 +66,8 @@ def aside(call: Callable[..., Any], *arguments: Any) -> Any:
     OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
     leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.
     """
+    import concurrent.futures
+
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(call, *arguments).result()
 

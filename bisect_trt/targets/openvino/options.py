@@ -27,7 +27,7 @@ class OpenVinoOptions(OwnOptions):
         option(metavar="K:V", help="A property of OpenVINO's device, such as EXECUTION_MODE_HINT:ACCURACY.", read=pair),
     ] = field(default_factory=list)
 
-    def settings(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:  # noqa: ARG002 - there are none
+    def settings(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
         """As plain data.
 
         Raises:

@@ -94,7 +94,7 @@ class There:
     def load(
         self,
         path: pathlib.Path,
-        feed: Mapping[str, Any],  # noqa: ARG002 - it does not compile for values
+        feed: Mapping[str, Any],
         hints: Mapping[str, Any],
         unfused: bool,
     ) -> OpenVinoSession | None:
@@ -113,7 +113,7 @@ class There:
             raise BuildError(said(error)) from error
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
 
-    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
         """``takes``: the properties that could be turned here, whatever the model."""
         tiny, takes = self._core.read_model(TINY_MODEL), []
         for name, value in PROPERTIES:

@@ -45,13 +45,13 @@ class OpenVinoTarget(Target):
 
         return target_model(model, settings, facts)
 
-    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """What its inputs are called: OpenVINO does not always know."""
         from bisect_trt.targets.openvino.runtime import declared  # noqa: PLC0415 - as above
 
         return {"inputs": declared(model)}
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """Its version and its devices.
 
         Raises:

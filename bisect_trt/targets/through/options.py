@@ -29,7 +29,7 @@ class ThroughOptions(OwnOptions):
         ),
     ] = None
 
-    def settings(self, common: TargetOptions, *, engines: bool) -> ThroughSettings:  # noqa: ARG002 - there are none
+    def settings(self, common: TargetOptions, *, engines: bool) -> ThroughSettings:
         """As plain data.
 
         Raises:

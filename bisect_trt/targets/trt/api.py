@@ -76,7 +76,7 @@ def make_logger(trt: Any, log: Log) -> Any:
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
     doubtful, much, hear = trt.ILogger.WARNING, trt.ILogger.VERBOSE, listen
 
-    class Logger(base):  # type: ignore[misc, valid-type]
+    class Logger(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 

@@ -218,7 +218,7 @@ def _make_calibrator(samples: list[Path], cache: Path | None, base: Any, tensorr
     """
     uploads = _Uploads(samples, tensorrt)
 
-    class Calibrator(base):  # type: ignore[misc]
+    class Calibrator(base):  # type: ignore[misc]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 

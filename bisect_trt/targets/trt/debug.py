@@ -58,7 +58,7 @@ def make_listener(tensorrt: TensorRt) -> Any:
     """Keeps a copy of each debug tensor; its memory is TensorRT's, and only good for as long as the call lasts."""
     base: Any = tensorrt.trt.IDebugListener
 
-    class Listener(base):  # type: ignore[misc]
+    class Listener(base):  # type: ignore[misc]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
             self.tensors: Arrays = {}

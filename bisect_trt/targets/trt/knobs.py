@@ -159,7 +159,7 @@ def calibrator_base(trt: Any, settings: Mapping[str, Any]) -> Any:
         return base
     quantile, cutoff = (0.5 if settings[key] is None else settings[key] for key in ("quantile", "regression_cutoff"))
 
-    class Legacy(base):  # type: ignore[misc, valid-type]
+    class Legacy(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def get_quantile(self) -> float:
             return float(quantile)
 
@@ -305,7 +305,7 @@ def selector(trt: Any, avoided: Any, pinned: Any = (), formats: bool = False) ->
     unwanted, wanted = set(avoided), set(pinned)
     held = {each.rpartition("=")[0] for each in wanted}
 
-    class Selector(base):  # type: ignore[misc, valid-type]
+    class Selector(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         """What layers took.
 
         Attributes: ``took``, of each its name, tactic, and how many it could choose of; ``missed``, pins not taken; ``lifted``,
@@ -313,7 +313,7 @@ def selector(trt: Any, avoided: Any, pinned: Any = (), formats: bool = False) ->
         """
 
         def __init__(self) -> None:
-            base.__init__(self)  # type: ignore[misc]
+            base.__init__(self)  # type: ignore[misc]  # as above
             self.took: list[list[Any]] = []
             self.missed: list[str] = []
             self.lifted: set[str] = set()

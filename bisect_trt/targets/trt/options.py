@@ -1,4 +1,7 @@
-"""The options that only TensorRT has."""
+"""The options that only TensorRT has.
+
+It is long because an option is a declaration of several lines, and TensorRT has fifty.
+"""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ SAID: Mapping[str, Said] = {
         lambda value: ["--preview-features", *value],
         lambda value: ["--preview=" + ",".join(f"+{name}" for name in value)],
     ),
-    "onnx_flags": Said(lambda value: ["--onnx-flags", *(name.lower() for name in value)], lambda value: []),  # noqa: ARG005
+    "onnx_flags": Said(lambda value: ["--onnx-flags", *(name.lower() for name in value)], lambda _: []),
     "avoid_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - neither has words for it
     "pin_tactics": Said(lambda value: [], lambda value: []),  # noqa: ARG005 - as above
     "plugin_instancenorm": Said(_flag("--plugin-instancenorm"), _flag("--pluginInstanceNorm")),

@@ -221,23 +221,23 @@ def _make_allocator(tensorrt: TensorRt) -> Any:
     cuda = tensorrt.cuda
     base: Any = tensorrt.trt.IOutputAllocator
 
-    class Allocator(base):  # type: ignore[misc]
+    class Allocator(base):  # type: ignore[misc]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
             self.address = 0
             self.size = 0
             self.shape: tuple[int, ...] = ()
 
-        def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:  # noqa: ARG002 - its own
+        def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
             if size > self.size or not self.address:
                 self.release()
                 self.address, self.size = cuda.malloc(size), size
             return self.address
 
-        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:  # noqa: ARG002
+        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
             return self.reallocate_output(name, memory, size, alignment)
 
-        def notify_shape(self, name: str, shape: Any) -> None:  # noqa: ARG002 - as above
+        def notify_shape(self, name: str, shape: Any) -> None:
             self.shape = tuple(shape)
 
         def release(self) -> None:

@@ -1,6 +1,7 @@
 """How ``reproduce.py`` runs a model on TensorRT; its source goes into that file, so it needs nothing of bisect-trt.
 
 It sets a build up as :mod:`bisect_trt.targets.trt.config` and :mod:`~bisect_trt.targets.trt.layers` do.
+It is long because all that runs there without bisect-trt has to stand there.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
     base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
     much, quiet, hear = trt.ILogger.VERBOSE, (trt.ILogger.VERBOSE, trt.ILogger.INFO), listen
 
-    class Logger(base):  # type: ignore[misc, valid-type]
+    class Logger(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 
@@ -206,14 +207,14 @@ def make_calibrator(trt: Any, cache: pathlib.Path, settings: Mapping[str, Any]) 
     """Hands out the ranges for INT8 that were found before."""
     base = calibrator_base(trt, settings)
 
-    class Calibrator(base):  # type: ignore[misc, valid-type]
+    class Calibrator(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 
         def get_batch_size(self) -> int:
             return 1
 
-        def get_batch(self, names: list[str]) -> None:  # noqa: ARG002 - TensorRT's own
+        def get_batch(self, names: list[str]) -> None:
             return None
 
         def read_calibration_cache(self) -> bytes:

@@ -143,7 +143,7 @@ class TensorRtTarget(Target):
 
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("tensorrt",)}
 
-    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - as it is
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """The package, or CUDA alone."""
         from bisect_trt.targets.trt import api  # noqa: PLC0415 - as above
 
@@ -189,7 +189,7 @@ class TensorRtTarget(Target):
         settings: TargetSettings,
         pins: Sequence[Choice],
         bans: Sequence[Choice] = (),
-        known: Sequence[Choice] = (),  # noqa: ARG002 - a selector knows what it is offered
+        known: Sequence[Choice] = (),
     ) -> TargetSettings:
         """By the algorithm selector, or the timing cache that is edited where there is none (TensorRT 11)."""
         own = settings.of(TrtSettings)

@@ -16,6 +16,7 @@ import onnx
 from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.targets.settings import reference_settings
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.bits.group_lowering import GroupLowering
 from bisect_trt.workflows.subject import Subject
@@ -67,10 +68,7 @@ class Errors:
         return max((_over(comparison) for comparison in reply.comparisons), default=None)
 
 
-def _over(comparison: object) -> float:
-    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415
-
-    assert isinstance(comparison, TensorComparison)
+def _over(comparison: TensorComparison) -> float:
     if comparison.mean_abs is not None and comparison.atol and comparison.stat.value == "mean":
         return math.inf if math.isnan(comparison.mean_abs) else comparison.mean_abs / comparison.atol
     return error_of(comparison)

@@ -3,8 +3,6 @@
 On the stand-in, whose builder notes in what types each layer was told to run when it is asked for an engine.
 """
 
-# ruff: noqa: ANN401 - TensorRT ships no type information
-
 from __future__ import annotations
 
 from dataclasses import replace

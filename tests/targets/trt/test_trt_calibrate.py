@@ -45,7 +45,7 @@ class Memory:
         del self.held[address]
 
 
-def calibrator(version: str, memory: Memory, **trt: Any) -> Any:  # noqa: ANN401 - made of a stand-in
+def calibrator(version: str, memory: Memory, **trt: Any) -> Any:
     tensorrt = replace(make_tensorrt(version), cuda=memory)  # type: ignore[arg-type]
     config = tensorrt.builder.create_builder_config()
     calibrate(config, trt_target("int8", **trt), tensorrt)

@@ -4,8 +4,6 @@ Written against TensorRT's documentation, as 10.12 and later need another GPU ma
 stand-in with the names of its API list, and memory is the host's. Capsules are real.
 """
 
-# ruff: noqa: ANN401 - TensorRT ships no type information
-
 from __future__ import annotations
 
 import ctypes

@@ -42,7 +42,7 @@ OBJECTS = ("algorithm_selector", "int8_calibrator", "progress_monitor", "profile
 """Attributes that are no words: what makes them is asked for otherwise."""
 
 
-def configure(version: str, **own: Any) -> StandIn:  # noqa: ANN401 - fields of TrtSettings
+def configure(version: str, **own: Any) -> StandIn:
     config = make_config(trt_target(**own), make_tensorrt(version))
     assert isinstance(config, StandIn)
     return config
@@ -255,7 +255,7 @@ def test_what_layers_took_is_said_as_polygraphy_reads_it(tmp_path: Path) -> None
     class Tensors:
         algorithm_variant = SimpleNamespace(implementation=1, tactic=2)
 
-        def get_algorithm_io_info(self, index: int) -> Any:  # noqa: ANN401 - as above
+        def get_algorithm_io_info(self, index: int) -> Any:
             return SimpleNamespace(
                 dtype="DataType.FLOAT", strides=(index, 1), vectorized_dim=-1, components_per_element=1
             )
@@ -277,7 +277,7 @@ def test_what_layers_took_is_said_as_polygraphy_reads_it(tmp_path: Path) -> None
     assert {name: (each.implementation, each.tactic) for name, each in found.items()} == {"conv": (1, 2)}
 
 
-def asked(**options: Any) -> TargetSettings:  # noqa: ANN401 - options of many types
+def asked(**options: Any) -> TargetSettings:
     made: Any = Target
     settings: TargetSettings = made(trt=True, **options).required()
     return settings

@@ -3,8 +3,6 @@
 The models are real; networks are stand-ins with the names that the API lists have, since a real one needs a GPU.
 """
 
-# ruff: noqa: ANN401 - TensorRT ships no type information
-
 from __future__ import annotations
 
 from collections.abc import Sequence

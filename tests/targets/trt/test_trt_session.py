@@ -4,8 +4,6 @@ A real engine needs a GPU; this one is a stand-in whose device memory is the hos
 through the addresses that it is given, as TensorRT does.
 """
 
-# ruff: noqa: ANN401 - TensorRT ships no type information
-
 from __future__ import annotations
 
 import ctypes

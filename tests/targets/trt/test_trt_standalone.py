@@ -88,7 +88,7 @@ class Memory:
         self.held: dict[int, Any] = {}
         self.streams = 0
 
-    def cudaMalloc(self, to: Any, size: ctypes.c_size_t) -> int:  # noqa: ANN401, N802 - a reference to a pointer; CUDA's name
+    def cudaMalloc(self, to: Any, size: ctypes.c_size_t) -> int:  # noqa: N802 - a reference to a pointer; CUDA's name
         buffer = ctypes.create_string_buffer(size.value)
         to._obj.value = ctypes.addressof(buffer)
         self.held[ctypes.addressof(buffer)] = buffer
@@ -98,11 +98,11 @@ class Memory:
         del self.held[address.value or 0]
         return 0
 
-    def cudaMemcpy(self, to: Any, source: Any, size: ctypes.c_size_t, _: object) -> int:  # noqa: ANN401, N802 - as above
+    def cudaMemcpy(self, to: Any, source: Any, size: ctypes.c_size_t, _: object) -> int:  # noqa: N802 - as above
         ctypes.memmove(to, source, size.value)
         return 0
 
-    def cudaStreamCreate(self, to: Any) -> int:  # noqa: ANN401, N802 - as above
+    def cudaStreamCreate(self, to: Any) -> int:  # noqa: N802 - as above
         to._obj.value = 1
         self.streams += 1
         return 0

@@ -46,12 +46,12 @@ class Cache:
 
     entries: dict[int, int] = field(default_factory=dict)
 
-    def update(self, key: int, value: Any) -> bool:  # noqa: ANN401 - TensorRT's
+    def update(self, key: int, value: Any) -> bool:
         known = key in self.entries
         self.entries[key] = value.tacticHash
         return known
 
-    def query(self, key: int) -> Any:  # noqa: ANN401 - as above
+    def query(self, key: int) -> Any:
         return Value(self.entries[key], 1.0)
 
     def serialize(self) -> bytes:
@@ -92,11 +92,11 @@ class Eleven:
     def get_timing_cache(self) -> Cache:
         return self.cache
 
-    def set_flag(self, flag: Any) -> None:  # noqa: ANN401 - as above
+    def set_flag(self, flag: Any) -> None:
         assert flag.name == "EDITABLE_TIMING_CACHE"
         self.edits = True
 
-    def clear_flag(self, flag: Any) -> None:  # noqa: ANN401 - as above
+    def clear_flag(self, flag: Any) -> None:
         assert flag.name == "EDITABLE_TIMING_CACHE"
         self.edits = False
 
@@ -115,13 +115,13 @@ class Eleven:
         return None if set(self.refuses) & set(self.cache.entries.values()) else "plan"
 
 
-def build(trt: Eleven, **own: Any) -> dict[str, str]:  # noqa: ANN401 - fields of TrtSettings
+def build(trt: Eleven, **own: Any) -> dict[str, str]:
     """What each layer takes in a build."""
     assert build_edited(trt, trt, "network", trt, vars(TrtSettings(**own)), b"") == "plan"
     return {name: word for name, word, _ in timed()}
 
 
-def eleven(**more: Any) -> Eleven:  # noqa: ANN401 - its fields
+def eleven(**more: Any) -> Eleven:
     layers = {"conv": ("0x00a1", {"0x1": 0.3, "0x02": 0.1}), "soft max": ("0xb2", {"0x7": 1.0})}
     return Eleven(layers, **more)
 

@@ -4,8 +4,6 @@ Generated from the version's API list. Its objects record what is called and set
 name that the list does not have, as the real ones do.
 """
 
-# ruff: noqa: ANN401 - TensorRT ships no type information
-
 from __future__ import annotations
 
 from collections.abc import Mapping
