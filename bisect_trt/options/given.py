@@ -49,7 +49,9 @@ class Given:
 def _of_words(entry: Entry, value: Any) -> Any:  # noqa: ANN401 - of many types
     read = entry.option.read
     if entry.form == "named":
-        value = read_named(entry.flag, value, read or entry.kind, need_name=entry.option.need_name)
+        value = read_named(
+            entry.flag, value, read or entry.kind, need_name=entry.option.need_name, about=entry.option.about
+        )
     elif value is not None and (read is not None or issubclass(entry.kind, Enum)):
         each = _reader(entry.flag, read or entry.kind)
         value = [each(word) for word in value] if entry.several else each(value)
@@ -94,7 +96,9 @@ def _reader(flag: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return each
 
 
-def read_named(option: str, words: Sequence[str], read: Callable[[Any], T], *, need_name: bool = False) -> dict[str, T]:
+def read_named(
+    option: str, words: Sequence[str], read: Callable[[Any], T], *, need_name: bool = False, about: str = "tensor"
+) -> dict[str, T]:
     """Read words that are each for one tensor or, under the name ``''``, for all that are not named.
 
     Args:
@@ -102,6 +106,7 @@ def read_named(option: str, words: Sequence[str], read: Callable[[Any], T], *, n
         words: What follows the last colon is the value, so names may contain colons.
         read: Reads one value, or raises ``ValueError`` saying what it should have been ("a number").
         need_name: Whether a value for all makes no sense.
+        about: What each is for, in a word.
 
     Raises:
         UsageError: A value cannot be read, lacks a name that it needs, or is given twice for one tensor.
@@ -111,13 +116,13 @@ def read_named(option: str, words: Sequence[str], read: Callable[[Any], T], *, n
     for word in words:
         name, colon, text = word.rpartition(":")
         if need_name and not colon:
-            raise UsageError(f"{option} {word}: which tensor it is for is missing; write {form}")
+            raise UsageError(f"{option} {word}: which {about} it is for is missing; write {form}")
         try:
             value = read(text)
         except ValueError as error:
             raise UsageError(f"{option} {word}: '{text}' is not {error}; write {form}") from error
         if name in found:
-            raise UsageError(f"{option} is given twice for {f'{name!r}' if name else 'all tensors'}; give it once")
+            raise UsageError(f"{option} is given twice for {f'{name!r}' if name else f'all {about}s'}; give it once")
         found[name] = value
     return found
 
@@ -157,9 +162,12 @@ def _named(entry: Entry, value: Any, one: Callable[[Any], Any]) -> dict[str, Any
         return {str(name): one(each) for name, each in value.items()}
     words = [value] if isinstance(value, str) else value
     if isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words):
-        return read_named(entry.name, words, entry.option.read or entry.kind, need_name=entry.option.need_name)
+        kind, wanted = entry.option.read or entry.kind, entry.option.need_name
+        return read_named(entry.name, words, kind, need_name=wanted, about=entry.option.about)
     if entry.option.need_name:
-        raise UsageError(f"{entry.name}: which tensor it is for is missing; give a dict by name, not {_shown(value)}.")
+        raise UsageError(
+            f"{entry.name}: which {entry.option.about} it is for is missing; give a dict by name, not {_shown(value)}."
+        )
     return {"": one(value)}
 
 

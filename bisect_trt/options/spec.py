@@ -45,6 +45,12 @@ class Option:
     positional: bool = False
     switch: bool = False
 
+    @property
+    def about(self) -> str:
+        """What its values are for, where each has a name: a tensor, or the first word of ``LAYER:TYPE``."""
+        first = (self.metavar or "NAME").partition(":")[0]
+        return "tensor" if first == "NAME" else first.lower()
+
 
 def option(
     *flags: str,

@@ -229,8 +229,9 @@ class Reproducer:
         )
         said = ran if trial.shows is not None else f"It was {trial.why}."
         return (
-            f"With nothing but {self.script.needs}:\n\n{block(f'python {SCRIPT}')}\n\nIt prints the failure, and ends with "
-            "status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else. " + prose(said)
+            f"With nothing but {self.script.needs}, in the versions that this page names (others may be right):\n\n"
+            f"{block(f'python {SCRIPT}')}\n\nIt prints the failure, and ends with status 1 while it is there, 0 once it is "
+            "gone, and 2, with a sentence, for anything else. " + prose(said)
         )
 
     def readme(self) -> str:

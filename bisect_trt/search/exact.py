@@ -69,12 +69,14 @@ def fisher(bad: int, bads: int, good: int, goods: int) -> float:
         goods: How many are in the second group.
     """
     having = bad + good
-    ways = {
-        number: math.comb(bads, number) * math.comb(goods, having - number)
-        for number in range(max(0, having - goods), min(having, bads) + 1)
-    }
-    seen = ways[bad]
-    return float(Fraction(sum(each for each in ways.values() if each <= seen), math.comb(bads + goods, having)))
+    least = max(0, having - goods)
+    way = math.comb(bads, least) * math.comb(goods, having - least)
+    ways = [way]
+    for number in range(least, min(having, bads)):  # each from the one before: binomials of thousands are dear
+        way = way * (bads - number) * (having - number) // ((number + 1) * (goods - having + number + 1))
+        ways.append(way)
+    seen = ways[bad - least]
+    return float(Fraction(sum(each for each in ways if each <= seen), math.comb(bads + goods, having)))
 
 
 def holm(chances: Sequence[float]) -> list[float]:

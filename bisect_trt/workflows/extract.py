@@ -62,6 +62,8 @@ def extract_model(examination: Examination, settings: ExtractSettings) -> Result
     piece, inputs = extract(network, starts, ends, infos)
     # Without a type a model's input is not valid; a run knows what shape inference does not.
     if settings.with_inputs or any(_unknown(infos.get(name), sized=settings.sized) for name in inputs):
+        if not (settings.sized or settings.with_inputs):
+            subject.say_sizes()
         piece, inputs = extract(subject.network, starts, ends, subject.infos)
         unknown = [name for name in inputs if name not in subject.reference.infos]
         if unknown:

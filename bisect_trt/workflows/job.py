@@ -301,7 +301,8 @@ class Job:
         """Cut a piece out; see :func:`bisect_trt.workflows.extract.extract_model`."""
         from bisect_trt.workflows.extract import extract_model  # noqa: PLC0415 - see above
 
-        with self._examined(settings.timeout) as examination:
+        model = replace(self.model, stays_free=not (settings.sized or settings.with_inputs))
+        with replace(self, model=model)._examined(settings.timeout) as examination:
             return extract_model(examination, settings)
 
     def sanitize(self, settings: SanitizeSettings) -> Result:

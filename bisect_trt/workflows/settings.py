@@ -40,6 +40,7 @@ class ModelSettings:
         shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
         memory_limit: Bytes that one probe, with all that it starts, may hold.
         any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
+        stays_free: Whether what is made of it has the file's free dimensions, so that nobody need be told of their sizes.
         older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
     """
 
@@ -52,6 +53,7 @@ class ModelSettings:
     shape_inference: bool = False
     memory_limit: int | None = None
     any_shapes: bool = False
+    stays_free: bool = False
     older: bool = False
 
     def load(self) -> onnx.ModelProto:

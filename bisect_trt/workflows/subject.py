@@ -174,6 +174,13 @@ class Subject:
             )
             self.workers.slicing = Slicing(limit, self.workspace.scratch, lambda: self.console.warn(said))
 
+    def say_sizes(self) -> None:
+        """Warn of free dimensions that were taken as 1."""
+        for name, shape in self._taken.items():
+            self.console.warn(
+                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
+            )
+
     def _fix_shapes(self) -> list[Sample]:
         """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
         shapes, data = {name: tuple(shape) for name, shape in self.settings.input_shapes.items()}, self.settings.data
@@ -188,10 +195,9 @@ class Subject:
             name: info.shape for name, info in known.items() if info is not None and info.shape is not None
         }
         before = [value.SerializeToString() for value in proto.graph.input]
-        for name, shape in fix_input_shapes(proto, shapes).items():
-            self.console.warn(
-                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
-            )
+        self._taken = fix_input_shapes(proto, shapes)
+        if not self.settings.stays_free:
+            self.say_sizes()
         if before != [value.SerializeToString() for value in proto.graph.input]:
             self.network = Network(proto)
         infos = input_infos(self.network)

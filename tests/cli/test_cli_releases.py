@@ -88,6 +88,7 @@ def test_both_boundaries(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (status, result["status"], result["first_failing"], result["first_passing"]) == (0, "found", "1.2", "1.4")
     assert result["releases"] == seen(history)
     assert "It fails since onnxruntime 1.2, right in 1.1; gone in 1.4." in out
+    assert "To be rid of it: onnxruntime 1.4 or a newer one." in out
     assert "Unsupported model IR version" in result["reasons"]["1.0"]
 
 
@@ -118,6 +119,7 @@ def test_none_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (status, result["status"], result["first_failing"]) == (1, "not_reproduced", None)
     assert result["releases"] == {"1.0": "UNRESOLVED", "1.1": "PASS"}
     assert "no release of onnxruntime from 1.0 to 1.1 fails; 1 of 2 say nothing (1.0 says nothing: " in out
+    assert out.replace("\n", " ").count("The one that you saw fail may be older (--from)") == 1
     releases(here / "other", "O").tell(monkeypatch)
     status, result, out = ask(here, "model.onnx", "--onnxrt", "--to", "1.0")
     assert (status, result["releases"]) == (4, {"1.0": "UNRESOLVED"})

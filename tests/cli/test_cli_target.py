@@ -180,6 +180,10 @@ CASES: list[tuple[list[str], str]] = [
         "--trt-min-shapes [1]: which tensor it is for is missing; write NAME:VALUE",
     ),
     (
+        [*TRT, "--layer-precisions", "fp32"],
+        "--layer-precisions fp32: which layer it is for is missing; write NAME:VALUE",
+    ),
+    (
         [*TRT, "--lowering", "cast"],
         "--lowering says how half precision comes about, and none is asked for; add --fp16.",
     ),

@@ -215,6 +215,17 @@ def test_properties_say_how_sure_they_are() -> None:
     assert find_common(failing, failing) == []
 
 
+def test_what_separates_many_samples_is_found_to_the_bound() -> None:
+    """Also where a number takes more values than bounds are tried, and whichever of them lies between the two kinds."""
+    rng = np.random.default_rng(1)
+    values = np.sort(rng.random(300).astype(np.float32))
+    for bad in (1, 7, 150):
+        high = [{"x": values[place : place + 1]} for place in range(300)]
+        found = find_common(high[-bad:], high[:-bad])
+        assert found[0]["separates"]
+        assert found[0]["sure"] is (bad > 1)  # that one is the largest of 300 may be chance
+
+
 def _drawn(rng: np.random.Generator) -> dict[str, np.ndarray]:
     length = int(rng.integers(4, 9))
     mask = (rng.random((2, length)) < 0.8).astype(np.int64)

@@ -51,6 +51,8 @@ def find_releases(investigation: Investigation, settings: ReleasesSettings) -> R
     result.minimality = "1-minimal" if doubt is None else "unproven"
     result.why = "; ".join(filter(None, (doubt, more))) or None
     console.answer(f"It {found.describe()}.")
+    if found.first_passing is not None:
+        console.answer(f"  To be rid of it: {found.package} {found.first_passing} or a newer one.")
     if result.why:
         console.answer(f"  {result.why}")
     return result
@@ -67,6 +69,7 @@ def _refuse(found: Boundaries) -> None:
     raise DoesNotReproduce(
         f"no release of {found.package} from {found.releases[0]} to {found.releases[-1]} fails"
         + (f"; {len(untold)} of {len(found.releases)} say nothing ({said})." if untold else ".")
+        + " The one that you saw fail may be older (--from); or it ran with other options or inputs."
     )
 
 

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from bisect_trt.search.exact import fisher, holm
 from bisect_trt.workflows.samples.properties import Looked, Values, look
 
 SHOWN = 10
 SURE = 0.05
 _MOST_BOUNDS = 64
-"""Of a number that takes more values, so many bounds are tried, evenly spread among them."""
+"""Of a number that takes more values, so many bounds are tried, evenly spread among them, and those around what fails.
+
+As the latter go by which samples fail, all bounds that there are count as looked at.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,14 @@ def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[di
         return fisher(bad, bads, having - bad, goods)
 
     families: dict[bool, dict[int, float]] = {False: {}, True: {}}
+    passed_over = {False: 0, True: 0}
     found: list[_Property] = []
     for looked in sorted(look([*failing, *passing]), key=lambda each: each.more):
         best: _Property | None = None
-        for mask, said in _divisions(looked):
+        levels = sorted(set(looked.values))
+        bounds = _bounds(looked, levels, bads)
+        passed_over[looked.more] += len(levels) - 1 - len(bounds)
+        for mask, said in _divisions(looked, levels, bounds):
             bad, having = (mask & ours).bit_count(), mask.bit_count()
             key = min(mask, everything ^ mask)
             if not (looked.more and key in families[False]):
@@ -65,9 +74,10 @@ def find_common(failing: Sequence[Values], passing: Sequence[Values]) -> list[di
         if best is not None:
             found.append(best)
     corrected: dict[int, float] = {}
-    for family in (families[True], families[False]):
-        share = 2 if all(families.values()) else 1
-        corrected |= zip(family, (min(1.0, share * each) for each in holm([*family.values()])), strict=True)
+    for more in (True, False):
+        family, share = families[more], 2 if all(families.values()) else 1
+        chances = holm([*family.values(), *[1.0] * passed_over[more]])[: len(family)]
+        corrected |= zip(family, (min(1.0, share * each) for each in chances), strict=True)
     entries = []
     for each, also in _told_once(found):
         bad = (each.mask & ours).bit_count()
@@ -104,19 +114,26 @@ def _told_once(found: Sequence[_Property]) -> list[tuple[_Property, list[dict[st
     return [(each, also[each.mask]) for each in first]
 
 
-def _divisions(looked: Looked) -> Iterator[tuple[int, str]]:
+def _bounds(looked: Looked, levels: Sequence[float], bads: int) -> list[int]:
+    """The levels at which a number is divided; those that fail come first among its values."""
+    steps = range(1, len(levels))
+    if looked.flag or len(steps) <= _MOST_BOUNDS:
+        return [*steps]
+    around = {levels.index(min(looked.values[:bads])), levels.index(max(looked.values[:bads])) + 1}
+    return sorted({*steps[:: len(steps) // _MOST_BOUNDS], *around.intersection(steps)})
+
+
+def _divisions(looked: Looked, levels: Sequence[float], bounds: Sequence[int]) -> Iterator[tuple[int, str]]:
     """The samples that have a property, a bit for each, and the property in words; from above and from below for a number."""
-    levels = sorted(set(looked.values))
     if looked.flag:
         if len(levels) > 1:
             yield _mask(looked, above=1), looked.said
         return
-    steps = range(1, len(levels))
-    for place in steps if len(steps) <= _MOST_BOUNDS else steps[:: len(steps) // _MOST_BOUNDS]:
+    for place in bounds:
         mask = _mask(looked, above=levels[place])
         yield mask, f"{looked.said} is {levels[place]:g} or more"
         yield ((1 << len(looked.values)) - 1) ^ mask, f"{looked.said} is {levels[place - 1]:g} or less"
 
 
 def _mask(looked: Looked, above: float) -> int:
-    return sum(1 << place for place, value in enumerate(looked.values) if value >= above)
+    return int.from_bytes(np.packbits(np.asarray(looked.values) >= above, bitorder="little").tobytes(), "little")
