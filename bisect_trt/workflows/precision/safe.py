@@ -2,7 +2,8 @@
 
 Three things are added before anything is asked: the same place in every block (siblings), what comes near overflow on a few
 other samples (headroom), and what is known to break on those given. Then the set is held against fresh samples; where some
-fail, what those blame is added, and the next round is of other samples.
+fail, what those blame is added, and the next round is of other samples. Where nothing that they blame is enough, as little
+as holds is kept of all there is, which may be the whole model: what is recommended has to hold.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ _LEAST_PROBES = 8
 _BLAMED = 2
 """Of the samples that fail in a round, so many are looked into; all of them have to pass then."""
 _MOST_FAILING = 16
+_FEW = 0.01
+"""Of fresh samples so many may fail, none severely, before most of the model is kept for them."""
+_HALVINGS = 4
+"""Of what lies between the largest set that fails and the whole model; each is two probes."""
 Reason = tuple[str, str]
 
 
@@ -99,6 +104,7 @@ class _Growth:
         self._headroom = Headroom(task) if self._compares and task.settings.precision == "fp16" else None
         probed = len(task.prober.ledger.records)
         self._until = probed + max(probed, _LEAST_PROBES)
+        self._resorted = False
 
     def run(self) -> Safe:
         """The story."""
@@ -131,14 +137,23 @@ class _Growth:
                 return self._safe(why=f"they cannot be compared: {outcome.reason}")
             held = validated(outcome, fresh, learned)
             failing = failing_places(outcome.errors)
-            few = len(failing) <= len(outcome.errors) * fresh.few and max(outcome.errors) <= SEVERE
-            if few or not self._grow(samples.only(failing[:_MOST_FAILING])):
+            mild = max(outcome.errors) <= SEVERE
+            if mild and len(failing) <= len(outcome.errors) * fresh.few:
+                break
+            tolerable = mild and len(failing) <= len(outcome.errors) * _FEW
+            if not self._grow(samples.only(failing[:_MOST_FAILING]), whole=not tolerable):
                 break
             learned = learned + len(failing) if fresh.given else 0
         if held is not None and held.passed < held.samples and not fresh.given:
             task.console.say(
                 f"  {held.samples - held.passed} of {held.samples} still fail: before it is shipped, hold it against "
                 "samples of the deployment (precision --validation-data, or --metric over a set)"
+            )
+        if self._resorted:
+            kept, every = len(self._units), len(task.lowering.units)
+            task.console.say(
+                f"  {kept} of {every} are kept: fresh samples fail with all less that was tried; those of the deployment may not "
+                "(precision --validation-data)"
             )
         return replace(self._safe(), validation=held)
 
@@ -187,24 +202,56 @@ class _Growth:
             self._reasons.setdefault(unit, ("sibling", "in the place of one that is kept in another block"))
         return found
 
-    def _grow(self, failing: Round) -> bool:
-        """Add what samples that fail blame, until they pass; whether they do."""
-        task = self._task
+    def _grow(self, failing: Round, *, whole: bool) -> bool:
+        """Add what samples that fail blame, until they pass; ``whole`` says whether all there is may be kept for that.
+
+        Returns:
+            Whether they do.
+        """
         references = [self._reference(failing, place) for place in range(min(_BLAMED, len(failing.samples)))]
+        largest = self._units
         for units in self._larger(references):
             if units == self._units:
                 continue
-            if len(task.prober.ledger.records) >= self._until:
-                return False
-            self._clear_shelf()
-            if task.prober.probe(task.lowering.candidate(units)).verdict is not Verdict.PASS:
-                continue
-            some = "1 sample" if len(failing.files) == 1 else f"{len(failing.files)} samples"
-            outcome = hold_against(task, units, failing, f"the {some} that failed")
-            if outcome.ending is Ending.PASSED:
+            if len(self._task.prober.ledger.records) >= self._until:
+                break
+            if self._clears(units, failing):
                 self._units = units
                 return True
-        return False
+            largest = units
+        # Before there is a minimal set nobody knows that so much is needed.
+        return whole and bool(self._minimum.units) and self._resort(largest, references[0], failing)
+
+    def _clears(self, units: Subset, failing: Round) -> bool:
+        """Whether a set passes on the samples that were given, and on those that failed."""
+        task = self._task
+        self._clear_shelf()
+        if task.prober.probe(task.lowering.candidate(units)).verdict is not Verdict.PASS:
+            return False
+        some = "1 sample" if len(failing.files) == 1 else f"{len(failing.files)} samples"
+        return hold_against(task, units, failing, f"the {some} that failed").ending is Ending.PASSED
+
+    def _resort(self, fails: Subset, reference: Reference, failing: Round) -> bool:
+        """Keep what holds between a set that does not and all there is, in the order in which errors are born of that set."""
+        every = self._task.lowering.units
+        if not self._clears(frozenset(every), failing):
+            return False
+        first = births(self._task, fails, reference)
+        order = list(dict.fromkeys([*first.broken, *first.growth, *every]))
+        order = [unit for unit in order if unit not in fails]
+        low, high = 0, len(order)
+        for _ in range(0 if self._resorted else _HALVINGS):
+            middle = (low + high) // 2
+            if middle == low:
+                break
+            if self._clears(fails.union(order[:middle]), failing):
+                high = middle
+            else:
+                low = middle
+        for unit in order[:high]:
+            self._reasons.setdefault(unit, ("fresh sample", "without it and others fresh samples fail"))
+        self._units, self._resorted = fails.union(order[:high]), True
+        return True
 
     def _larger(self, references: Sequence[Reference]) -> Iterator[Subset]:
         """Ever larger sets: what comes near overflow there, where NaN and Inf begin, then where errors grow most."""
