@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.control import Control
 from rich.text import Text
 from support import examples
 
@@ -154,7 +155,7 @@ def test_no_line_is_lost_to_a_thread_that_draws_the_view() -> None:
     def draw() -> None:
         while not done.is_set():
             with screen:
-                screen.print(end="")  # as the view's own thread does, but without a pause
+                screen.print(Control())  # as the view's own thread does, but without a pause
 
     texts = [f"line {number}" for number in range(300)]
     drawing = threading.Thread(target=draw)
