@@ -197,6 +197,65 @@ def test_a_crash_is_reported_and_the_next_question_is_answered(connection: Conne
         assert connection.ask("facts", {"packages": ["numpy"]}).header["facts"]["packages"]["numpy"] == np.__version__
 
 
+PID = """
+import os
+class There:
+    def __init__(self, settings): self.facts = {"pid": os.getpid()}
+    def gpu_memory(self): return 0
+make = There
+"""
+PUT = {"hash": "00", "offset": 0, "last": True}
+
+
+def test_a_message_whose_process_dies_in_its_middle_is_none_of_the_next_ones(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.ask("modules", {"sources": {"bisect_trt.fake": PID}})
+    pid = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]["pid"]
+    send, left = connection._send, [b"header"]
+
+    def sent(content: Any) -> None:
+        send(content)
+        if left:
+            left.clear()
+            os.kill(pid, signal.SIGKILL)
+            select.select([connection._out], [], [])  # its death is told
+
+    monkeypatch.setattr(connection, "_send", sent)
+    with pytest.raises(ProcessDied):
+        connection.ask("put", PUT, [b"content", b"more"])
+    assert connection.ask("put", PUT, [b"content"]).header["number"] == 4
+    assert connection.ask("lacks", {"hashes": ["00", "11"]}).header["lacks"] == ["11"]
+
+
+def test_a_process_that_is_given_up_as_it_answers_is_none_that_is_asked_next(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.ask("facts", {"packages": []})
+    receive = wire.receive
+
+    def late(read: Any) -> Any:
+        monkeypatch.undo()
+        select.select([connection._out], [], [])  # the answer is there
+        connection.give_up()
+        return receive(read)
+
+    monkeypatch.setattr(wire, "receive", late)
+    with pytest.raises(ProcessDied):
+        connection.ask("lacks", {"hashes": ["00"]})
+    connection.wanted()
+    connection.ask("put", PUT, [b"content"])
+    connection.ask("modules", {"sources": {"bisect_trt.fake": PID}})
+    pid = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    select.select([connection._out], [], [])  # its death is told, and nobody has listened
+    connection.give_up()
+    with pytest.raises(ProcessDied):
+        connection.ask("lacks", {"hashes": []})
+    connection.wanted()
+    assert connection.ask("lacks", {"hashes": ["00", "11"]}).header["lacks"] == ["11"]
+
+
 def test_a_place_that_idles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # As while other places, or the reference, have the answers that a search waits for.
     monkeypatch.setattr("bisect_trt.probing.places.connection.ALIVE_SECONDS", 0.1)

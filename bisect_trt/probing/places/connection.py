@@ -102,6 +102,7 @@ class Connection:
         self._heard = 0.0
         self._data = bytearray()
         self._number = 0
+        self._begins = self._ends = False
         self._wake = self._waker = -1
         self._files: set[str] = set()
 
@@ -122,6 +123,7 @@ class Connection:
             self._connect()
         try:
             self._number += 1
+            self._begins = True
             wire.send(self._send, {"ask": what, **(header or {}), "number": self._number}, payload)
             known: Mapping[str, Any] = {}
             while known.get("number") != self._number:  # one that was asked when the process before died answers late
@@ -200,7 +202,7 @@ class Connection:
         except wire.Closed as error:
             raise PlaceLost(self._lost(str(error))) from error
         self._heard = time.monotonic()
-        self._over = threading.Event()
+        self._over, self._ends = threading.Event(), False
         threading.Thread(target=self._say_alive, args=(self._over,), daemon=True).start()
 
     def _first_words(self) -> tuple[int, ...]:
@@ -226,8 +228,9 @@ class Connection:
         for start_at in range(0, len(view), wire.MOST):
             piece = view[start_at : start_at + wire.MOST]
             with self._writing:
-                wire.write_all(self._in, wire.CHUNK.pack(wire.DATA, len(piece)))
+                wire.write_all(self._in, wire.CHUNK.pack(wire.BEGIN if self._begins else wire.DATA, len(piece)))
                 wire.write_all(self._in, piece)
+            self._begins = False
 
     def _say_alive(self, over: threading.Event) -> None:
         """Give signs of life until the connection ends: between questions too, and while an answer is worked on here."""
@@ -241,11 +244,15 @@ class Connection:
                         wire.write_all(self._in, wire.CHUNK.pack(wire.ALIVE, 0))
 
     def _take(self, size: int) -> bytearray:
-        """The next bytes of data; signs of life are taken in meanwhile."""
-        while len(self._data) < size:
+        """The next bytes of data; signs of life are taken in meanwhile.
+
+        Once the process there is to end they are not: its death would else be taken for that of who is asked next.
+        """
+        while self._ends or len(self._data) < size:
             ready, _, _ = select.select([self._out, self._wake], [], [], ALIVE_SECONDS / 2)
             if self._wake in ready:
                 os.read(self._wake, 1 << 10)
+                self._ends = True
                 with self._writing:
                     wire.write_all(self._in, wire.CHUNK.pack(wire.END, 0))
             if self._out not in ready:
@@ -261,6 +268,9 @@ class Connection:
                 self._data.clear()
                 report = json.loads(bytes(content))
                 self.printed += report["log"]
+                if self._ends and not report["ended"]:  # of the one before, which had died by itself
+                    continue
+                self._ends = False
                 raise ProcessDied(report["code"], report["log"], over_memory=report["over_memory"])
         taken, self._data = self._data[:size], self._data[size:]
         return taken

@@ -48,7 +48,7 @@ class Supervisor:
         self._own = tempfile.mkdtemp(prefix="worker-", dir=self._folder)
         self._child = 0
         self._to_child = self._from_child = -1
-        self._over_memory = self._ended = False
+        self._over_memory = self._ended = self._hears = False
         self._deaths, write = os.pipe()  # what it leaves may hold the ends of its own pipes open
         for fd in (self._deaths, write):
             os.set_blocking(fd, False)
@@ -86,14 +86,19 @@ class Supervisor:
         """Take one chunk of the driver's in."""
         kind, size = wire.CHUNK.unpack(bytes(wire.read_exactly(self._source, wire.CHUNK.size)))
         content = wire.read_exactly(self._source, size)
-        if kind == wire.DATA:
+        if kind == wire.BEGIN:
             if not self._child:
                 self._fork()
+            self._hears = True
+        if kind in (wire.BEGIN, wire.DATA) and self._hears:
             with contextlib.suppress(wire.Closed):  # it has died; how is seen at the end of its own pipe
                 wire.write_all(self._to_child, content)
-        elif kind == wire.END and self._child:
+        elif kind == wire.END:
             self._ended = True
-            kill_group(self._child)
+            if self._child:
+                kill_group(self._child)
+            else:  # it has died by itself, which was told before this came
+                self._report(-signal.SIGKILL, "")
 
     def _pass_back(self) -> None:
         """Pass on what the process has written."""
@@ -109,7 +114,9 @@ class Supervisor:
         if not pid:
             return
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        log = self._end_child()
+        self._report(code, self._end_child())
+
+    def _report(self, code: int, log: str) -> None:
         report = {"code": code, "over_memory": self._over_memory, "ended": self._ended, "log": log}
         self._over_memory = self._ended = False
         self._tell(wire.DIED, json.dumps(report).encode())
@@ -137,7 +144,7 @@ class Supervisor:
         kill_group(self._child)
         os.close(self._to_child)
         os.close(self._from_child)
-        self._child = 0
+        self._child, self._hears = 0, False
         end_strays()
         try:
             with open(self._log, "rb") as file:

@@ -2,7 +2,8 @@
 
 Two layers. Between the driver and the supervisor go chunks, each of a kind, so that a sign of life fits between two pieces of a
 message. What the chunks of data hold, one after the other, are the messages that the process below the supervisor reads and
-writes.
+writes. To the supervisor the first chunk of a message is of a kind of its own: what follows one whose process has died is
+none of the next process's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 """Raised whenever one side would misread the other; what is sent is always of the driver's release, so it is for the log."""
 CHUNK = struct.Struct(">cI")
-DATA, ALIVE, DIED, END = b"D", b"A", b"X", b"K"
-"""Data of a message; a sign of life, either way; the process has ended (JSON says how); end the process, nobody waits for it."""
+BEGIN, DATA, ALIVE, DIED, END = b"B", b"D", b"A", b"X", b"K"
+"""The first data of a message, to the supervisor; other data; a sign of life, either way; the process has ended (JSON says how);
+end the process, nobody waits for it."""
 MOST = 1 << 20
 """Bytes of a chunk, at most."""
 _HEAD = struct.Struct(">IQ")
