@@ -43,8 +43,8 @@ def quantized(path: Path, *, tail: bool = False) -> None:
         store(f"s{layer}", scale / 25 if f"s{layer}" == BAD else scale, np.float32)
         read = [pair(x, f"s{layer}", "z"), pair(f"w{layer}", f"ws{layer}", "zc", axis=0)]
         # TensorRT 8.6 does not infer the kernel's shape from weights that come out of DequantizeLinear.
-        sizes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-        nodes.append(helper.make_node("Conv", read, [f"c{layer}"], name=f"conv{layer}", **sizes))
+        conv = helper.make_node("Conv", read, [f"c{layer}"], f"conv{layer}", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        nodes.append(conv)
         x = "y" if layer == LAYERS - 1 and not tail else f"r{layer}"
         nodes.append(helper.make_node("Relu", [f"c{layer}"], [x], name=f"relu{layer}"))
     for name, factor in (("up", 1e6), ("y", 1e-6)) if tail else ():
