@@ -64,6 +64,13 @@ def reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
     return "", ""
 
 
+def fill_in_looked_at(task: Task, case: Case, ranking: Sequence[int]) -> None:
+    """Put what a look at the scales showed into the result; there it stays if nothing is searched, or to no end."""
+    told = Told(Minimum(frozenset(), proven=False), frozenset(), ranking, case, None, None, None, None, None)
+    groups = [describe_group(task, told, unit) for unit in task.lowering.units]
+    task.result.extra |= {"groups": groups, "suspects_lowered": [_kept_entry(groups[unit]) for unit in ranking]}
+
+
 def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
     """Put an answer into the result."""
     case, settings = told.case, task.settings

@@ -195,5 +195,13 @@ def refusal(task: Task, asked: Subset) -> DoesNotReproduce:
         )
     return DoesNotReproduce(
         f"the check passes with all {count} nodes lowered: {record.reason}. So precision is not the reason for a failure "
-        "seen elsewhere, and no node has to stay in fp32; try real input data (--load-inputs) or a tighter tolerance."
+        f"seen elsewhere, and no node has to stay in fp32; try {untried(task)}"
     )
+
+
+def untried(task: Task, *others: str) -> str:
+    """What else may show a failure, the end of a sentence; what was given already is not advised."""
+    data = task.subject.settings.data
+    given = data.load_inputs or data.data_loader_script is not None
+    ways = ["other samples of the deployment's inputs" if given else "real input data (--load-inputs)", *others]
+    return f"{', '.join(ways)}{',' if others else ''} or a tighter tolerance."
