@@ -48,6 +48,7 @@ def test_what_comes_next_is_built_beside_the_original(
     words = (command, model, "--trt", "--fp16", "-o", "out.onnx" if command == "reduce" else "out")
     monkeypatch.setenv(TOGETHER, "1 7 8 8")
     beside = ran(cli, *words)
+    assert any(line.startswith("1 held") for line in begun.read_text().splitlines())
     monkeypatch.setenv(TOGETHER, "")
     alone = ran(cli, *words, "--workers", "1")
     assert decisions(beside) == decisions(alone)
