@@ -22,7 +22,7 @@ from bisect_trt.workflows.cause import name_cause
 from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.fault.amplified import MOST_QUESTIONS, Amplified, rounding_alone
 from bisect_trt.workflows.fault.arbitrate import arbitrate
-from bisect_trt.workflows.fault.judge import Fault
+from bisect_trt.workflows.fault.fault import Fault
 from bisect_trt.workflows.freed import free_where_needed
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding

@@ -25,7 +25,7 @@ from bisect_trt.reporting.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Repr
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.checks import lowers_by
-from bisect_trt.workflows.fault.judge import Fault
+from bisect_trt.workflows.fault.fault import Fault
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject

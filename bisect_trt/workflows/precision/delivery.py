@@ -235,6 +235,7 @@ def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     fill_in(task, answer, outcome)
     add_measures(task, answer, None)
     name = recommended(task.result.extra["uses"]) or output
+    task.tell_not_run()
     task.console.answer(f"{name}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
     tell_details(task.result, task.console)
     return best

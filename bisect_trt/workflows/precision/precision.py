@@ -180,6 +180,5 @@ def deliver(task: Task, answer: Answer) -> Result:
     measure_whole(task, task.lowering.read_back(answer.units, task.settings.output))
     task.conclude(minimum)
     task.result.culprits = task.subject.describe_searched(minimum.units)
-    written = task.lowering.writes_model(task.settings.output)
-    tell_answer(task.settings, task.result, task.console, written=written)
+    tell_answer(task)
     return task.result

@@ -14,7 +14,7 @@ from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.fault.judge import Fault
+from bisect_trt.workflows.fault.fault import Fault
 from bisect_trt.workflows.investigation import Case, Investigation
 from bisect_trt.workflows.precision.fix import MIXED
 from bisect_trt.workflows.precision.validation import in_tolerances
