@@ -131,7 +131,7 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         ]
         look_for_others(investigation, case, another if settings.find_all else None, also=also)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
-        after_diagnosis(investigation, settings.check, case, fault, settings.output)
+        after_diagnosis(investigation, settings.check, case, fault, settings.output, steady=left.steady)
         since = since_when(investigation, settings.check, answer, settings.output, asked=settings.releases)
     finally:  # the probes that its texts count are those of the whole run
         left.finish(describe_search(investigation, left.minimum), settings.archive, cause, since)

@@ -232,7 +232,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     record = prober.probe(again)
     if record.verdict is Verdict.FAIL:
         return minimum
-    return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    return investigation.disagreed(minimum, record)
 
 
 def deliver_another_model(

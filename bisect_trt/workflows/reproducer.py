@@ -109,6 +109,7 @@ class Left:
         folder: Where it is.
         files: The files that were written.
         anonymous: Whether nothing in it has the model's names.
+        steady: Whether what was written did not pass when it was probed once more.
     """
 
     minimum: Minimum
@@ -116,6 +117,7 @@ class Left:
     folder: Path
     files: Sequence[Path]
     anonymous: bool
+    steady: bool
 
     def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: Since | None = None) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
@@ -187,10 +189,11 @@ def leave_reproducer(
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+        minimum = investigation.disagreed(minimum, record)
     elif trials[SCRIPT].shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
-    return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
+    steady = record.verdict is not Verdict.PASS
+    return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous, steady)
 
 
 def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:

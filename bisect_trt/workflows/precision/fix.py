@@ -23,7 +23,7 @@ from bisect_trt.workflows.precision.precision import built_in_check, find_early,
 from bisect_trt.workflows.precision.said import FILE, tell_said, write_said
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
-from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe
+from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe, tell_unwritten
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -82,7 +82,10 @@ def find_fix(
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return
     except BisectError as error:
-        console.say(f"  no fix by precision: {error}")
+        if task is not None and investigation.result.extra.get("keep_fp32"):
+            tell_unwritten(task, error)
+        else:
+            console.say(f"  no fix by precision: {error}")
         return
     finally:
         prober.wasted += fixer.wasted
