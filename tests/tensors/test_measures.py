@@ -89,7 +89,9 @@ def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
     reference, target = PAIRS[name][0], -1.01 * PAIRS[name][0] + 0.3
     strict: dict[str, dict[str, Any]] = {stat.value: {"accuracy_threshold": ["1e-9"]} for stat in RULES}
     strict |= {"psnr": {"psnr_threshold": ["300"]}, "snr": {"snr_threshold": ["300"]}, "l2": {}, "cosine": {}}
-    cases = [({"check_error_stat": [stat]}, words) for stat, words in strict.items() if stat != "lpips"]
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"check_error_stat": [stat]}, words) for stat, words in strict.items() if stat != "lpips"
+    ]
     cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
     for how, words in cases:
         found = compare_output("out", reference, target, tolerances(**how, **words), details=True)

@@ -9,8 +9,10 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.errors import BisectError
 from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.save import said_beside
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import IN_JSON, Console
@@ -144,9 +146,19 @@ def tell_answer(task: Task) -> None:
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
     task.tell_not_run()
     console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.low}{proof}.")
+    written = task.lowering.writes_model(settings.output)
+    if written and (beside := said_beside(settings.output)) is not None:
+        console.answer(f"  {beside}")
     tell_safe(result, console)
     tell_details(result, console)
     task.tell_why()
+
+
+def tell_unwritten(task: Task, error: BisectError) -> None:
+    """Say what is to be kept where the model with it cannot be written."""
+    nodes = task.result.extra["keep_fp32"]
+    task.console.answer(f"{_nodes(len(nodes))} in fp32 would mend it: {error}")
+    tell_nodes(nodes, task.console)
 
 
 def tell_safe(result: Result, console: Console) -> None:
