@@ -36,7 +36,7 @@ def integers(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
 
 
-BAD_MODELS = {
+BAD_MODELS: dict[Callable[[Path], None], str] = {
     half: "model.onnx is in low precision already ('",
     quantized: "model.onnx is quantized (QuantizeLinear 'quantize'; 2 such nodes in all)",
     integers: "model.onnx has no node that computes in fp32 and can be lowered to fp16",
