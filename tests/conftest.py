@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,14 @@ def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
 def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Light:
     """Each of the real architectures that the onnx wheel ships."""
     return tag_light(request.param, tmp_path_factory.mktemp("light"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

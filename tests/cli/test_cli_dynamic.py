@@ -86,6 +86,28 @@ def test_diagnose_delivers_a_dynamic_model(here: Path, model: Path) -> None:
     assert shown.returncode == 1
 
 
+def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here: Path, model: Path) -> None:
+    proto = onnx.load(str(model))
+    proto.graph.node[4].name, proto.graph.node[2].name = "bad", "relu"
+    onnx.save(proto, str(model))
+    argv = ["--unsteady", "--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
+    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
+    assert status == 0, said
+    assert {culprit["name"] for culprit in result["culprits"]} == {"bad", "squash"}
+    assert [way["kind"] for way in result["workarounds"] if way["passes"]] == ["barrier"], said
+    assert free_dimensions(here / "out/patched.onnx") == {"x": ["n", "m", ""]}
+
+
+def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:
+    argv = ["--unsteady", "--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
+    status, result, said = unsteady(here, "diagnose", model, "-o", "out", *argv)
+    assert (status, result["workarounds"]) == (3, []), said
+    assert result["why"].startswith(
+        "the final re-check disagreed: 1 output matches; the check is flaky: it failed, and "
+    )
+    assert "passed when it was probed once more, so a pass may be luck" in said
+
+
 def test_what_fails_with_fixed_shapes_too_is_cut_with_fixed_shapes(here: Path, model: Path) -> None:
     argv = ["--unsteady", "--fault", "batch:5", "--input-shapes", "x:[6,1,8]"]
     status, result, said = unsteady(here, "reduce", model, "-o", "out.onnx", *argv)
