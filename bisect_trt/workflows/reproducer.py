@@ -155,7 +155,7 @@ def leave_reproducer(
     assert check.target is not None
     subject = investigation.subject
     make_folder(folder)
-    candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
+    candidate = in_folder(answer.candidate)
     disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
@@ -200,6 +200,11 @@ def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
     """The modules that nodes come from, in words, by the first thing that each makes; of files no more than the name."""
     said = {first_output(network.nodes[index]): network.written(index, short=True) for index in nodes}
     return {name: words for name, words in said.items() if words is not None}
+
+
+def in_folder(candidate: Candidate) -> Candidate:
+    """An answer as it lies in the folder."""
+    return replace(candidate, made=strip(candidate.proto), title="the reproducer, read back")
 
 
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
