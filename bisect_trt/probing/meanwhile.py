@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.ledger import Ledger
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.runner import Runner
@@ -74,17 +74,17 @@ class Meanwhile:
             self._running.pop(running.identity.key, None)
         running.cancel.close()
 
-    def probe(self, candidate: Candidate, cancel: Cancel) -> Outcome | Future[Outcome]:
+    def probe(self, candidate: Candidate, identity: Identity, cancel: Cancel) -> Outcome | Future[Outcome]:
         """What is known of a candidate; else what will be, the probe having begun.
 
         Args:
             candidate: The candidate.
+            identity: What it will be asked as.
             cancel: Of the work that it belongs to.
 
         Raises:
             Moot: It is asked, or its work is ended.
         """
-        identity = candidate.identity
         with self._turn:
             known = self._ledger.known(identity.key)
             if known is not None:

@@ -32,14 +32,13 @@ class Rehearsal(Prober):
         Raises:
             Moot: Nobody will ask, or somebody has; or it is not known what the target makes of it.
         """
-        if again:
-            raise Moot
-        begun = self._real.beside.probe(candidate, self._cancel)
+        identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
+        begun = self._real.beside.probe(candidate, identity, self._cancel)
         outcome = begun.result() if isinstance(begun, Future) else begun
         if self._cancel.is_set or outcome.ending not in COMPARED:
             raise Moot
-        self.ledger.end(candidate.identity, outcome)
-        return self.ledger.decide(candidate.identity, outcome)
+        self.ledger.end(identity, outcome)
+        return self.ledger.decide(identity, outcome)
 
 
 class _Nobody:

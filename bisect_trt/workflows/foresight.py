@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.meanwhile import Moot
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.rehearsal import Rehearsal
@@ -24,25 +23,24 @@ from bisect_trt.workflows.layerwise.origins import Layerwise
 from bisect_trt.workflows.minimal_case import Suspects, extract_suspect, may_choose_precision
 from bisect_trt.workflows.others import without
 
-Small = Callable[[Investigation, Case], Candidate]
-"""Makes of a case the candidate that is delivered."""
-_READ_BACK = "the result, read back"
+Delivered = Callable[[Investigation, Case], None]
+"""Probes what is delivered of a case."""
 
 
 class Foresight:
     """What has been begun; ended by :meth:`Prober.close` where nobody asks for it."""
 
-    def __init__(self, investigation: Investigation, look: Look, small: Small) -> None:
+    def __init__(self, investigation: Investigation, look: Look, delivered: Delivered) -> None:
         """Begin it, where there is room for builds beside that of the original.
 
         Args:
             investigation: Who will ask.
             look: How tensors will be looked at.
-            small: What will be made of a case.
+            delivered: What will be done with a case.
         """
         self._investigation = investigation
         self._look = look
-        self._small = small
+        self._delivered = delivered
         self._node: int | None = None
         self._glance: Future[Glance] | None = None
         if investigation.prober.beside.room and investigation.subject.original:  # what all threads take is made once
@@ -104,7 +102,7 @@ class Foresight:
         subject, beside = real.subject.aside("ahead"), real.prober.beside
         guess = without(subject, frozenset({subject.network.rank[node]}), held=may_choose_precision(target))
         if guess is not None:
-            beside.probe(guess, cancel)
+            beside.probe(guess, guess.identity, cancel)
         told = Investigation(subject, Console(-1), Result(real.result.command), Rehearsal(real.prober, cancel))
         case = extract_suspect(told, target, Suspects([node]))
         if case is None:
@@ -113,8 +111,8 @@ class Foresight:
         if guess is not None and (rest is None or rest.key != guess.key):
             beside.drop(guess.key)
         if rest is not None:
-            beside.probe(rest, cancel)
-        told.prober.probe(replace(self._small(told, case), title=_READ_BACK, again=True))
+            beside.probe(rest, rest.identity, cancel)
+        self._delivered(told, case)
 
     def _seen(self, cancel: Cancel, spent: dict[str, float]) -> Glance:
         with account(spent):

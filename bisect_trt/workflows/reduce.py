@@ -146,7 +146,11 @@ def _foresee(investigation: Investigation, settings: ReduceSettings, search: Sea
     from bisect_trt.workflows.layerwise.look import Look  # noqa: PLC0415 - as above
 
     look = Look(investigation.subject, check.target, check.tolerance, check.timeout)
-    return Foresight(investigation, look, lambda told, case: smallest(told, settings, search, case))
+
+    def delivered(told: Investigation, case: Case) -> None:
+        told.prober.probe(replace(smallest(told, settings, search, case), title=_READ_BACK, again=True))
+
+    return Foresight(investigation, look, delivered)
 
 
 def look_first(investigation: Investigation, foresight: Foresight) -> tuple[Case | None, int | None]:
@@ -228,7 +232,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     record = prober.probe(again)
     if record.verdict is Verdict.FAIL:
         return minimum
-    return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    return investigation.disagreed(minimum, record)
 
 
 def deliver_another_model(

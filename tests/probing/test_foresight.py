@@ -39,7 +39,7 @@ def decisions(result: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(entry[name] for name in names) for entry in read_journal(path) if entry["event"] == "verdict"]
 
 
-@pytest.mark.parametrize("command", ["reduce"])
+@pytest.mark.parametrize("command", ["reduce", "diagnose"])
 def test_what_comes_next_is_built_beside_the_original(
     cli: CommandLine, begun: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

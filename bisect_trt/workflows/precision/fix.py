@@ -64,6 +64,7 @@ def find_fix(
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command += [*investigation.place_words, *subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    prober.close()  # what runs from here on is timed, and nothing is timed beside a build
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task = None
     try:
