@@ -50,7 +50,7 @@ class UnsteadyEngines:
         """Leave the engine of what is run."""
         return settings.with_own(save_engine=str(engine.absolute()))
 
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002 - as every target has it
         """Nothing to find."""
         return settings
 
