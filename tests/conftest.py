@@ -79,7 +79,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001
+def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001 - where it works
     """The command line, run in this process (a new one takes half a second) in an empty folder.
 
     It keeps two workers for the next, as the Python API keeps one: starting one takes another half second.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import arrays, node_names, read_json
-
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 
 
 def write(path: Path) -> Path:
@@ -39,11 +37,8 @@ def write(path: Path) -> Path:
 
 def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
     """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--json", "r.json"]
-    command += ["--workers", "1"] if argv[0] != "run" else []
-    environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, read_json(here / "r.json"), done.stdout + done.stderr
+    ran = resident.unsteady(*argv, "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
+    return ran.status, read_json(here / "r.json"), ran.out + ran.err
 
 
 def free_dimensions(path: Path) -> dict[str, list[str]]:
@@ -87,7 +82,7 @@ def test_diagnose_delivers_a_dynamic_model(here: Path, model: Path) -> None:
     assert {culprit["name"] for culprit in result["culprits"]} == {"bad"}
     assert result["dynamic"]["needed"]
     command = [sys.executable, "out/reproduce.py"]
-    shown = subprocess.run(command, cwd=here, env={**os.environ, "PYTHONPATH": str(UNSTEADY)}, check=False)
+    shown = subprocess.run(command, cwd=here, env=resident.surroundings(), check=False)
     assert shown.returncode == 1
 
 
