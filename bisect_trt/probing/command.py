@@ -17,8 +17,9 @@ from bisect_trt.errors import UsageError
 from bisect_trt.probing.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome, of_samples
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
-from bisect_trt.probing.workers.resources import gate, oom_kills
+from bisect_trt.probing.workers.resources import gate
 from bisect_trt.probing.workspace import CandidateFiles
+from bisect_trt.tensors.kernel_memory import oom_kills
 
 if TYPE_CHECKING:
     from bisect_trt.probing.workers.pool import WorkerPool

@@ -25,9 +25,9 @@ from bisect_trt.graph.shapes import inferred_infos
 from bisect_trt.graph.slices import Slice, held_bytes, plan_narrow_slices
 from bisect_trt.graph.surgeon import nothing_stored
 from bisect_trt.probing.protocol import Collect, Compare, Compared, Done, Failed, R_co, Request, Series
-from bisect_trt.probing.workers.resources import free_bytes
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.info import TensorInfo, common
+from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.npz import NpzFile, save_npz
 
 _SHARE = 2

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
+from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.tensors.store import free_memory
 from bisect_trt.tensors.user_script import each_sample
 
 Sample = dict[str, NDArray[Any]]
 _SAMPLE_BYTES = 1000
 """What a sample takes beside its values."""
+_UNSAID = 8 << 30
+"""What counts as free memory where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[S
 def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     """Make sure, before it is asked for, that there is memory for random values; they are made as float64."""
     sizes = {info.name: math.prod(dim for dim in info.shape or () if isinstance(dim, int)) for info in infos}
-    needed, free = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES), free_memory()
+    needed = samples * (sum(sizes.values()) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
+    free = _UNSAID if (known := free_bytes()) is None else known
     if needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
         raise UsageError(

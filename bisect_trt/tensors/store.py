@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, is_string, storage_dtype
+from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.npz import cannot_write, load_npz, replacing, save_npz
 from bisect_trt.tensors.stats import TensorStats, tensor_stats
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _SHARE = 8
 """Of the free memory, the arrays of one slice may take this part: a runtime holds weights twice, a comparison errors too."""
 _LEAST, _MOST = 64 << 20, 1 << 30
@@ -38,19 +37,8 @@ def swap_limit(megabytes: int | None = None) -> int:
     """
     if megabytes is not None:
         return megabytes << 20
-    return min(max(free_memory() // _SHARE, _LEAST), _MOST)
-
-
-def free_memory() -> int:
-    """Bytes that can be had without swapping, in this control group too; as much as ever is used, where nobody says."""
-    free = [_MOST * _SHARE]
-    if _MEMINFO.exists():
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        free.append(int(lines["MemAvailable"].split()[0]) << 10)
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        free.append(max(int(text) - int(used.read_text()), 0))
-    return min(free)
+    free = free_bytes()
+    return _MOST if free is None else min(max(free // _SHARE, _LEAST), _MOST)
 
 
 _DATA, _STRINGS, _INDEX = "tensors.bin", "strings.npz", "index.json"

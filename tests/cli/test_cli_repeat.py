@@ -14,11 +14,10 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import Ran, read_json
+from resident import unsteady
+from support import read_json
 
 from bisect_trt.search.exact import rate_interval
-
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 
 
 def network(path: Path, *names: str) -> Path:
@@ -33,18 +32,6 @@ def network(path: Path, *names: str) -> Path:
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
     return path
-
-
-def unsteady(*argv: str | Path) -> Ran:
-    """The command line in a process that finds the unsteady target."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *map(str, argv)],
-        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def proven(found: dict[str, Any]) -> set[tuple[str, str]]:
@@ -135,6 +122,17 @@ def test_a_failure_that_no_choice_decides_is_not_put_down_to_one(here: Path) -> 
     assert proven(found) == set()
     assert ran.status == 3
     assert found["avoid"] is None
+
+
+def test_what_cannot_be_pinned_is_counted(here: Path) -> None:
+    model = network(here / "model.onnx", "a", "bad_loose")
+    ran = unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "-n", "30", "--json", "r.json")
+    found = read_json(Path("r.json"))
+    assert (ran.status, found["minimality"], proven(found)) == (3, "unproven", set())
+    said = f"'bad_loose' with tactic wrong_kernel is in {found['bad']} of {found['bad']} bad builds and in 0 of {found['good']}"
+    assert f"; but {said}" in found["why"]
+    assert f"But {said}" in ran.out
+    assert ("may be chance" in ran.out) is (found["choices"][0]["p"] > 0.01)
 
 
 def test_one_build_that_runs_again_and_again(here: Path) -> None:

@@ -91,11 +91,18 @@ def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path
     options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
     ran = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}")
     assert ran.status == 3, ran.err
-    least = read_json(Path("r.json"))["samples"]["minimal_input"]
-    assert least["minimality"] == "unproven"
+    result = read_json(Path("r.json"))
+    least = result["samples"]["minimal_input"]
+    assert (result["status"], least["minimality"]) == ("inconclusive", "unproven")
     assert "the budget is spent (--max-probes 15)" in least["why"]
     assert (arrays("least.npz")["ids"] == GUILTY).any()
     assert "--check" in least["command"]
+    options[-1] = "2"
+    ran = cli("samples", tokens, "-o", "none.npz", *options, "--check", check, "{inputs}")
+    seen = read_json(Path("r.json"))["samples"]
+    assert (ran.status, [each["sample"] for each in seen["each"]]) == (3, [1, 2])
+    assert f"So far {len(seen['failing'])} of 2 samples fail" in ran.out
+    assert not Path("none.npz").exists()
 
 
 def test_nan_inf_and_conditions_are_said_as_json_and_options_have_them(cli: CommandLine, here: Path) -> None:
@@ -191,7 +198,7 @@ def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: 
     np.savez(here / "none.npz", ids=np.full((2, 3), 99))
     ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
     assert ran.status == 1
-    assert "none of the 1 samples fails." in ran.err + ran.out
+    assert "the only sample passes." in ran.err + ran.out
     ran = cli("samples", tokens, *TARGET, "--load-inputs", "none.npz")
     assert ran.status == 4
     assert "no sample says anything: the reference does not run it" in ran.err

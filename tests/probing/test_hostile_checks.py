@@ -13,16 +13,22 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import CommandLine
 from support import chain, gone, guard_of, has, node_names, overflowing, pids, read_json, run_check, script
 
+from bisect_trt.errors import UsageError
 from bisect_trt.graph import externals
 from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.workers import process as module
-from bisect_trt.probing.workers import resources as memory
+from bisect_trt.probing.workers import resources
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import MemoryGate
+from bisect_trt.tensors import kernel_memory as memory
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.inputs import DataOptions, make_inputs
+from bisect_trt.tensors.store import swap_limit
 
 MB = 1 << 20
 PYTHON = sys.executable
@@ -257,6 +263,7 @@ def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, st
 
 
 HOST = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n", "proc/vmstat": "oom_kill 2\n"}
+ROOM = f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n"
 V2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "cgroup/job/memory.max": "512000\n",
@@ -293,6 +300,20 @@ def test_the_limit_of_memory_is_known(
     assert (memory.total_bytes(), memory.free_bytes(), memory.oom_kills()) == (total, free, kills)
 
 
+@pytest.mark.parametrize(
+    ("files", "part", "said"),
+    [({}, 1 << 30, "8.0"), (HOST | V2, 64 << 20, "0.0"), ({"proc/meminfo": ROOM}, 1 << 30, "64.0")],
+    ids=["not said", "a control group", "much room"],
+)
+def test_all_that_ask_for_free_memory_ask_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], part: int, said: str
+) -> None:
+    fake_system(tmp_path, monkeypatch, files)
+    assert swap_limit() == part
+    with pytest.raises(UsageError, match=f"GiB, and {re.escape(said)} are free"):
+        make_inputs([TensorInfo("x", np.dtype(np.float32), (1 << 40,))], DataOptions())
+
+
 def several_at_a_time(gate: MemoryGate, *, alone: bool = False, patience: float = 0.05) -> bool:
     """Whether of eight who go through two meet, where each waits so many seconds for another."""
     running, met, changed = 0, False, threading.Condition()
@@ -322,7 +343,7 @@ def test_fewer_run_at_a_time_when_memory_is_short(tmp_path: Path, monkeypatch: p
     assert not several_at_a_time(gate)
     fake_system(tmp_path, monkeypatch, HOST | V2)
     assert several_at_a_time(MemoryGate(), patience=20)
-    monkeypatch.setattr(memory, "_RESERVE", 0.5)
+    monkeypatch.setattr(resources, "_RESERVE", 0.5)
     assert not several_at_a_time(MemoryGate())
 
 

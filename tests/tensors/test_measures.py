@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from support import tolerances
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import Measure
+from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.measures import RULES, lpips_distance
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, ToleranceOptions
+from bisect_trt.workflows.bits.yardstick import tolerance_is_own
 
 RNG = np.random.default_rng(11)
 PAIRS: dict[str, tuple[Any, float]] = {
@@ -80,6 +83,31 @@ def test_those_of_trtexec() -> None:
             assert found.passed is passes
     by_name = compare_output("out", reference, target, tolerances(accuracy_algorithm="l2", accuracy_threshold=["1"]))
     assert (by_name.measured[0].name, by_name.passed) == ("mse", False)
+
+
+@pytest.mark.parametrize("name", ["far", "zero", "negative", "half"])
+def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
+    """As an option, which is not that of another number; where several fail, all of them."""
+    reference, target = PAIRS[name][0], -1.01 * PAIRS[name][0] + 0.3
+    strict: dict[str, dict[str, Any]] = {stat.value: {"accuracy_threshold": ["1e-9"]} for stat in RULES}
+    strict |= {"psnr": {"psnr_threshold": ["300"]}, "snr": {"snr_threshold": ["300"]}, "l2": {}, "cosine": {}}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"check_error_stat": [stat]}, words) for stat, words in strict.items() if stat != "lpips"
+    ]
+    cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
+    for how, words in cases:
+        found = compare_output("out", reference, target, tolerances(**how, **words), details=True)
+        assert found.details is not None
+        if found.passed:  # all is wrong in one direction
+            continue
+        said = re.fullmatch(r"(passes with .*?|no threshold passes it);.*", found.details.describe(found.measured))
+        assert said is not None
+        if not all(math.isfinite(each.value) for each in found.measured):
+            assert said[1] == "no threshold passes it"
+            continue
+        named = {key.replace("-", "_"): [value] for key, value in re.findall(r"--([\w-]+) (\S+)", said[1])}
+        assert named
+        assert compare_output("out", reference, target, tolerances(**how, **(words | named))).passed
 
 
 def test_each_output_has_its_threshold() -> None:
@@ -177,3 +205,16 @@ def test_lpips_of_images() -> None:
     assert compared("lpips", *last).measured[0].value == pytest.approx(large, rel=1e-5)
     eight = [each * 255 for each in (image, far)]
     assert compared("lpips", *eight).measured[0].value == pytest.approx(large, rel=1e-4)
+
+
+@pytest.mark.parametrize("stat", [stat.value for stat in RULES if stat is not Measure.LPIPS])
+def test_how_far_a_number_is_off_is_in_units_of_what_it_may_be(stat: str) -> None:
+    """Past 1 what fails, up to 1 what passes, and more for what is further off."""
+    reference = PAIRS["far"][0]
+    option = THRESHOLDS.get(stat, ACCURACY).removeprefix("--").replace("-", "_")
+    seen = [compared(stat, reference, reference + noise, **{option: ["0.5"]}) for noise in (0.01, 0.3, 3, 100)]
+    errors = [error_of(each) for each in seen]
+    assert [error > 1 for error in errors] == [not each.passed for each in seen]
+    assert errors == sorted(errors)
+    assert error_of(compared(stat, reference, np.full_like(reference, np.nan), **{option: ["0.5"]})) > 1
+    assert not tolerance_is_own(tolerances(check_error_stat=[f"out:{stat}"], **{option: ["0.5"]}))

@@ -89,3 +89,7 @@ def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None
     found = searched(tmp_path / "model.onnx", body, {"x": 4, "t": 160}, w=FIRST, tiny=np.full((), 1e-4))
     assert found.status == "not_reproduced"
     assert "Scales that do not fit, but cost less than is allowed, are named above." in str(found.why)
+    assert [entry["bad_scales"] for entry in found.extra["suspects_lowered"]] == [["ts"]]
+    assert [group["suspected"] for group in found.extra["groups"]] == [False, True]
+    advice = "; try other samples of the deployment's inputs, the model from before quantization (--reference), or a"
+    assert advice in str(found.why)

@@ -34,7 +34,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
-from bisect_trt.probing.workers.resources import prefer_to_end
+from bisect_trt.tensors.kernel_memory import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
 """Environment variable of the processes that a run starts."""

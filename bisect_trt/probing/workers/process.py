@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_trt.probing.workers.guard import guard
-from bisect_trt.probing.workers.resources import holds_more
+from bisect_trt.tensors.kernel_memory import holds_more
 
 _FAULTS = {
     getattr(signal, name)

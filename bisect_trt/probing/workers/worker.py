@@ -28,7 +28,8 @@ from bisect_trt.probing.protocol import (
 )
 from bisect_trt.probing.workers.guard import guard
 from bisect_trt.probing.workers.process import Limits, ProcessEnd, kill_group, module_command
-from bisect_trt.probing.workers.resources import gate, oom_kills
+from bisect_trt.probing.workers.resources import gate
+from bisect_trt.tensors.kernel_memory import oom_kills
 
 if TYPE_CHECKING:
     from bisect_trt.probing.places.place import Place

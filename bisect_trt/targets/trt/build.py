@@ -17,13 +17,12 @@ from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, C
 from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.trt import knobs, tuned
+from bisect_trt.targets.trt import knobs, selector, tuned
 from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.builder import build_engine, read, timings, write
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, describe_network, parse_layers
-from bisect_trt.targets.trt.knobs import selector
 from bisect_trt.targets.trt.layers import named_layers
 from bisect_trt.targets.trt.parse import (
     Feed,
@@ -143,7 +142,7 @@ class TensorRtRuntime:
         if hasattr(config, "all_build_routes"):
             found["routes"] = str(config.all_build_routes)
         if trt.has("IAlgorithmSelector", "select_algorithms"):
-            recorder = selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
+            recorder = selector.selector(trt.trt, self._own.avoid_tactics, self._own.pin_tactics)
             self._build(load_proto(model), model, feed, recorder=recorder)
             found["tactics"] = recorder.took
         return found
@@ -208,12 +207,12 @@ class TensorRtRuntime:
         write(folder / LAYERS, said.encode())
         chosen = choices_of_layers(describe_layers(engine, origins, self._tensorrt))
         selects = self._tensorrt.has("IAlgorithmSelector", "select_algorithms")
-        said_by = knobs.took() if selects else tuned.timed()
+        said_by = selector.took() if selects else tuned.timed()
         took = [Choice(name, TACTIC, tactic[len(name) + 1 :], offered > 1) for name, tactic, offered in said_by]
         named = {each.layer for each in took}
         chosen = [*took, *(each for each in chosen if each.kind != TACTIC or each.layer not in named)]
         if selects:
-            write(folder / REPLAY, knobs.replay().encode())
+            write(folder / REPLAY, selector.replay().encode())
         try:
             write_choices(folder / RECORD, list(dict.fromkeys(chosen)))
         except OSError as error:

@@ -24,9 +24,10 @@ from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config, network_flags
-from bisect_trt.targets.trt.knobs import PIN_MISSED, PIN_REFUSED, forget_int8, lift, missed, replay
+from bisect_trt.targets.trt.knobs import forget_int8
 from bisect_trt.targets.trt.layers import constrain
 from bisect_trt.targets.trt.parse import Feed, Parsed, parse
+from bisect_trt.targets.trt.selector import PIN_MISSED, PIN_REFUSED, lift, missed, replay
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.targets.trt.standalone import layers_of
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache

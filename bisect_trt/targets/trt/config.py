@@ -15,6 +15,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.knobs import NoSuch, calibrator_base, check_running, order_layers, prepare_runtime, turn
+from bisect_trt.targets.trt.selector import select
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.npz import load_npz
 
@@ -126,6 +127,7 @@ def make_config(settings: TargetSettings, tensorrt: TensorRt) -> Any:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     try:
         turn(trt, config, asdict(settings.of(TrtSettings)))
+        select(trt, config, asdict(settings.of(TrtSettings)))
     except NoSuch as error:
         raise UsageError(f"{error}.") from error
     return config

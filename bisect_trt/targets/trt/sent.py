@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.standalone import Refused
-from bisect_trt.targets.trt import knobs, standalone, tuned
+from bisect_trt.targets.trt import knobs, selector, standalone, tuned
 from bisect_trt.targets.trt.wording import is_poisoning, signature
 from bisect_trt.tensors.info import TensorInfo
 
@@ -107,7 +107,7 @@ class There:
         if engine is None:
             raise RunError(standalone.why(self._errors, "the engine cannot be loaded, and TensorRT does not say why"))
         recorded = prebuilt is None and self._settings["record"] is not None
-        took = (knobs.took() or tuned.timed()) if recorded else []
+        took = (selector.took() or tuned.timed()) if recorded else []
         return Session(self._trt, engine, self._errors, hints, self._settings, took)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
@@ -124,8 +124,8 @@ class There:
         try:
             plan = standalone.build(self._trt, self._logger, self._errors, path, feed, {**self._settings, **known})
         except Refused as refused:
-            pin = refused.message.startswith(knobs.PIN_REFUSED)
-            masked = knobs.PIN_MISSED if pin else signature(refused.message, hints["names"])
+            pin = refused.message.startswith(selector.PIN_REFUSED)
+            masked = selector.PIN_MISSED if pin else signature(refused.message, hints["names"])
             raise BuildError(refused.message, signature=masked, poisoned=is_poisoning(self._errors)) from refused
         except knobs.NoSuch as error:
             raise UsageError(f"TensorRT {self._trt.__version__} is there: {error}.") from error
@@ -160,7 +160,7 @@ class Session:
         settings: Mapping[str, Any],
         took: list[list[Any]],
     ) -> None:
-        """``hints`` say what the model gives back, ``took`` what its build chose, see :func:`knobs.took`."""
+        """``hints`` say what the model gives back, ``took`` what its build chose, see :func:`selector.took`."""
         import numpy as np
 
         self._took = took

@@ -14,18 +14,16 @@ from typing import Any, Callable, Mapping
 
 from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
-    PIN_REFUSED,
     calibrator_base,
     forget_int8,
-    lift,
     make_context,
-    missed,
     order_layers,
     plug_instancenorm,
     prepare_runtime,
     set_parser_flags,
     turn,
 )
+from bisect_trt.targets.trt.selector import PIN_REFUSED, lift, missed, select
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
 from bisect_trt.targets.trt.wording import is_out_of_memory, reason, signature
 
@@ -178,6 +176,7 @@ def set_limits(trt: Any, config: Any, settings: Mapping[str, Any]) -> None:
     if settings["version_compatible"]:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     turn(trt, config, settings)
+    select(trt, config, settings)
 
 
 def entry(enum: Any, name: str) -> Any:

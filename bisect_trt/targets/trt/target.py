@@ -89,6 +89,7 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.wording",
         "bisect_trt.targets.trt.tuned",
         "bisect_trt.targets.trt.knobs",
+        "bisect_trt.targets.trt.selector",
         "bisect_trt.targets.trt.standalone",
         "bisect_trt.targets.trt.sent",
     )
@@ -162,6 +163,7 @@ class TensorRtTarget(Target):
             "bisect_trt.targets.trt.wording",
             "bisect_trt.targets.trt.tuned",
             "bisect_trt.targets.trt.knobs",
+            "bisect_trt.targets.trt.selector",
             "bisect_trt.targets.trt.standalone",
         )
         values = self.reproducible(settings)

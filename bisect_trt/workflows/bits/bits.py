@@ -17,7 +17,7 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Search, Subset, Verdict, about_units
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits
+from bisect_trt.workflows.bits.bits_said import Told, fill_in_bits, fill_in_looked_at
 from bisect_trt.workflows.bits.case import FEW, Case, suspected
 from bisect_trt.workflows.bits.contradicted import CONTRADICTED
 from bisect_trt.workflows.bits.ladder import climb_ladder
@@ -30,6 +30,7 @@ from bisect_trt.workflows.investigation import saving_best
 from bisect_trt.workflows.precision.delivery import best_keep, checkable
 from bisect_trt.workflows.precision.precision import measure_lowered
 from bisect_trt.workflows.precision.rounds import Fresh, Round, refuse_validation
+from bisect_trt.workflows.precision.search import untried
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import checker_problem
 from bisect_trt.workflows.precision.uses import try_uses
@@ -71,6 +72,7 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
     tell_misfits(case.lowering.groups, case.misfits, ranking, console)
     task.result.extra["suspected_weights"] = suspicions([group.name for group in lowering.groups], case.misfits)
     tell_suspicions(task.result.extra["suspected_weights"], console)
+    fill_in_looked_at(task, case, ranking)
     if case.yardstick is not None and tolerance_is_own(given) and isinstance(task.prober.runner.check, BuiltinCheck):
         console.say(f"  allowed: {case.yardstick.describe()}")
     console.step(f"Probe all {len(lowering.units)} groups in floats, then all quantized, then search for the fewest")
@@ -89,7 +91,7 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
             sensitivity = measure_sensitivity(errors, lowering)
     kept, validation, why = _hold(task, case, minimum, sensitivity)
     doubted = any(each["rule"] == CONTRADICTED for each in task.result.extra["suspected_weights"])
-    refit = None if doubted else try_refit(task, case.misfits, minimum.units)
+    refit = None if doubted or task.not_run is not None else try_refit(task, case.misfits, minimum.units)
     told = Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit)
     if task.settings.rungs:
         told = replace(told, ladder=climb_ladder(task, case, kept))
@@ -138,9 +140,10 @@ def _refusal(task: Task, case: Case, asked: Subset) -> DoesNotReproduce:
             f"the check fails with all {count} groups in floats too: {record.reason}. So quantization is not the reason, or "
             f"not the only one; `bisect-trt diagnose` finds what fails there.{more}"
         )
+    before = () if task.settings.float_model is not None else ("the model from before quantization (--reference)",)
     return DoesNotReproduce(
         f"the check passes with all {count} groups quantized: {record.reason}. So no group has to go back to floats; try "
-        "real input data (--load-inputs), the model from before quantization (--reference), or a tighter tolerance."
+        + untried(task, *before)
         + (" Scales that do not fit, but cost less than is allowed, are named above." if suspected(case) else "")
         + (
             " Stored weights that look odd, which only --reference can show to be wrong, are named above."
@@ -289,6 +292,7 @@ def _save_best(task: Task, case: Case) -> None:
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
     told = Told(minimum, best, suspected(case), case, None, None, None, minimum.why, None)
     fill_in_bits(task, told, task.prober.ledger.outcome(task.lowering.candidate(best).key))
+    task.tell_not_run()
     task.console.answer(
         f"{task.settings.output}: the best so far, {len(best)} of {len(case.lowering.units)} groups in floats."
     )

@@ -19,6 +19,7 @@ from bisect_trt.workflows.bits.ladder import Ladder
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
+from bisect_trt.workflows.bits.yardstick import tolerance_is_own
 from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import kept_nodes, measured_on, samples_seen
@@ -64,10 +65,19 @@ def reason(misfits: Sequence[Misfit]) -> tuple[str, str]:
     return "", ""
 
 
+def fill_in_looked_at(task: Task, case: Case, ranking: Sequence[int]) -> None:
+    """Put what a look at the scales showed into the result; there it stays if nothing is searched, or to no end."""
+    told = Told(Minimum(frozenset(), proven=False), frozenset(), ranking, case, None, None, None, None, None)
+    groups = [describe_group(task, told, unit) for unit in task.lowering.units]
+    task.result.extra |= {"groups": groups, "suspects_lowered": [_kept_entry(groups[unit]) for unit in ranking]}
+
+
 def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
     """Put an answer into the result."""
     case, settings = told.case, task.settings
     groups = [describe_group(task, told, unit) for unit in task.lowering.units]
+    for unit, (rule, sentence) in task.broken_without(told.minimum).items():
+        groups[unit] |= {"rule": rule, "reason": sentence}
     kernels = _kernels(task, told)
     yardstick = case.yardstick
     own = settings.tolerance
@@ -92,7 +102,7 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
             "fitted_error": dict(yardstick.errors),
             "mean_size": dict(yardstick.sizes),
             "samples": yardstick.samples,
-            "used": not (own.atol or own.rtol or own.stat),
+            "used": tolerance_is_own(own),
         },
         "kernels": kernels,
         "refit": _refit(told),
@@ -117,8 +127,8 @@ def _fill_in_ladder(task: Task, told: Told, ladder: Ladder) -> None:
     extra["ladder"] = ladder.to_json(task, told.case, told.minimum)
     if climb is not None:
         extra["measured_on"] = measured_on(climb.task)
-        extra["keep_fp32"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.units)
-        extra["minimal"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.minimum.units)
+        extra["keep_fp32"] = kept_nodes(climb.task, climb.answer, climb.answer.units)
+        extra["minimal"] = kept_nodes(climb.task, climb.answer, climb.answer.minimum.units)
 
 
 def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
@@ -239,7 +249,7 @@ def _kernels(task: Task, told: Told) -> dict[str, Any] | None:
         return None
     network = task.subject.network
     found = told.sensitivity.everything if told.sensitivity is not None else errors.of(network.proto)
-    if found is None or not found <= 1:
+    if found is None or not found <= 1 or task.not_run is not None:
         return {"error_as_written": _finite(found), "to_blame": False, "sentence": None}
     sentence = (
         "with graph optimisations off, where Q/DQ is computed in floats as it is written, the quantized model passes: what fails "

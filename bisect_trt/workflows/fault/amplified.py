@@ -16,7 +16,7 @@ from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.stats import finite_rms
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.fault.conditioning import jittered, terms
-from bisect_trt.workflows.fault.judge import MUCH_WORSE
+from bisect_trt.workflows.fault.fault import MUCH_WORSE
 from bisect_trt.workflows.subject import Subject
 
 TRIALS = 2

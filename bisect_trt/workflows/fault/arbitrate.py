@@ -9,7 +9,8 @@ from bisect_trt.probing.outcome import Ending
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.fault.evidence import gather, unheeded
-from bisect_trt.workflows.fault.judge import Fault, judge
+from bisect_trt.workflows.fault.fault import Fault
+from bisect_trt.workflows.fault.judge import judge
 from bisect_trt.workflows.investigation import Investigation
 
 

@@ -20,7 +20,7 @@ from bisect_trt.workflows.freed import free_symbols, target_of
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.samples.common import find_common
 from bisect_trt.workflows.samples.fed import Fed, Values
-from bisect_trt.workflows.samples.smallest import not_nothing, reduce_input
+from bisect_trt.workflows.samples.smallest import Smallest, not_nothing, reduce_input
 from bisect_trt.workflows.settings import CheckSettings
 
 _SHOWN, _MOST_ALSO = 12, 3
@@ -57,31 +57,42 @@ def look_at_samples(investigation: Investigation, settings: SamplesSettings) -> 
         said of ``each``, what is ``common``, and the ``minimal_input``.
 
     Raises:
+        BudgetSpent: What was seen until then is in the result, and the smallest input that failed is written.
         DoesNotReproduce: None fails.
+        KeyboardInterrupt: As with the budget.
         UnavailableError: The reference runs none.
     """
     subject, console, result = investigation.subject, investigation.console, investigation.result
     samples, target = subject.samples, target_of(investigation)
     fed = Fed(investigation, target)
-    console.step(f"Which of {len(samples)} samples fail?")
+    console.step(f"Which of {len(samples)} samples fail?" if len(samples) > 1 else "Does the sample fail?")
     told: dict[str, Any] = {"total": len(samples)}
     result.extra["samples"] = told
-    verdicts = _probe_each(investigation, fed, samples)
     symbols = free_symbols(subject, None)
     compiles = target is not None and target.target.capabilities.compiles_shapes
-    if Verdict.FAIL not in verdicts and symbols and not compiles:
-        console.say("  none with shapes fixed; with the dimensions free that are free in the file?")
-        fed.free = True
+    try:
         verdicts = _probe_each(investigation, fed, samples)
-    by_verdict = {each: [n for n, seen in enumerate(verdicts, 1) if seen is each] for each in Verdict}
-    failing, passing = by_verdict[Verdict.FAIL], by_verdict[Verdict.PASS]
-    told |= {"failing": failing, "passing": passing, "unresolved": by_verdict[Verdict.UNRESOLVED]}
-    told |= {"each": _each(investigation, fed, samples, verdicts), "free_dimensions": fed.free}
+        if Verdict.FAIL not in verdicts and symbols and not compiles:
+            console.say("  none with shapes fixed; with the dimensions free that are free in the file?")
+            fed.free = True
+            verdicts = _probe_each(investigation, fed, samples)
+    except (BudgetSpent, KeyboardInterrupt):
+        seen = _seen(investigation, fed)
+        _fill(investigation, fed, told, seen)
+        if seen:
+            failing = told["failing"]
+            said = f": {_numbers(failing)}" * bool(failing)
+            console.answer(f"So far {len(failing)} of {len(seen)} samples fail{said}; {len(samples)} were given.")
+        raise
+    _fill(investigation, fed, told, dict(enumerate(verdicts, 1)))
+    failing, passing = told["failing"], told["passing"]
     if not failing:
         if not passing:
             raise UnavailableError(f"no sample says anything: {told['each'][0]['reason']}.")
-        raise DoesNotReproduce(f"none of the {len(samples)} samples fails.")
-    console.answer(f"{len(failing)} of {len(samples)} samples fail: {_numbers(failing)}.")
+        none = f"none of the {len(samples)} samples fails." if len(samples) > 1 else "the only sample passes."
+        raise DoesNotReproduce(none)
+    several = f"{len(failing)} of {len(samples)} samples fail: {_numbers(failing)}."
+    console.answer(several if len(samples) > 1 else "The only sample fails.")
     told["common"] = _tell_common(investigation, [samples[n - 1] for n in failing], [samples[n - 1] for n in passing])
     _deliver(investigation, settings, fed, _simplest(samples, failing), symbols if fed.free or not compiles else {})
     return result
@@ -122,11 +133,25 @@ def _probe_each(investigation: Investigation, fed: Fed, samples: Sequence[Values
         investigation.prober.ledger.apart = False
 
 
-def _each(
-    investigation: Investigation, fed: Fed, samples: Sequence[Values], verdicts: Sequence[Verdict]
-) -> list[dict[str, Any]]:
+def _seen(investigation: Investigation, fed: Fed) -> dict[int, Verdict]:
+    """What is known of samples where the work ends early."""
+    latest = {record.title: record for record in investigation.prober.ledger.records}
+    known = [(n, sample) for n, sample in enumerate(investigation.subject.samples, 1) if _title(n) in latest]
+    records = [(n, latest[_title(n)], fed.candidate(sample, _title(n)).key) for n, sample in known]
+    return {n: record.verdict for n, record, key in records if record.key == key}
+
+
+def _fill(investigation: Investigation, fed: Fed, told: dict[str, Any], verdicts: Mapping[int, Verdict]) -> None:
+    """Put into the result what was seen of each sample, by their numbers."""
+    for name, wanted in (("failing", Verdict.FAIL), ("passing", Verdict.PASS), ("unresolved", Verdict.UNRESOLVED)):
+        told[name] = [number for number, verdict in verdicts.items() if verdict is wanted]
+    told |= {"each": _each(investigation, fed, verdicts), "free_dimensions": fed.free}
+
+
+def _each(investigation: Investigation, fed: Fed, verdicts: Mapping[int, Verdict]) -> list[dict[str, Any]]:
     entries = []
-    for number, (sample, verdict) in enumerate(zip(samples, verdicts, strict=True), 1):
+    for number, verdict in verdicts.items():
+        sample = investigation.subject.samples[number - 1]
         refused = fed.refused(sample)
         said = {"reason": f"the reference does not run it: {refused}", "signature": None}
         if refused is None:
@@ -147,11 +172,14 @@ def _tell_common(
         console.say("  all fail, so nothing sets them apart")
         return []
     common = find_common(failing, passing)
+    likewise: set[str] = set()
     for entry in common:
         (bad, bads), (good, goods) = entry["failing"], entry["passing"]
         sure = f"p = {entry['p_value']:.2g}, {entry['p_corrected']:.2g} for as many as were looked at"
         sure += "" if entry["sure"] else ": it may be chance"
         also = "".join(f"; likewise {each['property']}" for each in entry["also"][:_MOST_ALSO])
+        also = "" if also in likewise else also  # those that divide the samples so are said once
+        likewise.add(also)
         console.answer(f"  {entry['property']}: {bad} of {bads} that fail, {good} of {goods} that pass ({sure}){also}")
     if not common:
         console.say("  nothing that was looked at: ranges, sums, zeros, tokens, lengths, order, slices, NaN and Inf")
@@ -165,24 +193,34 @@ def _deliver(
     number: int,
     symbols: Mapping[str, Sequence[tuple[str, int]]],
 ) -> None:
-    """Reduce a sample, write it, read it back and probe it."""
+    """Reduce a sample, write it, read it back and probe it.
+
+    Raises:
+        BudgetSpent: The smallest that was seen to fail has been written.
+        KeyboardInterrupt: The same.
+    """
     subject, console, result = investigation.subject, investigation.console, investigation.result
     ledger, values = investigation.prober.ledger, subject.samples[number - 1]
     outcome = ledger.outcome(fed.candidate(values, _title(number)).key)
     assert outcome is not None, "it was probed"
     ledger.original, ledger.severity = outcome.signature, outcome.severity  # what is left has to fail in this way
     console.step(f"Sample {number} is the smallest that fails: what of it is needed?")
-    found = reduce_input(investigation, fed, values, symbols)
+    found, ended = Smallest(values), None
+    try:
+        reduce_input(investigation, fed, found, symbols)
+    except (BudgetSpent, KeyboardInterrupt) as error:
+        found.proven, found.why, ended = False, str(error) or "it was interrupted", error
     for step in found.steps:
         console.say(f"  {step}")
     save_npz(settings.output, found.values)
-    again = replace(fed.candidate(load_npz(settings.output), "the smallest input, read back"), again=True)
-    try:
-        shown = investigation.prober.probe(again).verdict is Verdict.FAIL
-    except BudgetSpent:
-        shown = False
-    if not shown:
-        found.proven, found.why = False, found.why or "what was written and read back was not seen to fail"
+    if ended is None:
+        again = replace(fed.candidate(load_npz(settings.output), "the smallest input, read back"), again=True)
+        try:
+            shown = investigation.prober.probe(again).verdict is Verdict.FAIL
+        except (BudgetSpent, KeyboardInterrupt) as error:
+            shown, ended = False, error
+        if not shown:
+            found.proven, found.why = False, found.why or "what was written and read back was not seen to fail"
     result.status, result.minimality, result.why = "found", "1-minimal" if found.proven else "unproven", found.why
     result.artifacts["minimal_input"] = str(settings.output)
     before = sum(int(not_nothing(value).sum()) for value in values.values())
@@ -215,6 +253,8 @@ def _deliver(
     if found.why:
         console.answer(f"  {found.why}")
     console.answer(f"To see {'it fail' if found.steady else 'how often it fails'}: {command}")
+    if ended is not None:
+        raise ended
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.search.oracle import Ask, Enough, Minimum, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.tensors.info import is_string
@@ -63,18 +62,20 @@ class Smallest:
 def reduce_input(
     investigation: Investigation,
     fed: Fed,
-    values: Values,
+    found: Smallest,
     symbols: Mapping[str, Sequence[tuple[str, int]]],
-) -> Smallest:
+) -> None:
     """Make an input smaller for as long as it fails in the same way.
 
     Args:
         investigation: Whose failure it is; the signature of the failure is known to its ledger.
         fed: Makes candidates.
-        values: They fail.
+        found: Its values fail; it has the smallest that were seen to, however this ends.
         symbols: The free dimensions of the inputs.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
     """
-    found = Smallest(values)
     run = _Run(investigation, fed, found)
     try:
         run.shorten(symbols)
@@ -84,9 +85,6 @@ def reduce_input(
         run.try_again()
     except Enough:
         found.proven, found.why = False, f"after {found.asked} questions there may be more to leave out"
-    except BudgetSpent as error:
-        found.proven, found.why = False, str(error)
-    return found
 
 
 class _Run:

@@ -25,16 +25,12 @@ from bisect_trt.targets.trt.knobs import (
     NoSuch,
     calibrator_base,
     forget_int8,
-    lift,
     make_context,
-    missed,
     plug_instancenorm,
-    replay,
-    selector,
     set_parser_flags,
-    turn,
 )
 from bisect_trt.targets.trt.options import OWN_OPTIONS, Calibrator
+from bisect_trt.targets.trt.selector import lift, missed, replay, select, selector
 from bisect_trt.targets.trt.settings import TrtSettings
 
 METHODS = ("add_", "all_", "can_", "clear_", "create_", "get_", "is_", "num_", "reset", "set_")
@@ -227,7 +223,7 @@ def test_a_layer_that_has_lost_its_company_has_no_pin_to_hold_it() -> None:
 def test_what_is_told_to_run_in_another_type_is_not_held() -> None:
     settings = {**asdict(TrtSettings(pin_tactics=("conv + relu=1:2", "pool=5:6")))}
     config = StandIn(OLD, "IBuilderConfig")
-    turn(make_module(OLD), config, settings)
+    select(make_module(OLD), config, settings)
     lift(["relu"])
     chooser = config.values["algorithm_selector"]
     both, pool = SimpleNamespace(name="conv + relu"), SimpleNamespace(name="pool")
@@ -262,7 +258,7 @@ def test_what_layers_took_is_said_as_polygraphy_reads_it(tmp_path: Path) -> None
 
     settings = {**asdict(TrtSettings(save_tactics="tactics.json"))}
     config = StandIn(OLD, "IBuilderConfig")
-    turn(make_module(OLD), config, settings)
+    select(make_module(OLD), config, settings)
     where = SimpleNamespace(name="conv", num_inputs=1, num_outputs=2)
     config.values["algorithm_selector"].report_algorithms([where], [Tensors()])
     written = json.loads(replay())
