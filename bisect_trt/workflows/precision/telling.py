@@ -123,6 +123,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "minimal": kept_nodes(subject, answer, answer.minimum.units),
         "validation": None if safe.validation is None else safe.validation.to_json(),
         "not_validated": safe.why,
+        "advice": _advice(settings, nodes, len(lowering.units), grown=len(answer.units) > len(answer.minimum.units)),
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
         "precision": settings.low,
@@ -133,6 +134,19 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
     }
 
 
+def _advice(settings: PrecisionSettings, nodes: Sequence[Mapping[str, Any]], count: int, *, grown: bool) -> list[str]:
+    """What else there is where most of the model stays in fp32, so that little is gained; none of it was tried."""
+    if 2 * len(nodes) <= count:
+        return []
+    ways = []
+    if grown and not settings.validation_data:
+        ways.append("your own samples, which may need less than those that were made up (--validation-data)")
+    if settings.precision == "fp16" and any("65504" in node["reason"] for node in nodes):
+        ways.append("bf16, which has the range of fp32, and fewer digits (--bf16)")
+        ways.append("another form of what overflows (bisect-trt workaround)")
+    return ways
+
+
 def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
     """Say what to keep, why, and how accurate the rest is."""
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
@@ -141,6 +155,9 @@ def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
     console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.low}{proof}.")
     tell_safe(result, console)
+    if result.extra["advice"]:
+        said = "; ".join(result.extra["advice"])
+        console.answer(f"  most of it stays in fp32, so little is gained; not tried: {said}")
     tell_details(result, console)
     if result.why:
         console.answer(f"  {result.why}")
