@@ -61,7 +61,7 @@ def test_the_public_names_and_signatures_are_those_promised() -> None:
     assert {name: parameters(getattr(bisect_trt, name)) for name in PARAMETERS} == PARAMETERS
     assert set(bisect_trt.__all__) <= set(dir(bisect_trt))
     with pytest.raises(AttributeError):
-        bisect_trt.nothing  # noqa: B018
+        bisect_trt.nothing  # noqa: B018 - asked for, and no more
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -243,7 +243,7 @@ def test_a_graph_that_cannot_be_exported(here: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, b"model.onnx", onnx.GraphProto()])
-def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ARG001
+def test_what_is_no_model(model: Any, here: Path) -> None:  # noqa: ARG001 - where it works
     with pytest.raises(
         UsageError,
         match=r"^model: give a path, an onnx.ModelProto, an onnx_graphsurgeon.Graph or a torch.nn.Module, not",

@@ -7,15 +7,10 @@ own folder and is no link, so such candidates share one folder.
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -23,6 +18,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.graph.copying import copy_file
 from bisect_trt.graph.nodes import all_nodes, bodies
 
 EMBED_LIMIT_BYTES = 64 << 20
@@ -120,6 +116,12 @@ def has_external_data(model: onnx.ModelProto) -> bool:
     return any(uses_external_data(tensor) for tensor in model_tensors(model))
 
 
+def folder_with(model: onnx.ModelProto, folders: Iterable[Path]) -> Path | None:
+    """The first folder in which all files of a model's weights are."""
+    files = external_files(model)
+    return next((folder for folder in folders if all((folder / location).exists() for location in files)), None)
+
+
 def share_weights(model: onnx.ModelProto, source: Path, folder: Path, weights: Path | None = None) -> None:
     """Put a large model's weights into ``folder`` once, and make ``model`` refer to them there.
 
@@ -201,97 +203,3 @@ def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> No
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, sharing its blocks where the file system can, and leaving its holes holes.
-
-    It is there under its name when all of it is. A hard link would do for runtimes, but ONNX's loader refuses a file that has
-    two names, so after it the user's own model could not be loaded any more.
-
-    Raises:
-        OSError: It cannot be read or written; where there is no room, nothing is begun.
-    """
-    if target.exists() and target.stat().st_size == source.stat().st_size:
-        return
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        with source.open("rb") as reader, temporary.open("wb") as writer:
-            if not _clone(reader, writer):
-                allocated = os.fstat(reader.fileno()).st_blocks * 512
-                free = shutil.disk_usage(target.parent).free
-                if allocated > free:
-                    raise OSError(
-                        errno.ENOSPC,
-                        f"{source.name} takes {allocated >> 20} MiB of disk where {free >> 20} MiB are free",
-                    )
-                copy_range(reader, 0, os.fstat(reader.fileno()).st_size, writer)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-_CLONE = 0x40049409
-"""``FICLONE``, ioctl_ficlone(2): the file gets the other's blocks, on Btrfs, XFS and others."""
-
-
-def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
-    """Share all blocks of a file; whether the file system can."""
-    if sys.platform != "linux":
-        return False
-    import fcntl  # noqa: PLC0415 - Windows has none
-
-    try:
-        fcntl.ioctl(writer.fileno(), _CLONE, reader.fileno())
-    except OSError:
-        return False
-    return True
-
-
-_CHUNK = 16 << 20
-
-
-def copy_range(reader: BinaryIO, start: int, length: int, writer: BinaryIO) -> None:
-    """Copy bytes of a file to the place where another one stands, a piece at a time; its holes become holes.
-
-    Args:
-        reader: The file.
-        start: The first byte.
-        length: How many there are.
-        writer: The other one; it stands behind them afterwards, and is at least so long.
-
-    Raises:
-        OSError: One cannot be read or written, or the first is shorter.
-    """
-    if os.fstat(reader.fileno()).st_size < start + length:
-        raise OSError(errno.EIO, f"{reader.name} ends early")
-    began, place = writer.tell(), start
-    writer.flush()
-    while place < start + length:
-        data, hole = _next_data(reader, place, start + length)
-        writer.seek(began + data - start)
-        reader.seek(data)
-        while data < hole:
-            chunk = reader.read(min(_CHUNK, hole - data))
-            if not chunk:
-                raise OSError(errno.EIO, f"{reader.name} ends early")
-            writer.write(chunk)
-            data += len(chunk)
-        place = hole
-    writer.seek(began + length)
-    writer.flush()
-    if os.fstat(writer.fileno()).st_size < began + length:
-        writer.truncate(began + length)
-
-
-def _next_data(reader: BinaryIO, place: int, end: int) -> tuple[int, int]:
-    """Where the next bytes of a file that are no hole begin and end, between two places; lseek(2)."""
-    if not hasattr(os, "SEEK_DATA"):
-        return place, end
-    try:
-        data = os.lseek(reader.fileno(), place, os.SEEK_DATA)
-        return min(data, end), min(os.lseek(reader.fileno(), data, os.SEEK_HOLE), end)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # there are none
-            return end, end
-        return place, end  # a file system that does not say

@@ -5,7 +5,9 @@ Viewers show them: Netron a node's metadata beside its attributes.
 
 from __future__ import annotations
 
+import errno
 import filecmp
+import itertools
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,13 +21,12 @@ from onnx.external_data_helper import (
     uses_external_data,
 )
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
+from bisect_trt.graph.copying import check_room, copy_file, copy_range, data_bytes, shares_blocks
 from bisect_trt.graph.externals import (
     ALIGNMENT,
     SHARED_TENSOR_BYTES,
     Place,
-    copy_file,
-    copy_range,
     external_files,
     has_external_data,
     inner_bytes,
@@ -61,7 +62,7 @@ def data_file(path: Path) -> Path:
     return path.with_name(path.name + ".data")
 
 
-def save_model(proto: onnx.ModelProto, weights: Path, path: Path) -> None:
+def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: bool = False) -> None:
     """Write a model with all its weights.
 
     Args:
@@ -69,20 +70,34 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path) -> None:
         weights: The folder with the files that its external weights lie in.
         path: Where to; weights past 1 GiB go to ``<path>.data`` beside it. The suffix says in which of ONNX's formats
             (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
+        beside: Whether weights past 1 GiB stay in their files where these lie in the same folder; see :func:`said_beside`.
 
     Raises:
         UsageError: It cannot be written.
     """
     model = onnx.ModelProto()
     model.CopyFrom(proto)
+    inside = sum(map(inner_bytes, model_tensors(model)))
+    stay = beside and inside <= SINGLE_FILE_LIMIT_BYTES and path.parent.resolve() == weights.resolve()
     try:
         if sum(map(_bytes, model_tensors(model))) > SINGLE_FILE_LIMIT_BYTES:
-            _write_weights(model, weights, data_file(path))
+            if not stay:
+                _write_weights(model, weights, data_file(path))
         elif has_external_data(model):
             load_external_data_for_model(model, str(weights))
         _write(model, path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; make room or name another file.") from error
+        instead = "make room or name another file"
+        if beside and error.errno == errno.ENOSPC:
+            instead = f"make room, or name a file in {weights}, where the weights need no copy"
+        raise UsageError(f"{path} cannot be written: {error.strerror}; {instead}.") from error
+
+
+def said_beside(path: Path) -> str | None:
+    """That a model which was written needs weights' files that were there before, if it does, in words."""
+    own = data_file(path).name
+    files = [name for name in external_files(onnx.load(str(path), load_external_data=False)) if name != own]
+    return f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are" if files else None
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
@@ -92,17 +107,18 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
     """Write a model's weights into one file, each copied from where it lies, and make the model refer to them there.
 
-    None is read as a whole, so this takes no memory; what two weights of the model share they share in the new file.
-    Small ones go into the model, where parsers want to see shapes.
+    None is read as a whole, so this takes no memory, and none of the disk where the file system can share blocks; what two
+    weights of the model share they share in the new file. Small ones go into the model, where parsers want to see shapes.
 
     Raises:
-        OSError: They cannot be read or written.
+        OSError: They cannot be read or written; where there is no room, nothing is begun.
     """
     temporary = data.with_name(f".{data.name}.new")
     written: dict[Place, int] = {}
     try:
         with ExitStack() as stack, temporary.open("wb") as writer:
-            readers: dict[str, BinaryIO] = {}
+            readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
+            _check_room(model, readers, writer, data)
             for tensor in model_tensors(model):
                 if _bytes(tensor) < SHARED_TENSOR_BYTES:
                     if uses_external_data(tensor):
@@ -114,10 +130,9 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
                 if uses_external_data(tensor):
                     place = place_of(tensor)
                     if place not in written:
-                        if place.location not in readers:
-                            readers[place.location] = stack.enter_context((weights / place.location).open("rb"))
+                        at += place.offset % ALIGNMENT  # blocks are shared where they begin in both
                         writer.seek(at)
-                        copy_range(readers[place.location], place.offset, place.length, writer)
+                        copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
                         written[place] = at
                     refer_to(tensor, data.name, written[place], place.length)
                 else:
@@ -129,6 +144,25 @@ def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
         temporary.replace(data)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _check_room(model: onnx.ModelProto, readers: Mapping[str, BinaryIO], writer: BinaryIO, data: Path) -> None:
+    """Make sure that the weights fit in a file that is still empty; where blocks can be shared, they always do.
+
+    Raises:
+        OSError: They do not.
+    """
+    tensors = list(model_tensors(model))
+    places = {place_of(tensor) for tensor in tensors if uses_external_data(tensor)}
+    ranges = [(readers[Path(place.location).as_posix()], place.offset, place.length) for place in places]
+    needed = sum(itertools.starmap(data_bytes, ranges)) + sum(map(inner_bytes, tensors))
+    try:
+        check_room(data.parent, needed, data.name)
+    except OSError:
+        shared = [shares_blocks(reader, writer) for reader in readers.values()]
+        writer.truncate(0)
+        if not shared or not all(shared):
+            raise
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,10 @@ class Constants:
         if name not in self._values:
             node = self._network.nodes[self._network.producer[name]]
             tensor = held(node)
-            copy = onnx.TensorProto()
-            copy.CopyFrom(tensor if tensor is not None else self._compute(name))
-            copy.name = name
-            self._values[name] = copy
+            value = onnx.TensorProto()
+            value.CopyFrom(tensor if tensor is not None else self._compute(name))
+            value.name = name
+            self._values[name] = value
         return self._values[name]
 
     def _compute(self, name: str) -> onnx.TensorProto:
@@ -124,6 +125,12 @@ class Reference:
         self.lost |= other.lost
         self.refused = self.refused or other.refused
         self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
+
+    def aside(self, models: Models) -> Reference:
+        """The same for another thread, with other models run by these."""
+        made = copy.copy(self)
+        made._models = models
+        return made
 
     def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The values of those of the tensors that are known, in the order asked."""

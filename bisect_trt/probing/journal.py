@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,6 +79,7 @@ class Journal:
             UsageError: It cannot be written.
         """
         self.path = folder / JOURNAL
+        self._turn = threading.Lock()
         self.outcomes: dict[str, Outcome] = {}
         self.unfinished: dict[str, str] = {}
         if self.path.exists():
@@ -125,10 +127,11 @@ class Journal:
     def _append(self, entry: dict[str, Any], *, forced: bool = False) -> None:
         """Write a line. If the machine itself dies, no outcome that was paid for is lost; the rest follows from those."""
         try:
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
-            if forced:
-                os.fsync(self._file.fileno())
+            with self._turn:  # what is begun ahead is begun by threads of its own
+                self._file.write(json.dumps(entry) + "\n")
+                self._file.flush()
+                if forced:
+                    os.fsync(self._file.fileno())
         except OSError as error:
             raise UsageError(f"the journal {self.path} cannot be written: {error.strerror}; make room.") from error
 

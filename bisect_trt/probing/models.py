@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -93,6 +94,16 @@ class Models:
         self._scratch = workspace.scratch
         self._workers = workers
 
+    def aside(self, thread: str) -> Models:
+        """The same for another thread: the files that it writes are not those of this one."""
+        made, scratch = copy.copy(self), self._scratch
+
+        def apart(name: str) -> Path:
+            return scratch(f"{thread}-{name}")
+
+        made._scratch = apart
+        return made
+
     def write(self, name: str, model: onnx.ModelProto) -> Path:
         """A file that holds a model; it lies beside the candidates, where the shared weights are."""
         path = self._scratch(f"{name}.onnx")
@@ -109,13 +120,14 @@ class Models:
         self,
         request: Request[R_co],
         timeout: float | None = None,
+        cancel: Cancel | None = None,
         *,
         here: bool = False,
         place: Place | None = None,
         log: Path | None = None,
     ) -> R_co | Failed:
         """Have a worker do something; see :func:`ask`."""
-        return ask(self._workers, request, timeout, here=here, place=place, log=log)
+        return ask(self._workers, request, timeout, cancel, here=here, place=place, log=log)
 
     def run(
         self, name: str, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]

@@ -153,6 +153,8 @@ def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
 
 
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED)
+COMPARED = (Ending.PASSED, Ending.MISMATCHED)
+"""How the built-in check ends where the target ran the candidate."""
 CANCELLED = "cancelled"
 """The signature of a check that was ended because nobody needed its answer any more."""
 LOST = "lost"

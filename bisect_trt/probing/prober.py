@@ -9,11 +9,12 @@ from dataclasses import replace
 from threading import Timer
 from typing import TypeVar
 
-from bisect_trt.errors import BisectError, ExitStatus
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.ledger import Ledger
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.meanwhile import Meanwhile
+from bisect_trt.probing.outcome import COMPARED, Outcome
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.speculation import Running, Speculation
@@ -40,38 +41,54 @@ class Prober:
         measured: Whether somebody asked how often the original fails.
         wasted: Parallel probes that were ended because their answers were not needed any more.
         workers: How many probes may run at a time.
+        beside: Begins what is likely to be asked while something else is; see :class:`Meanwhile`.
     """
 
-    def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1) -> None:
-        """``workers`` is how many probes may run at a time, if the check can."""
+    def __init__(self, runner: Runner, ledger: Ledger, workers: int = 1, beside: int = 0) -> None:
+        """``workers`` is how many probes may run at a time, if the check can; ``beside`` how many that may be asked later."""
         self.runner = runner
         self.ledger = ledger
         self.measured = False
         self.wasted = 0
         self.workers = workers if runner.check.parallel else 1
-        self._ahead: Running | None = None
+        self.beside = Meanwhile(runner, ledger, beside if runner.check.parallel else 0)
 
     def close(self) -> None:
         """End what was begun ahead and nobody has asked for yet."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.end(self.ledger)
+        ended = self.beside.end()
+        self.wasted += ended
+        if ended:
+            self.ledger.watcher.wasted(ended)
 
-    def _settle(self) -> None:
-        """Wait for what was begun ahead.
+    def _settle(self, running: Running) -> None:
+        """Wait for one that was begun ahead; what says nothing of its candidate, since others ran beside it, is forgotten.
 
         Raises:
             BudgetSpent: The time was up first.
         """
-        if self._ahead is None:
-            return
-        if not wait([self._ahead.future], self.ledger.seconds_left()).done:
+        if not wait([running.future], self.ledger.seconds_left()).done:
             self.close()
             self.ledger.check_budget()
             return
-        ahead, self._ahead = self._ahead, None
-        ahead.cancel.close()
-        self.ledger.end(ahead.identity, ahead.future.result())
+        self.beside.take(running)
+        if running.is_believed():
+            self.ledger.end(running.identity, running.future.result())
+        else:
+            self.ledger.end_early(running.identity)
+            self.close()  # so that it is alone when it is asked again
+
+    def _alone_if_need_be(self, run: Callable[[], Outcome]) -> Outcome:
+        """Run what is asked; once more where it ends in no comparison while others run beside it, which may be why."""
+        crowded = self.beside.is_busy
+        try:
+            outcome = run()
+            if outcome.ending in COMPARED or outcome.cancelled or not (crowded or self.beside.is_busy):
+                return outcome
+        except UnavailableError:
+            if not (crowded or self.beside.is_busy):
+                raise
+        self.close()
+        return run()
 
     def probe_original(
         self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
@@ -91,12 +108,17 @@ class Prober:
         if outcome is None:
             self.ledger.start(candidate.identity)
             with self._prompting():
-                outcome = self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
+                outcome = self._alone_if_need_be(
+                    lambda: self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
+                )
             self.ledger.end(candidate.identity, outcome)
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.measured = repeat is not None
         self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
-        return _must_fail(self.ledger.decide(candidate.identity, outcome))
+        record = self.ledger.decide(candidate.identity, outcome)
+        if record.verdict is not Verdict.FAIL:
+            self.close()
+        return _must_fail(record)
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
         """Probe one candidate, or remember what was said of it.
@@ -109,13 +131,13 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
         identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
-        if self._ahead is not None and self._ahead.identity.key == identity.key:
-            self._settle()
+        if (running := self.beside.asked(identity.key)) is not None:
+            self._settle(running)
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
             with self._prompting():
-                outcome = self._run(candidate, identity)
+                outcome = self._alone_if_need_be(lambda: self._run(candidate, identity))
             self.ledger.end(identity, outcome)
         return self.ledger.decide(identity, outcome)
 
@@ -167,15 +189,18 @@ class Prober:
             assert original is not None, "the search asks about an original that it was not given"
             return original
 
-        self._settle()
         if self.workers > 1:
+            while begun := self.beside.all():
+                self._settle(begun[0])
+            self.close()  # the search looks ahead itself
             speculation = Speculation(self.runner, self.ledger, candidate_for, self.workers)
             try:
                 with speculation:
                     return speculation.run(search)
             finally:
                 self.wasted += speculation.wasted
-                self._ahead = speculation.left
+                if speculation.left is not None:
+                    self.beside.add(speculation.left)
         memory: dict[Question, Verdict] = {}
         lookout = Lookout(self.ledger.watcher, search)
 

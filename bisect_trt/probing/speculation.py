@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from bisect_trt.probing.candidate import Candidate, Identity
 from bisect_trt.probing.ledger import Ledger
-from bisect_trt.probing.outcome import Outcome
+from bisect_trt.probing.outcome import COMPARED, Outcome
 from bisect_trt.probing.runner import Runner
 from bisect_trt.probing.watcher import Lookout
 from bisect_trt.probing.workers.process import Cancel
@@ -105,18 +105,27 @@ class Running:
         identity: What it is of.
         future: Its outcome.
         cancel: Ends it.
+        believed: Whether what it ends with counts if it is no comparison too; not where other builds ran beside it.
     """
 
     identity: Identity
     future: Future[Outcome]
     cancel: Cancel
+    believed: bool = True
+
+    def is_believed(self) -> bool:
+        """Whether what it has ended with counts."""
+        if self.believed:
+            return True
+        return self.future.exception() is None and self.future.result().ending in COMPARED
 
     def end(self, ledger: Ledger) -> None:
         """End it; an outcome that was there before goes into the ledger."""
         self.cancel.set()
         wait([self.future])
         self.cancel.close()
-        if self.future.exception() is None and not self.future.result().cancelled:
+        done = not self.future.cancelled() and self.future.exception() is None
+        if done and not self.future.result().cancelled and self.is_believed():
             ledger.end(self.identity, self.future.result())  # it was quicker; who knows what it is for
         else:
             ledger.end_early(self.identity)

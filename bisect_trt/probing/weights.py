@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
+from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import UsageError
+from bisect_trt.graph.copying import copy_file
 from bisect_trt.graph.externals import (
     EMBED_LIMIT_BYTES,
-    copy_file,
     external_files,
+    folder_with,
     inner_bytes,
+    model_tensors,
+    place_of,
+    refer_to,
     share_weights,
 )
 from bisect_trt.targets.base import ELSEWHERE
@@ -31,8 +37,7 @@ class Weights:
         """``folder`` is that of the candidates."""
         self._folder = folder
         self._lock = threading.Lock()
-        self._source: Path | None = None
-        self._away: set[str] = set()
+        self._homes: dict[str, Path] = {}
 
     def refer(self, model: onnx.ModelProto, path: Path, weights: Path) -> None:
         """Have candidates of a model find its weights; those inside it go into a file, if they are large.
@@ -48,12 +53,42 @@ class Weights:
         files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
         if not files or inside > EMBED_LIMIT_BYTES or not all(_is_plain(weights, location) for location in files):
             share_weights(model, path, self._folder, weights)
+            self._homes |= dict.fromkeys(external_files(model), self._folder)
             return
+        self._note(files, weights.absolute())
+
+    def take_in(self, model: onnx.ModelProto, folder: Path) -> None:
+        """Have a model that was written elsewhere find its weights too, to probe what was written.
+
+        Args:
+            model: Changed in place where its files are called as others are that candidates read.
+            folder: Where it was written.
+
+        Raises:
+            UsageError: The run's folder cannot be written.
+        """
+        folder = folder.resolve()
+        files = external_files(model)
+        if any(self._homes.get(location, folder).resolve() != folder for location in files):
+            for tensor in filter(uses_external_data, model_tensors(model)):
+                place = place_of(tensor)
+                refer_to(tensor, f"{folder.name}/{place.location}", place.offset, place.length)
+            files, folder = external_files(model), folder.parent
+        self._note(files, folder)
+
+    def _note(self, files: Iterable[str], folder: Path) -> None:
+        """Keep where some files are, for runtimes that look for it too."""
+        new = dict.fromkeys(files, folder)
+        if new.items() <= self._homes.items():
+            return
+        self._homes |= new
+        note, temporary = self._folder / ELSEWHERE, self._folder / f".{ELSEWHERE}.new"
+        homes = dict.fromkeys(home for home in self._homes.values() if home != self._folder)
         try:
-            (self._folder / ELSEWHERE).write_bytes(os.fsencode(weights.absolute()))
+            temporary.write_bytes(b"\0".join(map(os.fsencode, homes)))
+            temporary.replace(note)
         except OSError as error:
-            raise UsageError(f"{self._folder / ELSEWHERE} cannot be written: {error.strerror}; make room.") from error
-        self._source, self._away = weights.absolute(), set(files)
+            raise UsageError(f"{note} cannot be written: {error.strerror}; make room.") from error
 
     def bring(self, model: onnx.ModelProto | Path) -> None:
         """Copy the files that a candidate refers to, and that are not beside the candidates yet.
@@ -64,7 +99,7 @@ class Weights:
         Raises:
             UsageError: They cannot be copied.
         """
-        if self._source is None or not self._away:
+        if not self._homes:
             return
         if isinstance(model, Path):
             try:
@@ -72,23 +107,23 @@ class Weights:
             except Exception:  # each of ONNX's formats raises its own; whoever reads it says what is wrong
                 return
         with self._lock:
-            try:
-                for location in self._away.intersection(external_files(model)):
-                    place = self._folder / location
+            for location in self._homes.keys() & external_files(model):
+                home, place = self._homes[location], self._folder / location
+                if home == self._folder:
+                    continue
+                try:
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    copy_file(self._source / location, place)
-                    self._away.remove(location)
-            except OSError as error:
-                raise UsageError(
-                    f"the weights in {self._source} cannot be copied to {self._folder}: {error.strerror}; make room, or run "
-                    "elsewhere."
-                ) from error
+                    copy_file(home / location, place)
+                except OSError as error:
+                    raise UsageError(
+                        f"the weights in {home} cannot be copied to {self._folder}: {error.strerror}; make room, or run "
+                        "elsewhere."
+                    ) from error
 
     def folder_of(self, model: onnx.ModelProto) -> Path:
         """The folder in which all files of a candidate's weights are."""
-        if self._source is None or all((self._folder / location).exists() for location in external_files(model)):
-            return self._folder
-        return self._source
+        homes = {self._homes[location] for location in external_files(model) if location in self._homes}
+        return folder_with(model, [self._folder, *homes]) or next(iter(homes), self._folder)
 
     def away(self, model: onnx.ModelProto) -> Path | None:
         """The same, where it is not that of the candidates."""

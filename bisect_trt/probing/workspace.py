@@ -18,7 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.graph.externals import copy_file, external_files
+from bisect_trt.graph.copying import copy_file
+from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.weights import Weights
 from bisect_trt.targets.settings import TargetSettings
@@ -229,21 +230,14 @@ class Workspace:
         return replace(files, renew=write_changed)
 
     def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
-        """Have the weights' files of a model that was written elsewhere beside the candidates too, to probe what was written.
+        """Have a model that was written elsewhere find its weights, to probe what was written; see ``Weights.take_in``.
 
         Raises:
-            UsageError: They cannot be copied.
+            UsageError: The run's folder cannot be written.
         """
-        try:
-            for location in external_files(proto):
-                place = self.candidates / location
-                place.parent.mkdir(parents=True, exist_ok=True)
-                copy_file(folder / location, place)
-        except OSError as error:
-            raise UsageError(
-                f"the weights of what was written to {folder} cannot be copied to {self.candidates}: {error.strerror}; make "
-                "room and run again."
-            ) from error
+        self.weights.take_in(proto, folder)
+        for location in external_files(proto):  # written again, maybe
+            self._shared.pop(self.weights.folder_of(proto) / location, None)
 
     def _check_shared(self, proto: onnx.ModelProto) -> None:
         """Make sure that nobody has written over the weights that all candidates share."""
@@ -284,6 +278,10 @@ class Workspace:
             self.fixed_path.unlink(missing_ok=True)
         for file in self._copied:
             file.unlink(missing_ok=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take away what only a session needed, one that was killed maybe."""
         for path in self.candidates.glob(f"{_SCRATCH}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

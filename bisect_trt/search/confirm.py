@@ -29,7 +29,7 @@ from bisect_trt.search.oracle import (
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
-_ORIGINAL_PASSED = "the original failed, and did not when asked again"
+ORIGINAL_PASSED = "the original failed, and did not when asked again"
 _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
 _CONTRADICTIONS = 3
@@ -113,7 +113,7 @@ def _quick_doubt(oracle: Transcript, answer: Subset, decisive: Sequence[Subset])
         thin = seen < _PASSES + (len(decisive) == 2)
         if oracle(Again(Units(part), runs=max(doubted, _THIN if thin else 1))) is Verdict.FAIL:
             return part
-    return None if oracle(Again(Original())) is Verdict.FAIL else _ORIGINAL_PASSED
+    return None if oracle(Again(Original())) is Verdict.FAIL else ORIGINAL_PASSED
 
 
 def _doubt(oracle: Oracle, answer: Subset, decisive: Sequence[Subset], flakiness: Flakiness) -> Subset | str | None:

@@ -60,7 +60,7 @@ Value = Any
 ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the most usual and the largest shape of an input."""
 ELSEWHERE = "weights.folder"
-"""Beside candidates: names the folder with the weights' files that do not lie there themselves."""
+"""Beside candidates: names the folders with the weights' files that do not lie there themselves, NUL between them."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import Enum
 from typing import Any
 
@@ -87,16 +87,19 @@ class Details:
     snr_db: float | None
     max_ulp: float | None
 
-    def describe(self) -> str:
-        """One line for people."""
-        needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
-        ways = [f"{option} {_up(value)}" for option, value in needed.items() if math.isfinite(value)]
-        parts = [f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"]
+    def describe(self, measured: Iterable[Measured] = ()) -> str:
+        """One line for people; where numbers for the whole tensor decided, ``measured``, with what these have to be."""
+        parts = [_passing(failed) if (failed := [each for each in measured if not each.passed]) else self._passing()]
         parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
         parts += [] if self.cosine is None or math.isnan(self.cosine) else [f"cosine {self.cosine:.6g}"]
         parts += [] if self.snr_db is None else [f"SNR {self.snr_db:.1f} dB"]
         parts += [] if self.max_ulp is None else [f"up to {self.max_ulp:.0f} ULP"]
         return "; ".join(parts)
+
+    def _passing(self) -> str:
+        needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
+        ways = [f"{option} {_rounded(value, up=True)}" for option, value in needed.items() if math.isfinite(value)]
+        return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes it"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,22 @@ class Measured:
     threshold: float
     passed: bool
     said: str
+
+
+def _passing(failed: Iterable[Measured]) -> str:
+    """The thresholds that would have passed, as options; of those that share one, the widest."""
+    needed: dict[str, Measured] = {}
+    for each in failed:
+        option = f"--{_THRESHOLDS.get(each.name, 'accuracy')}-threshold"
+        needed[option] = max(each, needed.get(option, each), key=lambda known: known.value)
+    if not all(math.isfinite(each.value) for each in needed.values()):
+        return "no threshold passes it"
+    ways = [f"{way} {_rounded(each.value, up=each.value > each.threshold)}" for way, each in needed.items()]
+    return f"passes with {' and '.join(ways)}"
+
+
+_THRESHOLDS = {"cosine": "cosine-similarity", **{name: name for name in ("l2", "psnr", "snr", "lpips")}}
+"""What the option is called that holds a number; all others share one."""
 
 
 @dataclass(frozen=True)
@@ -276,12 +295,10 @@ class TensorComparison:
         return replace(self, sample=number)
 
 
-_THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
-
-
-def _up(value: float) -> str:
-    """A tolerance rounded up to three digits, so that what is shown passes."""
-    return f"{float(_THREE_DIGITS_UP.create_decimal_from_float(value)):g}"
+def _rounded(value: float, *, up: bool) -> str:
+    """A tolerance rounded up to three digits, or a least value rounded down, so that what is shown passes."""
+    context = Context(prec=3, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    return f"{float(context.create_decimal_from_float(value)):g}"
 
 
 def _short(value: float | str | complex) -> str:

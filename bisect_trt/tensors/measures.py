@@ -63,6 +63,10 @@ def _norm(reference: Vector, seen: Vector) -> float:
     return float(np.sqrt(np.square(seen - reference).sum()))
 
 
+def _cosine_distance(reference: Vector, seen: Vector) -> float:
+    return float(np.maximum(1 - cosine_similarity(reference, seen), 0))  # rounding may leave it below
+
+
 RULES: Mapping[Measure, Rule] = {
     Measure.L2: Rule("L2 norm of the error", at_least=False, threshold=1e-5, of=_norm),
     Measure.COSINE: Rule("cosine similarity", at_least=True, threshold=0.997, of=cosine_similarity),
@@ -79,9 +83,7 @@ RULES: Mapping[Measure, Rule] = {
     Measure.LINF: Rule(
         "largest absolute error", at_least=False, threshold=None, of=lambda r, s: float(np.abs(s - r).max())
     ),
-    Measure.COS: Rule(
-        "1 - cosine similarity", at_least=False, threshold=None, of=lambda r, s: 1 - cosine_similarity(r, s)
-    ),
+    Measure.COS: Rule("1 - cosine similarity", at_least=False, threshold=None, of=_cosine_distance),
 }
 
 

@@ -26,6 +26,7 @@ from bisect_trt.probing.protocol import About, Failed
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
+from bisect_trt.probing.workers.resources import builders
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
@@ -255,6 +256,19 @@ def _start_others(subject: Subject, target: TargetSettings | None, workers: int)
         subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
 
 
+def _room_beside(subject: Subject, target: TargetSettings | None, search: SearchSettings) -> int:
+    """How many probes may run beside one that is asked because they may be asked later, where each is minutes.
+
+    None where the user wants one at a time, where only the original says what others are or how often they are run, where
+    shapes may turn out to be needed free, and where few probes are allowed.
+    """
+    if target is None or not target.target.capabilities.costly or subject.workers.places:
+        return 0
+    if search.pin or search.repeat is not None or search.budget.probes is not None or target.target.profile(target):
+        return 0
+    return builders() - 1 if search.workers is None else min(builders(), search.workers) - 1
+
+
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
@@ -299,9 +313,11 @@ def make_prober(
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
     _start_others(subject, settings.target if built_in else None, workers)
+    apart = settings.fixed_path is None and not settings.artifacts and elsewhere is None
+    room = _room_beside(subject, settings.target, search) if built_in and fed and apart else 0
     reference = subject.reference if fed else _Nothing()
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
         console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
     ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
-    return Prober(Runner(check, subject.workspace, reference), ledger, workers)
+    return Prober(Runner(check, subject.workspace, reference), ledger, workers, room)

@@ -12,7 +12,7 @@ from bisect_trt.graph.fold import sort_nodes
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
 from bisect_trt.graph.qdq import has_quantized
-from bisect_trt.graph.save import save_model
+from bisect_trt.graph.save import said_beside, save_model
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
@@ -60,7 +60,7 @@ def convert_to_onnx(
     if settings.lower_ends:
         lowered = lower_io(lowered, low)
     store_weights(lowered, source.weights, low)
-    save_model(lowered, source.weights, output)
+    save_model(lowered, source.weights, output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
     result.artifacts["converted"] = str(output)
     result.status, result.minimality = "found", "1-minimal"
@@ -68,6 +68,8 @@ def convert_to_onnx(
         f"{output}: {path} in {settings.precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
         f"{casts} of them Casts."
     )
+    if (beside := said_beside(output)) is not None:
+        console.answer(f"  {beside}")
     return result
 
 

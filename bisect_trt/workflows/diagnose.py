@@ -23,6 +23,7 @@ from bisect_trt.workflows.dynamic import needed_dimensions, say_dynamic
 from bisect_trt.workflows.fault.amplified import MOST_QUESTIONS, Amplified, rounding_alone
 from bisect_trt.workflows.fault.arbitrate import arbitrate
 from bisect_trt.workflows.fault.fault import Fault
+from bisect_trt.workflows.foresight import Foresight
 from bisect_trt.workflows.freed import free_where_needed
 from bisect_trt.workflows.investigation import Case, Investigation, saving_best
 from bisect_trt.workflows.layerwise.hiding import report_hiding
@@ -40,7 +41,7 @@ from bisect_trt.workflows.next_steps import advised
 from bisect_trt.workflows.others import Other, asked_next, look_for_others, next_failure
 from bisect_trt.workflows.precision.fix import find_fix
 from bisect_trt.workflows.releases.since import since_when
-from bisect_trt.workflows.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
+from bisect_trt.workflows.reproducer import Answer, Left, check_folder, in_folder, leave_reproducer, make_folder
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.shrink import shrink
 from bisect_trt.workflows.workaround.workaround import after_diagnosis
@@ -102,10 +103,12 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
+    foresight = foresee(investigation, settings)
     confirm(investigation, settings)
     amplified = what_rounding_does(investigation, settings)
     with saving_best(lambda: leave_best(investigation, settings)):
-        suspects = who_is_named(investigation) or look_at_layers(investigation, settings)
+        suspects = who_is_named(investigation) or look_at_layers(investigation, settings, foresight)
+        foresight.expect(suspects if suspects.grow and not investigation.prober.ledger.is_broken else Suspects())
         case = extract_suspect(investigation, settings.check.target, suspects, "3. ")
         case = reduce_all(investigation, settings, suspects, case, limited=amplified is not None)
         first = judged(investigation, settings, case, suspects.nodes, step="5. ")
@@ -128,13 +131,32 @@ def diagnose(investigation: Investigation, settings: DiagnoseSettings) -> Result
         ]
         look_for_others(investigation, case, another if settings.find_all else None, also=also)
         find_fix(investigation, settings.check, settings.search, answer, settings.output)
-        after_diagnosis(investigation, settings.check, case, fault, settings.output)
+        after_diagnosis(investigation, settings.check, case, fault, settings.output, steady=left.steady)
         since = since_when(investigation, settings.check, answer, settings.output, asked=settings.releases)
     finally:  # the probes that its texts count are those of the whole run
         left.finish(describe_search(investigation, left.minimum), settings.archive, cause, since)
         if settings.archive is not None:
             investigation.result.artifacts["archive"] = str(settings.archive)
     return investigation.result
+
+
+def foresee(investigation: Investigation, settings: DiagnoseSettings) -> Foresight:
+    """Begin what comes after the first step, where there is room for it."""
+
+    def delivered(told: Investigation, case: Case) -> None:
+        small = needed_dimensions(told, told.settle(case))
+        stripped = in_folder(shrink(told, small) if settings.search.shrink else small)
+        if not settings.anonymous:
+            told.prober.probe(stripped, again=True)
+
+    return Foresight(investigation, look_of(investigation, settings), delivered)
+
+
+def look_of(investigation: Investigation, settings: DiagnoseSettings) -> Look:
+    """How tensors are looked at."""
+    check = settings.check
+    assert check.target is not None
+    return Look(investigation.subject, check.target, check.tolerance, check.timeout)
 
 
 def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
@@ -178,13 +200,18 @@ def who_is_named(investigation: Investigation) -> Suspects | None:
     return named_suspects(investigation)
 
 
-def look_at_layers(investigation: Investigation, settings: DiagnoseSettings) -> Suspects:
-    """Step 2: which tensor goes wrong first? Nobody is suspected if looking does not show it."""
+def look_at_layers(
+    investigation: Investigation, settings: DiagnoseSettings, foresight: Foresight | None = None
+) -> Suspects:
+    """Step 2: which tensor goes wrong first? Nobody is suspected if looking does not show it.
+
+    Where something was begun meanwhile, ``foresight`` has it.
+    """
     subject, console, check = investigation.subject, investigation.console, settings.check
     assert check.target is not None
     console.step("2. Mark every tensor as an output: which goes wrong first?")
-    look = Look(subject, check.target, check.tolerance, check.timeout)
-    layers = compare_layers(look, investigation.prober.ledger.outcome(subject.original.key))
+    look, original = look_of(investigation, settings), investigation.prober.ledger.outcome(subject.original.key)
+    layers = compare_layers(look, original) if foresight is None else foresight.compare_layers(original)
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
         console.say("  so go on to reduce the whole model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck, Undo
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.search.confirm import confirm
+from bisect_trt.search.confirm import FLAKY, confirm
 from bisect_trt.search.oracle import Completion, Enough, Limited, Minimum, Oracle, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.settings import TargetSettings
@@ -144,7 +144,7 @@ class Investigation(Examination):
             suspect=suspect,
             passing=passing,
         )
-        everything = units.with_weights(units.searched if searched is None else searched)
+        everything = units.with_weights(units.everything if searched is None else searched)
         heard = Transcript(oracle)
         limited = Limited(about_units(heard), everything, most, Verdict.FAIL)
         try:
@@ -169,11 +169,22 @@ class Investigation(Examination):
         """What :meth:`minimise` ended with.
 
         Raises:
-            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt.
+            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt, or comes and goes.
         """
         subject = self.subject
-        everything = subject.units.with_weights(subject.units.searched)
-        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything)))
+        everything = subject.units.with_weights(subject.units.everything)
+        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything), self._passes_now))
+
+    def _passes_now(self) -> bool:
+        """Whether the original, which failed, passes when it is asked again; a rate that was measured, or a user, is believed."""
+        if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
+            return False
+        passes = False
+        with suppress(BudgetSpent):
+            passes = self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
+        if passes:
+            self.result.extra.pop("hiding", None)  # what passed there was no doing of the marks
+        return passes
 
     def settle(self, case: Case) -> Candidate:
         """A case as a candidate, from here on with the values of the input sample on which it fails."""
@@ -183,6 +194,13 @@ class Investigation(Examination):
             return candidate
         self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
         return replace(candidate, sample=outcome.sample)
+
+    def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
+        """An answer that was written, read back, and did not fail as it had."""
+        why = f"the final re-check disagreed: {record.reason}"
+        if record.verdict is Verdict.PASS and not self.prober.measured:
+            why = f"{why}; {FLAKY.format('it failed, and did not when it was read back')}"
+        return replace(minimum, proven=False, why=why)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put into the result what was found, and how sure that is."""

@@ -9,11 +9,13 @@ from typing import Any
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
+from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.search.oracle import Minimum, Question, Search, Subset, Units, Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
 from bisect_trt.workflows.minimal_case import may_choose_precision
+from bisect_trt.workflows.subject import Subject
 
 MOST_FAILURES = 10
 """So many failing sets are looked for at most."""
@@ -75,7 +77,7 @@ def look_for_others(
     result.extra |= {"failures": failures, "more_failures": None}
     taken = case.minimum.units.union(*(other.units for other in also))
     try:
-        while _fails(investigation, case, rest := _rest(investigation, taken)):
+        while _fails(investigation, case, rest := _rest(investigation.subject, taken)):
             if deliver is None:
                 console.answer(
                     "At least one more: without these nodes the rest of the model still fails (--all finds each)."
@@ -109,7 +111,7 @@ def next_failure(investigation: Investigation, case: Case, taken: Subset, most: 
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    rest = _rest(investigation, taken)
+    rest = _rest(investigation.subject, taken)
     if not _fails(investigation, case, rest):
         return None
     investigation.console.say("  no, the rest of the model fails too")
@@ -125,18 +127,29 @@ def asked_next(investigation: Investigation) -> Callable[[Minimum], Question | N
 
     def asked(minimum: Minimum) -> Question | None:
         if minimum.units not in known:
-            rest = _rest(investigation, minimum.units)
+            rest = _rest(investigation.subject, minimum.units)
             known[minimum.units] = Units(investigation.subject.units.with_weights(rest)) if rest else None
         return known[minimum.units]
 
     return asked
 
 
-def _rest(investigation: Investigation, taken: Subset) -> list[int]:
+def _rest(subject: Subject, taken: Subset) -> list[int]:
     """The units that can be cut without any of those that are taken."""
-    units = investigation.subject.units
+    units = subject.units
     searched = taken.intersection(units.searched)
     return [unit for unit in units.searched if searched.isdisjoint(units.with_weights({unit}))]
+
+
+def without(subject: Subject, taken: Subset, *, held: bool = False) -> Candidate | None:
+    """The candidate that :func:`look_for_others` asks about first; ``None`` where nothing is left."""
+    rest = _rest(subject, taken)
+    return _cut(subject, rest, held=held) if rest else None
+
+
+def _cut(subject: Subject, rest: Sequence[int], *, held: bool) -> Candidate:
+    candidate = subject.cut(subject.units.with_weights(rest), held=held)
+    return replace(candidate, title=f"the rest: {candidate.title}")
 
 
 def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> bool:
@@ -146,8 +159,7 @@ def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> boo
     if not rest:
         extra["more_failures"] = False
         return False
-    candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
-    record = investigation.prober.probe(replace(candidate, title=f"the rest: {candidate.title}"))
+    record = investigation.prober.probe(_cut(subject, rest, held=case.held))
     if record.verdict is not Verdict.UNRESOLVED:
         extra["more_failures"] = record.verdict is Verdict.FAIL
     return record.verdict is Verdict.FAIL

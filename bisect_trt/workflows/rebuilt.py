@@ -9,6 +9,7 @@ import onnx
 from bisect_trt.errors import BisectError, ExitStatus, quoted
 from bisect_trt.graph.lower import first_output
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
 
 LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
@@ -58,8 +59,16 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         return LOST
 
 
-def refuse_lost(minimum: Minimum, original: Candidate, rebuilt: Callable[[], Candidate]) -> Minimum:
+def refuse_lost(
+    minimum: Minimum, original: Candidate, rebuilt: Callable[[], Candidate], passes_now: Callable[[], bool]
+) -> Minimum:
     """The answer of a search.
+
+    Args:
+        minimum: What it ended with.
+        original: It failed.
+        rebuilt: Makes it of all its units.
+        passes_now: Asks whether the original passes by now; it is asked where nothing differs but how it is written.
 
     Raises:
         RebuiltPasses: There is none; what differs is said.
@@ -67,6 +76,8 @@ def refuse_lost(minimum: Minimum, original: Candidate, rebuilt: Callable[[], Can
     if minimum is not LOST:
         return minimum
     differs = what_differs(original.proto, rebuilt().proto)
+    if not differs and passes_now():
+        raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` says how often too.")
     raise RebuiltPasses(
         "the model fails, and rebuilt of all its units it passes, so no piece of it can be searched. What differs: "
         f"{'; '.join(differs) or 'nothing but how it is written'}. Look for the reason there, or take it out of the model "

@@ -101,6 +101,8 @@ def recorded(
                 console.warn(str(error))
         raise
     finally:
+        if prober is not None:
+            prober.close()  # nobody asks any more
         subject.record(result, prober)
         try:
             result.extra["report"] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -34,6 +34,9 @@ from bisect_trt.workflows.rebuilt import LOST
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import ReduceSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
+
+if TYPE_CHECKING:
+    from bisect_trt.workflows.foresight import Foresight
 
 _SHOWN = 12
 
@@ -92,9 +95,10 @@ def _reduce(investigation: Investigation, settings: ReduceSettings, search: Sear
     nodes, units = len(subject.network.nodes), len(subject.units)
     console.step(f"Probe the original ({nodes} nodes), then search its {units} units for the fewest that still fail")
     looks = _looks(investigation, settings)
+    foresight = _foresee(investigation, settings, search) if looks else None
     if search.repeat is not None or search.pin or looks:
         investigation.probe_original(search)
-    case, suspect = look_first(investigation) if looks else (None, None)
+    case, suspect = (None, None) if foresight is None else look_first(investigation, foresight)
     if case is None and not settings.both_ends:
         case = reduce_one_end(investigation, settings.mode, start_held=settings.reduce_outputs)
     elif case is None:
@@ -134,8 +138,27 @@ def _looks(investigation: Investigation, settings: ReduceSettings) -> bool:
     )
 
 
-def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
+def _foresee(investigation: Investigation, settings: ReduceSettings, search: SearchSettings) -> Foresight:
+    """Begin what comes after the original, where there is room for it."""
+    check = investigation.prober.runner.check
+    assert isinstance(check, BuiltinCheck)
+    from bisect_trt.workflows.foresight import Foresight  # noqa: PLC0415 - as the module says
+    from bisect_trt.workflows.layerwise.look import Look  # noqa: PLC0415 - as above
+
+    look = Look(investigation.subject, check.target, check.tolerance, check.timeout)
+
+    def delivered(told: Investigation, case: Case) -> None:
+        told.prober.probe(replace(smallest(told, settings, search, case), title=_READ_BACK, again=True))
+
+    return Foresight(investigation, look, delivered)
+
+
+def look_first(investigation: Investigation, foresight: Foresight) -> tuple[Case | None, int | None]:
     """See whether the layer that goes wrong first, with every tensor marked, fails alone.
+
+    Args:
+        investigation: The model, whose original has been probed.
+        foresight: What was begun meanwhile.
 
     Returns:
         What fails, 1-minimal, if that layer or its neighbourhood does; and the unit that a search should try first, if
@@ -146,16 +169,16 @@ def look_first(investigation: Investigation) -> tuple[Case | None, int | None]:
     assert isinstance(check, BuiltinCheck)
     if ledger.is_broken:
         named = named_suspects(investigation)
+        foresight.expect(Suspects())  # what was begun would say the same
         return extract_suspect(investigation, check.target, named), named.unit(subject.network)
-    from bisect_trt.workflows.layerwise.look import Look, compare_layers  # noqa: PLC0415 - as the module says
-
     investigation.console.step("Look at every tensor once: where does it go wrong first?")
-    look = Look(subject, check.target, check.tolerance, check.timeout)
-    layers = compare_layers(look, ledger.outcome(subject.original.key))
+    layers = foresight.compare_layers(ledger.outcome(subject.original.key))
     if layers.refused or not (layers.outputs_fail and layers.origins):
         investigation.console.say("  that does not tell, so bisect without")
+        foresight.expect(Suspects())
         return None, None
     suspects = Suspects(layers.origins)
+    foresight.expect(suspects)
     return extract_suspect(investigation, check.target, suspects), suspects.unit(subject.network)
 
 
@@ -209,7 +232,7 @@ def write_answer(investigation: Investigation, output: Path, answer: Candidate, 
     record = prober.probe(again)
     if record.verdict is Verdict.FAIL:
         return minimum
-    return replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+    return investigation.disagreed(minimum, record)
 
 
 def deliver_another_model(

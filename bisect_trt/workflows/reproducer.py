@@ -109,6 +109,7 @@ class Left:
         folder: Where it is.
         files: The files that were written.
         anonymous: Whether nothing in it has the model's names.
+        steady: Whether what was written did not pass when it was probed once more.
     """
 
     minimum: Minimum
@@ -116,6 +117,7 @@ class Left:
     folder: Path
     files: Sequence[Path]
     anonymous: bool
+    steady: bool
 
     def finish(self, found: str, archive: Path | None, cause: Sequence[Cause] = (), since: Since | None = None) -> None:
         """Say in it how it was found, once nothing more is probed, and pack it.
@@ -153,7 +155,7 @@ def leave_reproducer(
     assert check.target is not None
     subject = investigation.subject
     make_folder(folder)
-    candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
+    candidate = in_folder(answer.candidate)
     disguised = _disguise(investigation, candidate, check.target, folder) if anonymous else None
     candidate, record = disguised or _read_back(investigation, candidate, folder)
     outcome = investigation.outcome(record)
@@ -187,16 +189,22 @@ def leave_reproducer(
     written, minimum = reproducer.write(folder), answer.minimum
     trials = try_commands(investigation, reproducer, folder, outcome.seconds)
     if record.verdict is not Verdict.FAIL:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
+        minimum = investigation.disagreed(minimum, record)
     elif trials[SCRIPT].shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trials[SCRIPT].why}")
-    return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous)
+    steady = record.verdict is not Verdict.PASS
+    return Left(minimum, replace(reproducer, trials=trials), folder, written, anonymous, steady)
 
 
 def where_written(network: Network, nodes: Sequence[int]) -> dict[str, str]:
     """The modules that nodes come from, in words, by the first thing that each makes; of files no more than the name."""
     said = {first_output(network.nodes[index]): network.written(index, short=True) for index in nodes}
     return {name: words for name, words in said.items() if words is not None}
+
+
+def in_folder(candidate: Candidate) -> Candidate:
+    """An answer as it lies in the folder."""
+    return replace(candidate, made=strip(candidate.proto), title="the reproducer, read back")
 
 
 def _read_back(investigation: Investigation, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:

@@ -260,6 +260,14 @@ class Subject:
         made.__dict__["reference"] = reference
         return made
 
+    def aside(self, name: str) -> Subject:
+        """The same for another thread: what it has workers read lies in files of its own, named after ``name``."""
+        made = copy.copy(self)
+        made.models = self.models.aside(name)
+        made.__dict__["reference"] = self.reference.aside(made.models)
+        made.__dict__.pop("constants", None)
+        return made
+
     def close(self) -> None:
         """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
         self.workers.close()
@@ -344,7 +352,7 @@ class Subject:
     @cached_property
     def original(self) -> Candidate:
         """The model itself."""
-        network, units = self.network, frozenset(self.units.searched)
+        network, units = self.network, self.units.everything
         title = "the original" if self.freed is None else "the original, its dimensions free"
         original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
         return original if self.freed is None else self.freed.dress(original)

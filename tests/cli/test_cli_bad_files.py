@@ -37,7 +37,7 @@ def model(here: Path) -> Path:
 def test_inputs_that_do_not_fit(
     cli: CommandLine, model: Path, command: str, inputs: dict[str, npt.NDArray[np.generic]], words: list[str]
 ) -> None:
-    np.savez("inputs.npz", **inputs)  # type: ignore[arg-type]
+    np.savez("inputs.npz", **inputs)  # type: ignore[arg-type]  # mypy takes one for allow_pickle
     ran = cli(*command_lines(model)[command], "--load-inputs", "inputs.npz")
     assert ran.status == USAGE
     for word in ["inputs.npz", *words]:

@@ -17,9 +17,10 @@ import pytest
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from packaging.version import Version
-from support import command_lines, overflowing_products, save
+from support import command_lines, overflowing_products, read_json, save
 
-from bisect_trt.graph.externals import refer_to
+from bisect_trt.graph import save as saving
+from bisect_trt.graph.externals import external_files, refer_to
 
 takes_a_folder = pytest.mark.skipif(
     Version(onnxruntime.__version__) < Version("1.21"),
@@ -131,3 +132,60 @@ def test_a_check_command_finds_them_beside_the_model(cli: CommandLine, here: Pat
     assert ran.status == 0, ran.err
     assert [node.name for node in onnx.load("reduced.onnx").graph.node] == ["big"]
     assert copies(here) == ["part1.bin", "part2.bin"]
+
+
+@pytest.fixture
+def large(apart: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, taken for so large that its weights go into no model file."""
+    monkeypatch.setattr(saving, "SINGLE_FILE_LIMIT_BYTES", 1000)
+    return apart
+
+
+@takes_a_folder
+@pytest.mark.parametrize("command", ["precision", "convert"])
+def test_a_whole_model_beside_the_weights_needs_no_copy_of_them(cli: CommandLine, large: Path, command: str) -> None:
+    onnxrt = ["--onnxrt"] if command == "precision" else []
+    keep = ["--keep-weights"] if command == "precision" else ["--keep-fp32", "big_out", "--keep-fp32", "small_out"]
+    before = {path.name: path.stat() for path in large.parent.iterdir()}
+    out = large.parent / "out.onnx"
+    ran = cli(command, large, "-o", out, *onnxrt, "--fp16", *keep)
+    assert ran.status == 0, ran.err
+    assert "its weights stay in 'part1.bin', 'part2.bin' beside it, which it needs as they are" in ran.out
+    assert {path.name for path in large.parent.iterdir()} == {*before, "out.onnx"}
+    assert {path.name: path.stat().st_mtime_ns for path in large.parent.iterdir() if path != out} == {
+        name: stat.st_mtime_ns for name, stat in before.items()
+    }
+    onnx.checker.check_model(str(out))
+    feed = {"x": np.full((16, 64), 0.3, np.float32)}
+    made, expected = (onnxruntime.InferenceSession(str(path)).run(None, feed)[0] for path in (out, large))
+    np.testing.assert_allclose(made, expected, rtol=0.01)
+
+
+@pytest.mark.slow
+@takes_a_folder
+def test_an_answer_is_read_back_from_where_it_was_written(cli: CommandLine, here: Path, large: Path) -> None:
+    assert cli("precision", large, "-o", "mixed.onnx", "--onnxrt", "--fp16").status == 0
+    assert list(external_files(onnx.load("mixed.onnx", load_external_data=False))) == ["mixed.onnx.data"]
+    assert not list((here / ".bisect-trt").rglob("*.data"))
+    # Its weights are called as the answer's: that neither is taken for the other shows in the read-back check.
+    (here / "again").mkdir()
+    ran = cli("reduce", "mixed.onnx", "-o", "again/mixed.onnx", "--no-shrink", "--onnxrt", "--fp16", "--atol", "0")
+    assert ran.status == 0, ran.err
+    assert "1-minimal" in ran.out
+    onnx.load("again/mixed.onnx")
+
+
+@pytest.mark.slow
+@takes_a_folder
+def test_without_room_for_it_the_answer_is_told(cli: CommandLine, large: Path, small_disk: Path) -> None:
+    with (small_disk / "else").open("wb") as file:
+        file.write(bytes((1 << 20) - 8192))
+    ran = cli("precision", large, "-o", small_disk / "mixed.onnx", "--onnxrt", "--fp16", "--json", "r.json")
+    assert ran.status == 2
+    assert "2 nodes in fp32 would mend it" in ran.out
+    assert "MatMul 'big'" in ran.out
+    result = read_json(Path("r.json"))
+    assert (result["status"], result["artifacts"].get("mixed")) == ("error", None)
+    assert {node["name"] for node in result["keep_fp32"]} >= {"big"}
+    assert f"name a file in {large.parent}, where the weights need no copy" in result["why"]
+    assert [path.name for path in small_disk.iterdir()] == ["else"]

@@ -35,6 +35,16 @@ def test_a_pass_that_does_not_hold_is_said(cli: CommandLine, model: Path, left: 
     assert (ran.status, result["minimality"]) == ((0, "1-minimal") if len(left) == 1 else (3, "unproven"))
 
 
+def test_a_failure_that_was_seen_once_is_not_put_down_to_how_the_model_is_written(
+    cli: CommandLine, model: Path
+) -> None:
+    check = script(Path("check"), "[ -e seen ] && exit 0; touch seen; exit 1")
+    ran = cli("reduce", model, *OPTIONS, "--check", f"./{check}", "{model}")
+    assert ran.status == 3
+    assert "the check is flaky: the original failed, and did not when asked again; --repeat 20" in ran.error
+    assert (read_json(Path("r.json"))["status"], Path("out.onnx").exists()) == ("inconclusive", False)
+
+
 def test_a_steady_check_is_asked_a_question_more_than_it_has_culprits(cli: CommandLine, model: Path) -> None:
     check = script(Path("check"), f"{has('<3>', '<7>')} && exit 1; exit 0")
     assert cli("reduce", model, *OPTIONS, "--check", f"./{check}", "{model}").status == 0

@@ -27,7 +27,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("command", "flag"), PATHS)
-def test_a_path_that_is_too_long(cli: CommandLine, here: Path, command: str, flag: str) -> None:  # noqa: ARG001
+def test_a_path_that_is_too_long(cli: CommandLine, command: str, flag: str) -> None:
     ran = cli(*command_lines(overflowing(Path("model.onnx")))[command], flag, LONG)
     assert ran.status == 2
     assert f"{flag} nnn" in ran.error

@@ -38,7 +38,7 @@ def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
     assert {"big_out-sample1.absolute.png", "big_out-sample2.relative.png"} <= names
 
 
-def test_saved_results_are_drawn(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+def test_saved_results_are_drawn(cli: CommandLine) -> None:
     a: dict[str, Any] = {
         "y/$x_1$:0": np.zeros((2, 3, 4)),
         "s": np.array("text"),

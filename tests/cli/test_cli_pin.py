@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import resident
 from onnx import TensorProto, helper, numpy_helper
 from support import rest_slow
 
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 NODES = 12
 WRONG = "tactic wrong_kernel"
 
@@ -37,11 +34,9 @@ def chain(path: Path, bad: Sequence[int], prefix: str = "bad") -> Path:
 
 def unsteady(here: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """A command on the unsteady target, in a process that finds it: its exit status, its JSON, and what it said."""
-    command = [sys.executable, "-m", "bisect_trt", *words, "--json", "r.json"]
-    environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
-    ended = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    ran = resident.unsteady(*words, "--json", "r.json")
     file = here / "r.json"
-    return ended.returncode, json.loads(file.read_text()) if file.exists() else {}, ended.stdout + ended.stderr
+    return ran.status, json.loads(file.read_text()) if file.exists() else {}, ran.out + ran.err
 
 
 def verdicts(run: Path) -> dict[frozenset[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def integers(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
 
 
-BAD_MODELS = {
+BAD_MODELS: dict[Callable[[Path], None], str] = {
     half: "model.onnx is in low precision already ('",
     quantized: "model.onnx is quantized (QuantizeLinear 'quantize'; 2 such nodes in all)",
     integers: "model.onnx has no node that computes in fp32 and can be lowered to fp16",
@@ -43,11 +44,11 @@ BAD_MODELS = {
 
 
 @pytest.mark.parametrize("make", BAD_MODELS, ids=lambda make: make.__name__)
-def test_models_that_are_not_fp32(cli: CommandLine, make: object) -> None:
-    make(Path("model.onnx"))  # type: ignore[operator]
+def test_models_that_are_not_fp32(cli: CommandLine, make: Callable[[Path], None]) -> None:
+    make(Path("model.onnx"))
     ran = cli(*LINE, *TARGET)
     assert ran.status == USAGE
-    assert BAD_MODELS[make] in ran.error  # type: ignore[index]
+    assert BAD_MODELS[make] in ran.error
     assert not Path("mixed.onnx").exists()
 
 

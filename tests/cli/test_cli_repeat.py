@@ -14,11 +14,10 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
-from support import Ran, read_json
+from resident import unsteady
+from support import read_json
 
 from bisect_trt.search.exact import rate_interval
-
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 
 
 def network(path: Path, *names: str) -> Path:
@@ -33,18 +32,6 @@ def network(path: Path, *names: str) -> Path:
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
     return path
-
-
-def unsteady(*argv: str | Path) -> Ran:
-    """The command line in a process that finds the unsteady target."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *map(str, argv)],
-        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def proven(found: dict[str, Any]) -> set[tuple[str, str]]:

@@ -252,7 +252,7 @@ def test_bad_options(cli: CommandLine, here: Path, words: list[str], reason: str
 
 
 @pytest.mark.parametrize("words", ["--save-onnx m.onnx", "--gen-script s.py", "--warm-up 1", "--shape-inference"])
-def test_options_that_need_a_model(cli: CommandLine, here: Path, words: str) -> None:  # noqa: ARG001
+def test_options_that_need_a_model(cli: CommandLine, words: str) -> None:
     np.savez("a.npz", y=np.zeros(2))
     ran = cli("run", "--load-outputs", "a.npz", "a.npz", *words.split())
     assert (ran.status, f"{words.partition(' ')[0]} needs a model" in ran.error) == (2, True)

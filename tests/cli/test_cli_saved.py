@@ -119,7 +119,7 @@ def test_a_folder_of_iterations(cli: CommandLine, here: Path) -> None:
     assert [entry["passed"] for entry in read_json(Path("r.json"))["comparisons"]] == [True, True, False]
 
 
-def test_nan_in_what_is_compared_with(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+def test_nan_in_what_is_compared_with(cli: CommandLine) -> None:
     np.savez("a.npz", y=np.array([np.inf, 1.0]))
     np.savez("b.npz", y=np.array([np.nan, 1.0]))
     ran = cli("run", "--load-outputs", "a.npz", "b.npz")
@@ -134,7 +134,7 @@ def test_nan_in_what_is_compared_with(cli: CommandLine, here: Path) -> None:  # 
     assert "the target has 1 Inf among 2 elements" in ran.out
 
 
-def test_other_comparisons(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+def test_other_comparisons(cli: CommandLine) -> None:
     np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), e=np.zeros((0, 4)))
     np.savez("b.npz", y=np.array([[0.2, 0.6, 0.7]]), e=np.zeros((0, 4)))
     common = ["run", "--load-outputs", "a.npz", "b.npz"]
@@ -164,7 +164,7 @@ def polygraphy(capfd: pytest.CaptureFixture[str], *words: str) -> None:
     assert not status, capfd.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # Polygraphy's own
 def test_polygraphys_files_load_here_and_ours_there(
     cli: CommandLine, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +182,7 @@ def test_polygraphys_files_load_here_and_ours_there(
     polygraphy(capfd, "run", "--load-outputs", "z.json", "z.json")
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # Polygraphy's own
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float64", "str", "bfloat16"])
 def test_every_type_goes_through_json(tmp_path: Path, dtype: str) -> None:
     if dtype == "bfloat16":
@@ -243,7 +243,7 @@ def test_a_quantile_goes_into_the_reproducer(cli: CommandLine, here: Path) -> No
     assert done.returncode == 1, done.stderr
 
 
-def test_several_values_after_flags_with_two_names(cli: CommandLine, here: Path) -> None:  # noqa: ARG001
+def test_several_values_after_flags_with_two_names(cli: CommandLine) -> None:
     np.savez("a.npz", y=np.array([[0.1, 0.9, 0.5]]), z=np.array([[0.3, 0.2]]))
     np.savez("b.npz", y=np.array([[0.2, 0.8, 0.7]]), z=np.array([[0.4, 0.1]]))
     for flag in ("--postprocess", "--postprocess-func"):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import read_json
 
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 TRIALS = ["again", "after", "beside", "rows", "order", "batch"]
 
 
@@ -41,17 +39,9 @@ def verdicts(cli: CommandLine, *argv: str | Path) -> tuple[int, dict[str, str]]:
 
 def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], str]:
     """The same on the unsteady target, in a process that finds it."""
-    command = [sys.executable, "-m", "bisect_trt", "run", str(model), "--unsteady", "--fault", fault, "--self-check"]
-    done = subprocess.run(
-        [*command, "--json", "r.json"],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = resident.unsteady("run", model, "--unsteady", "--fault", fault, "--self-check", "--json", "r.json")
     found = read_json(here / "r.json")["self_check"]
-    return done.returncode, {entry["check"]: entry["verdict"] for entry in found}, done.stdout + done.stderr
+    return ran.status, {entry["check"]: entry["verdict"] for entry in found}, ran.out + ran.err
 
 
 @pytest.mark.parametrize(
@@ -179,17 +169,9 @@ def test_in_a_place(cli: CommandLine, here: Path) -> None:
 
 def test_diagnose_finds_the_layer_at_which_a_target_contradicts_itself(here: Path) -> None:
     model = write(here / "model.onnx", "n")
-    argv = ["diagnose", str(model), "--unsteady", "--fault", "odd", "--self-check", "--json", "r.json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *argv],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": str(UNSTEADY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = resident.unsteady("diagnose", model, "--unsteady", "--fault", "odd", "--self-check", "--json", "r.json")
     result = read_json(here / "r.json")
-    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.status == 3, done.out + done.err
     assert {culprit["name"] for culprit in result["culprits"]} == {"bad"}
     assert result["first_mismatch"]["tensor"] == "r"
     assert result["contradiction"] == {
@@ -198,7 +180,7 @@ def test_diagnose_finds_the_layer_at_which_a_target_contradicts_itself(here: Pat
         "shown": True,
     }
     assert (result["status"], result["minimality"]) == ("found", "unproven")
-    assert "first in Relu 'bad'" in done.stdout
+    assert "first in Relu 'bad'" in done.out
 
 
 def test_diagnose_says_that_a_target_agrees_with_itself(cli: CommandLine, here: Path) -> None:

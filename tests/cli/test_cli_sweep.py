@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import resident
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import arrays, read_json
 
 from bisect_trt.workflows.sweep.telling import draw
-
-UNSTEADY = Path(__file__).parents[1] / "unsteady"
 
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
@@ -41,10 +38,8 @@ def write(path: Path, *shape: int | str, also: bool = False) -> Path:
 
 def unsteady(here: Path, *argv: str | Path) -> tuple[int, dict[str, Any], str]:
     """The exit status, what was found, and what was said, in a process that finds the unsteady target."""
-    command = [sys.executable, "-m", "bisect_trt", *map(str, argv), "--workers", "1", "--json", "r.json"]
-    environment = {**os.environ, "PYTHONPATH": str(UNSTEADY)}
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, read_json(here / "r.json"), done.stdout + done.stderr
+    ran = resident.unsteady(*argv, "--workers", "1", "--json", "r.json")
+    return ran.status, read_json(here / "r.json"), ran.out + ran.err
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +16,9 @@ from support import examples
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.graph import externals
+from bisect_trt.graph.copying import copy_file, copy_range
 from bisect_trt.graph.cut import cut
-from bisect_trt.graph.externals import (
-    WEIGHTS_FILE,
-    copy_file,
-    copy_range,
-    external_files,
-    inner_bytes,
-    make_raw,
-    share_weights,
-)
+from bisect_trt.graph.externals import WEIGHTS_FILE, external_files, inner_bytes, make_raw, share_weights
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.network import Network
 
@@ -300,17 +291,6 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
         pytest.raises(OSError, match="ends early"),
     ):
         copy_range(reader, 1, 5, writer)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_copied(tmp_path: Path, small_disk: Path) -> None:

@@ -156,6 +156,20 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
             },
         ),
     ),
+    "convolution": (
+        "kernel-shape",
+        lambda _: (
+            [node("Conv", "x w b", "y", pads=[1, 1], auto_pad="NOTSET")],
+            {"w": np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 4, 3), "b": np.ones(4, np.float32)},
+        ),
+    ),
+    "transposed convolution": (
+        "kernel-shape",
+        lambda _: (
+            [node("Identity", "w", "made"), node("ConvTranspose", "x made", "y", auto_pad="SAME_UPPER")],
+            {"w": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 4, 2)},
+        ),
+    ),
     "softmax operator": ("spelled-softmax", lambda _: ([node("Softmax", "x", "y", axis=1)], {})),
     "layer norm operator": (
         "spelled-layer-norm",

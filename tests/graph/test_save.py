@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph import externals, save
 from bisect_trt.graph.externals import external_files, place_of, refer_to, share_weights
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.save import check_output, data_file, save_model
+from bisect_trt.graph.save import check_output, data_file, said_beside, save_model
 
 FEEDS = {"x": np.ones((1, 30), np.float32)}
 
@@ -140,3 +143,83 @@ def test_it_cannot_be_written_after_all(model: ModelProto, tmp_path: Path) -> No
     with pytest.raises(UsageError, match="cannot be written"):
         save_model(model, tmp_path, tmp_path / "way")
     assert {path.name for path in tmp_path.iterdir()} == {"way"}
+
+
+def large(folder: Path, size: int) -> ModelProto:
+    """A model whose two weights of so many bytes lie in one file, the first at byte 100, the second right behind it."""
+    x, y = (tensor_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [x], [y], {})
+    (folder / "w.bin").write_bytes(os.urandom(100 + 2 * size))
+    for place, name in enumerate("pq"):
+        tensor = TensorProto(name=name, data_type=TensorProto.UINT8, dims=[size])
+        refer_to(tensor, "w.bin", 100 + place * size, size)
+        model.graph.initializer.append(tensor)
+    return model
+
+
+def test_weights_stay_where_they_are_if_that_is_beside_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
+    model, out = large(tmp_path, 5000), tmp_path / "out.onnx"
+    save_model(model, tmp_path, out, beside=True)
+    assert load_model(out).graph.initializer == model.graph.initializer
+    assert {path.name for path in tmp_path.iterdir()} == {"out.onnx", "w.bin"}
+    assert said_beside(out) == "its weights stay in 'w.bin' beside it, which it needs as they are"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    save_model(model, tmp_path, elsewhere / "out.onnx", beside=True)
+    assert said_beside(elsewhere / "out.onnx") is None
+    (tmp_path / "w.bin").unlink()
+    onnx.load(str(elsewhere / "out.onnx"))
+    model.graph.initializer.append(helper.make_tensor("r", TensorProto.FLOAT, [300], np.arange(300.0)))
+    (tmp_path / "w.bin").write_bytes(bytes(10_100))
+    save_model(model, tmp_path, out, beside=True)  # now there is as much inside
+    assert list(external_files(load_model(out))) == ["out.onnx.data"]
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
+    model = large(tmp_path, 1 << 20)
+    takes = r"out\.onnx cannot be written: out\.onnx\.data takes 2 MiB of disk where 1 MiB are free; make room"
+    with pytest.raises(UsageError, match=rf"{takes} or name another file\.$"):
+        save_model(model, tmp_path, small_disk / "out.onnx")
+    with pytest.raises(UsageError, match=rf"{takes}, or name a file in {tmp_path}, where the weights need no copy\.$"):
+        save_model(model, tmp_path, small_disk / "out.onnx", beside=True)
+    assert not list(small_disk.iterdir())
+    with (tmp_path / "w.bin").open("wb") as file:  # holes take none
+        file.truncate(100 + (2 << 20))
+    save_model(model, tmp_path, small_disk / "out.onnx")
+    assert (small_disk / "out.onnx.data").stat().st_size > 2 << 20
+
+
+@pytest.fixture
+def sharing_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 128 MiB whose files can share blocks."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("btrfs-progs is not installed")
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False).returncode:
+        pytest.skip("only root may mount a disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_where_files_can_share_blocks_answers_take_no_room(sharing_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
+    size = 12 << 20
+    model, weights = large(sharing_disk, size), (sharing_disk / "w.bin").read_bytes()
+    os.sync()
+    (sharing_disk / "answers").mkdir()
+    for number in range(8):  # 192 MiB
+        out = sharing_disk / "answers" / f"{number}.onnx"
+        save_model(model, sharing_disk, out)
+    data = data_file(out).read_bytes()
+    places = [place_of(tensor) for tensor in load_model(out).graph.initializer]
+    assert b"".join(data[place.offset :][:size] for place in places) == weights[100:]

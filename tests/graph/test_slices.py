@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_wide_tensors_stay_inside_a_slice() -> None:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> WorkerPool:  # type: ignore[misc]
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     with WorkerPool(tmp_path_factory.mktemp("pool")) as workers:
         yield workers
 

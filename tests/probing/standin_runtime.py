@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ import numpy as np
 
 GB = 1 << 30
 LOG = "BISECT_TRT_TEST_LOG"
+TOGETHER = "BISECT_TRT_TEST_TOGETHER"
+"""Builds of real models that have to have begun before the first of all ends, by their nodes (``1 8 8``). A node alone runs in
+fp32 then, unless it is held."""
+REFUSED = "BISECT_TRT_TEST_REFUSED"
+"""A file: as long as it is there, builds that begin while another one is under way are refused."""
 
 
 def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
@@ -137,9 +143,35 @@ class StandInRuntime:
 
         if self._settings.of(TrtSettings).hardware_compatibility_level == "small":
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        if TOGETHER in os.environ:
+            return self._together(model, feed)
         engine = getattr(self._settings.own, "load_engine", None)
         if engine is not None:
             return OnnxRuntime(TargetSettings()).load(Path(engine), feed)
+        return self._onnxrt().load(model, feed)
+
+    def _together(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
+        from dataclasses import replace
+
+        import onnx
+
+        from bisect_trt.targets.messages import BuildError
+
+        nodes = len(onnx.load(str(model), load_external_data=False).graph.node)
+        begun = Path(os.environ[LOG]).with_name("begun.txt")
+        with begun.open("a") as file:
+            file.write(f"{nodes} {'held' if self._settings.held else 'free'} {model}\n")
+        first = begun.read_text().splitlines()[0].endswith(f" {model}")
+        if not first and Path(os.environ.get(REFUSED, "nowhere")).exists():
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        ends = time.monotonic() + 60
+        wanted = Counter(os.environ[TOGETHER].split())
+        while first and wanted - Counter(line.split()[0] for line in begun.read_text().splitlines()):
+            if time.monotonic() > ends:
+                raise BuildError("nobody builds beside this")
+            time.sleep(0.01)
+        if nodes == 1 and not self._settings.held:
+            self._settings = replace(self._settings, fp16=False)
         return self._onnxrt().load(model, feed)
 
 

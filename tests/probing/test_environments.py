@@ -141,7 +141,7 @@ with _locked(Path("lock")):
 """
 
 
-def test_one_goes_on_once_all_that_a_killed_one_had_started_has_ended(here: Path) -> None:  # noqa: ARG001
+def test_one_goes_on_once_all_that_a_killed_one_had_started_has_ended(here: Path) -> None:  # noqa: ARG001 - where it works
     """Its guard is held up, so that a tool of the killed one still writes when the next one comes."""
     command = [sys.executable, "-c", AT_WORK]
     with subprocess.Popen([*command, "hang"], stdout=subprocess.PIPE, text=True) as killed:

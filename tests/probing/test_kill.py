@@ -226,5 +226,5 @@ assert process.wait() == 3
 guard.release(process.pid)
 """
     strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
-    ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -51,7 +51,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (tmp_path / "m.model").write_text(command)
             return pool.ask(Collect(TARGET, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz"), **options)
 
-        ask.pool = pool  # type: ignore[attr-defined]
+        ask.pool = pool  # type: ignore[attr-defined]  # for those who end it
         yield ask
     end_spare()
 

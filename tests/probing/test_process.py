@@ -106,7 +106,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
             assert timeout <= end.seconds < 200
         else:
             helper = threading.Thread(
-                target=lambda: wait_until((tmp_path / "grandchild").exists) and cancel.set()  # type: ignore[func-returns-value]
+                target=lambda: wait_until((tmp_path / "grandchild").exists) and cancel.set()  # type: ignore[func-returns-value]  # both for what they do
             )
             helper.start()
             end = run(f"{FAMILY} wait", tmp_path, timeout=60, cancel=cancel)

@@ -88,7 +88,7 @@ def test_a_second_look_is_remembered_beside_the_first(tmp_path: Path) -> None:
     candidate = build([0])
     seen = []
     for said in (Verdict.FAIL, Verdict.PASS, Verdict.UNRESOLVED):
-        with FakeRun(tmp_path, FakeCheck(lambda _, said=said: said)) as run:  # type: ignore[misc]
+        with FakeRun(tmp_path, FakeCheck(lambda _, said=said: said)) as run:  # type: ignore[misc]  # mypy infers no type of its default
             looks = [run.prober.probe(candidate)]
             if said is not Verdict.FAIL:
                 looks.append(run.prober.probe(candidate, again=True))

@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WorkerProcess]]:
 
     class Noted(WorkerProcess):
         def __init__(self, *words: object, **named: object) -> None:
-            super().__init__(*words, **named)  # type: ignore[arg-type]
+            super().__init__(*words, **named)  # type: ignore[arg-type]  # what it was given
             made.append(self)
 
     monkeypatch.setattr(pools, "WorkerProcess", Noted)

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.questions import RANKINGS, Problem, by_find_keep, by_minimise, by_ranking, cost, fused, scattered
+from benchmarks.questions import (
+    RANKINGS,
+    Problem,
+    Search,
+    by_find_keep,
+    by_minimise,
+    by_ranking,
+    cost,
+    fused,
+    scattered,
+)
 from bisect_trt.search.density import Density, cold
 from bisect_trt.search.groups import Kept, Singles, skipping, together
 from bisect_trt.search.keep import find_keep
@@ -26,26 +36,26 @@ SIDES = [(by_minimise, Verdict.FAIL), (by_find_keep, Verdict.PASS)]
     ("units", "count", "most"),
     [(668, 1, 1.2), (668, 2, 1.13), (668, 5, 1.2), (668, 10, 1.2), (1000, 20, 1.15), (1000, 50, 1.15)],
 )
-def test_culprits_anywhere(search: object, goal: Verdict, units: int, count: int, most: float) -> None:
+def test_culprits_anywhere(search: Search, goal: Verdict, units: int, count: int, most: float) -> None:
     problem = scattered(units, count)
-    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound  # type: ignore[arg-type]
+    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound
 
 
 @pytest.mark.parametrize(("search", "goal"), SIDES)
 @pytest.mark.parametrize(("units", "count", "most"), [(668, 10, 1.2), (1000, 20, 1.15)])
-def test_one_answer_in_five_says_nothing(search: object, goal: Verdict, units: int, count: int, most: float) -> None:
+def test_one_answer_in_five_says_nothing(search: Search, goal: Verdict, units: int, count: int, most: float) -> None:
     problem = scattered(units, count, untold=0.2)
-    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound  # type: ignore[arg-type]
+    assert cost(problem, search, goal, SEARCHES) <= most * problem.bound
 
 
 @pytest.mark.parametrize(("search", "goal"), SIDES)
 @pytest.mark.parametrize("width", [2, 3])
 def test_neighbours_that_are_needed_together_cost_less_than_scattered_ones(
-    search: object, goal: Verdict, width: int
+    search: Search, goal: Verdict, width: int
 ) -> None:
     together, apart = fused(668, 10, width), scattered(668, 10 * width)
-    assert cost(together, search, goal, SEARCHES) <= 1.3 * together.bound  # type: ignore[arg-type]
-    assert cost(together, search, goal, SEARCHES) < 0.8 * cost(apart, search, goal, SEARCHES)  # type: ignore[arg-type]
+    assert cost(together, search, goal, SEARCHES) <= 1.3 * together.bound
+    assert cost(together, search, goal, SEARCHES) < 0.8 * cost(apart, search, goal, SEARCHES)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
@@ -148,9 +158,9 @@ def test_the_third_in_a_row_is_taken_too_but_now_and_then_it_is_asked_about() ->
 
 
 @pytest.mark.parametrize(("search", "goal"), SIDES)
-def test_a_neighbour_that_was_taken_wrongly_is_no_sign_of_a_flaky_check(search: object, goal: Verdict) -> None:
+def test_a_neighbour_that_was_taken_wrongly_is_no_sign_of_a_flaky_check(search: Search, goal: Verdict) -> None:
     runs = Problem("two runs of eight in 668", 668, lambda rng: _runs(rng, 2, 8), 17.7, 16)
-    assert cost(runs, search, goal, SEARCHES) <= 2 * runs.bound  # type: ignore[arg-type]
+    assert cost(runs, search, goal, SEARCHES) <= 2 * runs.bound
 
 
 def _runs(rng: Random, count: int, width: int) -> Subset:

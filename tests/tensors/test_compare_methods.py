@@ -65,7 +65,7 @@ def coarse(draw: st.DrawFn) -> tuple[Array, Array]:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
 @given(st.data(), st.integers(0, 3))
 @settings(max_examples=examples(100))
 def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None:
@@ -84,7 +84,7 @@ def test_indices_agree_with_polygraphy(data: st.DataObject, places: int) -> None
         assert ours.describe()
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
 @given(floats() | SHAPES.flatmap(lambda shape: hnp.arrays(np.int16, shape)), st.integers(1, 6), st.data())
 def test_top_k_agrees_with_polygraphy(values: Array, k: int, data: st.DataObject) -> None:
     from polygraphy.comparator import PostprocessFunc
@@ -106,7 +106,7 @@ def test_shapes_are_matched_as_polygraphy_does(shape: tuple[int, ...], data: st.
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
 @given(near())
 @settings(max_examples=examples(150))
 def test_similarity_agrees_with_polygraphy(pair: tuple[Array, Array]) -> None:
@@ -176,7 +176,7 @@ def test_ulp_distance_of_other_types() -> None:
     assert ulp_distance(np.array([65504], np.float16), np.array([math.inf], np.float32)) == 1
     assert ulp_distance(one, (one * 1.01).astype(bfloat16)) == 1
     assert ulp_distance(one, one * 1.001) == 8389
-    assert ulp_distance(np.array([-1.7e308]), np.array([1.7e308])) > 1.8e19  # type: ignore[operator]
+    assert ulp_distance(np.array([-1.7e308]), np.array([1.7e308])) > 1.8e19  # type: ignore[operator]  # there is a distance
     assert ulp_distance(one, one.astype(np.int32)) is None
 
 

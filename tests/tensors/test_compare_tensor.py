@@ -71,7 +71,7 @@ def pairs(draw: st.DrawFn) -> tuple[NDArray[Any], NDArray[Any]]:
     return target, reference
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # NumPy warns of NaN and Inf, Polygraphy of more
 @pytest.mark.usefixtures("quiet_polygraphy")
 @given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans(), st.floats(0, 1))
 @settings(max_examples=examples(300), deadline=None)

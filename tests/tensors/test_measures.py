@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,31 @@ def test_those_of_trtexec() -> None:
             assert found.passed is passes
     by_name = compare_output("out", reference, target, tolerances(accuracy_algorithm="l2", accuracy_threshold=["1"]))
     assert (by_name.measured[0].name, by_name.passed) == ("mse", False)
+
+
+@pytest.mark.parametrize("name", ["far", "zero", "negative", "half"])
+def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
+    """As an option, which is not that of another number; where several fail, all of them."""
+    reference, target = PAIRS[name][0], -1.01 * PAIRS[name][0] + 0.3
+    strict: dict[str, dict[str, Any]] = {stat.value: {"accuracy_threshold": ["1e-9"]} for stat in RULES}
+    strict |= {"psnr": {"psnr_threshold": ["300"]}, "snr": {"snr_threshold": ["300"]}, "l2": {}, "cosine": {}}
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"check_error_stat": [stat]}, words) for stat, words in strict.items() if stat != "lpips"
+    ]
+    cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
+    for how, words in cases:
+        found = compare_output("out", reference, target, tolerances(**how, **words), details=True)
+        assert found.details is not None
+        if found.passed:  # all is wrong in one direction
+            continue
+        said = re.fullmatch(r"(passes with .*?|no threshold passes it);.*", found.details.describe(found.measured))
+        assert said is not None
+        if not all(math.isfinite(each.value) for each in found.measured):
+            assert said[1] == "no threshold passes it"
+            continue
+        named = {key.replace("-", "_"): [value] for key, value in re.findall(r"--([\w-]+) (\S+)", said[1])}
+        assert named
+        assert compare_output("out", reference, target, tolerances(**how, **(words | named))).passed
 
 
 def test_each_output_has_its_threshold() -> None:

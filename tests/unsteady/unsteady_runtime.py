@@ -80,6 +80,8 @@ class Session:
         if kind == "turn" and not _first_of(Path(chance)):
             Path(chance).unlink()
             self._unlucky = True
+        read = {name: node.op_type for node in model.graph.node for name in node.input}
+        self._fused = any(read.get(n.output[0]) == "Tanh" for n in model.graph.node if n.name.startswith("bad"))
         bads = {node.name for node in model.graph.node if node.name.startswith("bad")}
         taken = unsteady_builds.wrong_nodes(choices)
         self._unlucky |= (kind == "tactic" and bool(taken)) or (kind == "all" and taken == bads)
@@ -118,12 +120,14 @@ class Session:
             or (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
             or (kind == "free" and self._free and rows >= int(number))
+            or (kind == "fused" and self._free and self._fused and rows >= int(number))
             or (kind == "only" and rows == int(number))
             or (kind == "multiple" and rows % int(number) == 0)
             or (kind == "not_multiple" and rows % int(number) != 0)
             or (kind == "beside" and together > 1)
             or (kind == "after" and last not in (None, fed))
             or self._unlucky
+            or (kind == "unless" and not Path(number).exists())
             or (kind == "once" and _first_of(Path(number)))
         )
         return wrong if bad else right

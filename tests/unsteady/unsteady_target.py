@@ -26,8 +26,9 @@ class UnsteadySettings(OwnSettings):
     dimension 1), ``beside`` (another session), ``after`` (an input of other values), ``range`` (after a larger one),
     ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a chance of P), ``all:P``
     (where all of them do); by the number of rows: ``batch:K`` (from K on), ``free:K`` (the same, while a dimension is free),
-    ``only:K``, ``multiple:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds no such file, and leaves one),
-    ``turn:FILE`` (every second session, which finds one and takes it away); and ``refuses`` to run any model.
+    ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K``, ``multiple:K`` or ``not_multiple:K``; ``once:FILE``
+    (the run that finds no such file, and leaves one), ``unless:FILE`` (while there is none), ``turn:FILE`` (every second
+    session, which finds one and takes it away); and ``refuses`` to run any model.
     """
 
     fault: str = "never"
@@ -49,7 +50,7 @@ class UnsteadyEngines:
         """Leave the engine of what is run."""
         return settings.with_own(save_engine=str(engine.absolute()))
 
-    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:  # noqa: ARG002 - as every target has it
         """Nothing to find."""
         return settings
 

@@ -50,7 +50,7 @@ def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **
                 return real(request, *rest, **more)
             return target(request, lambda changed: real(changed, *rest, **more))
 
-        subject.workers.ask = ask  # type: ignore[method-assign]
+        subject.workers.ask = ask  # type: ignore[method-assign]  # who answers here
         precision = Precision.FP16 if fp16 else Precision.FP32
         yield Look(subject, TargetSettings(fp16=fp16), ToleranceOptions(precision=precision))
 

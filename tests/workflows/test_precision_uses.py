@@ -108,7 +108,7 @@ def searching(
         come_near(model)
     console = Console(0)
     with Subject(ModelSettings(model), Workspace(folder / "run"), console) as subject:
-        subject.workers.ask = target.ask  # type: ignore[method-assign]
+        subject.workers.ask = target.ask  # type: ignore[method-assign]  # who answers here
         settings = PrecisionSettings(
             folder / "mixed.onnx", "fp16", FP16, by_layer=True, overwrite=True, divide_regions=divide_regions
         )

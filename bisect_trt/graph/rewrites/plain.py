@@ -119,6 +119,27 @@ def pad(view: View, index: int) -> Fragment | None:
     return fragment
 
 
+def kernel_shape(view: View, index: int) -> Fragment | None:
+    """A convolution whose kernel's shape is inferred, with that and its other sizes written out.
+
+    Parsers infer it of stored weights alone: onnx-tensorrt 8.6 (``convMultiInput``) of none that a node makes.
+    """
+    node = view.node(index)
+    if node.op_type not in ("Conv", "ConvTranspose") or attribute(node, "kernel_shape") is not None:
+        return None
+    stored = view.network.initializers.get(node.input[1])
+    shape = view.shape(node.input[1]) if stored is None else tuple(stored.dims)
+    if shape is None or len(shape) < 3:
+        return None
+    count = len(shape) - 2
+    written = {"kernel_shape": [*shape[2:]], "dilations": [1] * count, "strides": [1] * count}
+    given = {each.name: attribute(node, each.name) for each in node.attribute}
+    given = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
+    fragment = Fragment(view, index)
+    fragment.op(node.op_type, *node.input, to=node.output[0], **{**written, **given})
+    return fragment
+
+
 def batch_norm(view: View, index: int) -> Fragment | None:
     """``BatchNormalization`` as a product and a sum, with constants that are computed here in float64."""
     node = view.node(index)

@@ -14,7 +14,7 @@ from bisect_trt.graph.rewrites.norms import (
     spelled_instance_norm,
     spelled_layer_norm,
 )
-from bisect_trt.graph.rewrites.plain import batch_norm, gemm, pad, quotient, redundant
+from bisect_trt.graph.rewrites.plain import batch_norm, gemm, kernel_shape, pad, quotient, redundant
 from bisect_trt.graph.rewrites.view import Fragment, Rule, View
 
 
@@ -50,6 +50,7 @@ RULES: dict[str, Rewrite] = {
     "gemm": Rewrite("as MatMul and Add", gemm),
     "pad": Rewrite("as Concat", pad),
     "batch-norm": Rewrite("as Mul and Add", batch_norm),
+    "kernel-shape": Rewrite("with the shape of its kernel written out", kernel_shape),
     "spelled-softmax": Rewrite("spelled out, its maximum taken out", spelled_softmax),
     "spelled-layer-norm": Rewrite("spelled out", spelled_layer_norm),
     "spelled-instance-norm": Rewrite("spelled out", spelled_instance_norm),

@@ -16,6 +16,8 @@ from bisect_trt.tensors.kernel_memory import free_bytes, total_bytes
 if TYPE_CHECKING:
     from bisect_trt.probing.workers.process import Cancel
 
+_MOST_BUILDERS, _BUILDER_CORES, _BUILDER_BYTES = 4, 4, 4 << 30
+"""On one GPU, and what each should find free: three of a ViT took as long beside each other as one, at 3 GB of memory each."""
 _RESERVE = 0.05
 """The share of all memory that is left alone by probes that run beside others."""
 _LOOK_SECONDS = 0.1
@@ -85,5 +87,16 @@ def visible_gpus() -> list[str]:
 
 def default_workers() -> int:
     """How many probes may run at a time: one a GPU, or without any one a core."""
+    return len(visible_gpus()) or _cores()
+
+
+def builders() -> int:
+    """How many engines may be built at a time where each keeps one core busy and holds gigabytes: on one GPU."""
+    free = free_bytes()
+    room = _MOST_BUILDERS if free is None else free // _BUILDER_BYTES
+    return max(min(_MOST_BUILDERS, _cores() // _BUILDER_CORES, room), 1)
+
+
+def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return len(visible_gpus()) or cores or 1
+    return cores or 1

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.graph.externals import external_files, has_external_data
+from bisect_trt.graph.externals import folder_with, has_external_data
 from bisect_trt.graph.lower import lower_fp16, lower_roundtrip, tensor_dtypes
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.targets.interpreter import load_proto, low_type
@@ -95,6 +95,5 @@ def open_in_memory(proto: onnx.ModelProto, path: Path, own: OnnxRuntimeSettings)
 def _weights_folder(model: onnx.ModelProto, path: Path) -> Path:
     """Where the files of a model's weights are: beside its own, or, for a candidate, where they have been all along."""
     folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
-    if not note.exists() or all((folder / location).exists() for location in external_files(model)):
-        return folder
-    return Path(os.fsdecode(note.read_bytes()))
+    noted = note.read_bytes().split(b"\0") if note.exists() else []
+    return folder_with(model, [folder, *map(Path, map(os.fsdecode, noted))]) or folder

@@ -91,7 +91,7 @@ def _find(task: Task, case: Case, search: SearchSettings, given: ToleranceOption
             sensitivity = measure_sensitivity(errors, lowering)
     kept, validation, why = _hold(task, case, minimum, sensitivity)
     doubted = any(each["rule"] == CONTRADICTED for each in task.result.extra["suspected_weights"])
-    refit = None if doubted else try_refit(task, case.misfits, minimum.units)
+    refit = None if doubted or task.not_run is not None else try_refit(task, case.misfits, minimum.units)
     told = Told(minimum, kept, ranking, case, sensitivity, errors, validation, why, refit)
     if task.settings.rungs:
         told = replace(told, ladder=climb_ladder(task, case, kept))
@@ -292,6 +292,7 @@ def _save_best(task: Task, case: Case) -> None:
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
     told = Told(minimum, best, suspected(case), case, None, None, None, minimum.why, None)
     fill_in_bits(task, told, task.prober.ledger.outcome(task.lowering.candidate(best).key))
+    task.tell_not_run()
     task.console.answer(
         f"{task.settings.output}: the best so far, {len(best)} of {len(case.lowering.units)} groups in floats."
     )

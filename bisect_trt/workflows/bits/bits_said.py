@@ -75,6 +75,8 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
     """Put an answer into the result."""
     case, settings = told.case, task.settings
     groups = [describe_group(task, told, unit) for unit in task.lowering.units]
+    for unit, (rule, sentence) in task.broken_without(told.minimum).items():
+        groups[unit] |= {"rule": rule, "reason": sentence}
     kernels = _kernels(task, told)
     yardstick = case.yardstick
     own = settings.tolerance
@@ -124,8 +126,8 @@ def _fill_in_ladder(task: Task, told: Told, ladder: Ladder) -> None:
     extra["ladder"] = ladder.to_json(task, told.case, told.minimum)
     if climb is not None:
         extra["measured_on"] = measured_on(climb.task)
-        extra["keep_fp32"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.units)
-        extra["minimal"] = kept_nodes(climb.task.subject, climb.answer, climb.answer.minimum.units)
+        extra["keep_fp32"] = kept_nodes(climb.task, climb.answer, climb.answer.units)
+        extra["minimal"] = kept_nodes(climb.task, climb.answer, climb.answer.minimum.units)
 
 
 def describe_group(task: Task, told: Told, unit: int) -> dict[str, Any]:
@@ -246,7 +248,7 @@ def _kernels(task: Task, told: Told) -> dict[str, Any] | None:
         return None
     network = task.subject.network
     found = told.sensitivity.everything if told.sensitivity is not None else errors.of(network.proto)
-    if found is None or not found <= 1:
+    if found is None or not found <= 1 or task.not_run is not None:
         return {"error_as_written": _finite(found), "to_blame": False, "sentence": None}
     sentence = (
         "with graph optimisations off, where Q/DQ is computed in floats as it is written, the quantized model passes: what fails "

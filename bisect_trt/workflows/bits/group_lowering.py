@@ -74,7 +74,7 @@ class GroupLowering:
         network = Network(source.load())
         model = onnx.ModelProto()
         model.CopyFrom(unquantize(network, self.pairs(keep), self._weights) if keep else network.proto)
-        save_model(model, source.weights, path)
+        save_model(model, source.weights, path, beside=True)
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """What was written, with the input shapes of the search."""

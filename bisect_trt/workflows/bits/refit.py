@@ -74,7 +74,7 @@ def try_refit(task: Task, misfits: Sequence[Sequence[Misfit]], kept: Subset) -> 
     output = task.settings.output
     path = output.with_name(f"{output.stem}-refitted{output.suffix}")
     source = task.subject.settings
-    save_model(_model(task, Network(source.load()), found), source.weights, path)
+    save_model(_model(task, Network(source.load()), found), source.weights, path, beside=True)
     return Refit(tuple(found), passed=True, reason=record.reason, path=path)
 
 

@@ -59,6 +59,7 @@ def tell_bits(task: Task, told: Told) -> None:
     count, low = len(told.kept), extra["precision"]
     groups = "1 group" if count == 1 else f"{count} groups"
     proof = f" ({result.minimality})" if told.kept == told.minimum.units else ""
+    task.tell_not_run()
     if told.ladder is not None:
         _tell_ladder(task, told, extra["ladder"])
     else:
@@ -85,8 +86,7 @@ def tell_bits(task: Task, told: Told) -> None:
     _tell_costs(told, console)
     _tell_latency(extra["latency_ms"] or {}, console)
     console.answer(f"  measured on {extra['measured_on']}")
-    if result.why:
-        console.answer(f"  {result.why}")
+    task.tell_why()
 
 
 def _tell_groups(extra: Mapping[str, Any], console: Console) -> None:

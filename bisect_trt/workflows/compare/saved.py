@@ -24,7 +24,7 @@ def tell(comparisons: Sequence[TensorComparison], prefix: str, console: Console)
         word = "match   " if comparison.passed else "MISMATCH"
         console.say(f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}")
         if comparison.details is not None and (not comparison.passed or console.verbosity > 0):
-            console.say(f"    {comparison.details.describe()}")
+            console.say(f"    {comparison.details.describe(comparison.measured)}")
         if comparison.reference_nonfinite:
             console.warn(
                 f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "

@@ -20,6 +20,7 @@ from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
+from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
@@ -105,12 +106,14 @@ class Look:
         target: The runtime under suspicion.
         tolerance: How far a tensor may be off.
         timeout: Seconds that one run may take.
+        cancel: Ends a run.
     """
 
     subject: Subject
     target: TargetSettings
     tolerance: ToleranceOptions
     timeout: float | None = None
+    cancel: Cancel | None = None
 
     @property
     def outputs(self) -> list[str]:
@@ -157,11 +160,15 @@ class Look:
             layers=layers,
             fed=dict(fed or {}),
         )
-        seen = _read(lambda: self.subject.models.ask(request, self.timeout))
+        seen = _read(lambda: self.subject.models.ask(request, self.timeout, self.cancel))
         if seen is None or seen.refused is not None or not unfused:
             return seen
         shown = {comparison.name for comparison in seen.comparisons} | seen.unseen.keys()
         return replace(seen, unseen={**seen.unseen, **{name: "fused away" for name in names if name not in shown}})
+
+    def unfused(self) -> Seen | None:
+        """Run the model as it is and see what the target does not fuse away; ``None`` if it cannot show that."""
+        return self.run(self.subject.marked(self.outputs), self.wanted, unfused=True)
 
     def marked(self, names: Sequence[str]) -> Seen:
         """Run the model with these tensors as outputs, beside its own; slice by slice where all are too many to hold."""
@@ -213,7 +220,33 @@ def _read(ask: Callable[[], Compared | Failed]) -> Seen | None:
     return Seen(reply.comparisons, dict(reply.skipped), reply.layers, seconds=seconds)
 
 
-def compare_layers(look: Look, original: Outcome | None = None) -> Layerwise:
+@dataclass(frozen=True)
+class Glance:
+    """What :func:`compare_layers` looks at first, whatever the original does, where somebody has looked already.
+
+    Attributes:
+        unfused: The run that shows what is not fused away; ``None`` if the target cannot.
+        marked: The run with every tensor marked; ``None`` if the other one shows something.
+    """
+
+    unfused: Seen | None
+    marked: Seen | None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the target did not run what it was given last, which may be due to what ran beside it."""
+        last = self.marked or self.unfused
+        return last is None or last.refused is not None
+
+
+def glance(look: Look) -> Glance:
+    """Look at what is looked at first."""
+    unfused = look.unfused()
+    shows = unfused is not None and unfused.refused is None
+    return Glance(unfused, None if shows else look.marked(look.wanted))
+
+
+def compare_layers(look: Look, original: Outcome | None = None, seen_before: Glance | None = None) -> Layerwise:
     """Compare every tensor that the target can be made to show with the reference's.
 
     Marking a tensor as an output keeps it from being fused, which may mend what is looked for. So where the target can
@@ -222,23 +255,28 @@ def compare_layers(look: Look, original: Outcome | None = None) -> Layerwise:
     Args:
         look: How to look.
         original: How the model ends as it is, if that is known.
+        seen_before: What was seen before.
     """
-    seen = look.run(look.subject.marked(look.outputs), look.wanted, unfused=True)
+    seen = look.unfused() if seen_before is None else seen_before.unfused
     fused = None
     if seen is not None and seen.refused is None:
         fused = replace(_judge(look, [seen], dict(seen.unseen)), fused=True, hidden=look.hides(original, seen))
         if not fused.outputs_fail or fused.is_exact(look.subject.network):
             return fused
-    marked = compare_marked(look, original)
+    marked = compare_marked(look, original, None if seen_before is None else seen_before.marked)
     return marked if fused is None or (marked.outputs_fail and marked.origins) else fused
 
 
-def compare_marked(look: Look, original: Outcome | None = None) -> Layerwise:
-    """Compare every tensor with the reference's by marking it as an output, with as few builds as it takes."""
+def compare_marked(look: Look, original: Outcome | None = None, everything: Seen | None = None) -> Layerwise:
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as it takes.
+
+    ``everything`` is what the run with all of them marked showed, if there was one.
+    """
     infos = look.subject.reference.infos
     fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
     broken = original.signature if original is not None and original.ending is Ending.BROKEN else None
-    found = gather(look.wanted, fragile, look.marked, broken)
+    known = [] if everything is None else [everything]  # what is tried first
+    found = gather(look.wanted, fragile, lambda names: known.pop() if known else look.marked(names), broken)
     if found.refused is not None and found.builds > 1 and not _is_exact(look, original, found):
         firm = [name for name in look.wanted if name not in fragile and name not in look.outputs]
         leads_to = partial(_leads_to, look.subject.network)

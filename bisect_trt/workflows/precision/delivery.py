@@ -12,6 +12,8 @@ from pathlib import Path
 
 import onnx
 
+from bisect_trt.errors import UsageError
+from bisect_trt.graph.copying import copy_file
 from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.journal import Record
 from bisect_trt.probing.outcome import Outcome
@@ -128,7 +130,7 @@ def checkable(subject: Subject) -> Path:
         beside = copy.parent / name  # the checker takes no link
         if not beside.exists():
             beside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(subject.settings.external_data_dir / name, beside)
+            copy_file(subject.settings.external_data_dir / name, beside)
     return copy
 
 
@@ -143,11 +145,20 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
 
     Returns:
         The answer; unproven if what was written does not pass.
+
+    Raises:
+        UsageError: It cannot be written; the result has the answer.
     """
     keep, minimum = answer.units, answer.minimum
     prober, lowering, output = task.prober, task.lowering, task.settings.output
     if answer.safe is None or not answer.safe.written:
-        lowering.write(keep, output)
+        try:
+            lowering.write(keep, output)
+        except UsageError:  # the answer is known all the same
+            fill_in(task, answer, prober.ledger.outcome(lowering.candidate(keep).key))
+            task.result.extra |= {"uses": [], "said": []}
+            task.result.culprits = task.subject.describe_searched(minimum.units)
+            raise
     record = prober.probe(lowering.read_back(keep, output), again=True)
     problem = checker_problem(checkable(task.subject), output) if lowering.writes_model(output) else None
     if record.verdict is not Verdict.PASS:
@@ -224,6 +235,7 @@ def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     fill_in(task, answer, outcome)
     add_measures(task, answer, None)
     name = recommended(task.result.extra["uses"]) or output
+    task.tell_not_run()
     task.console.answer(f"{name}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
     tell_details(task.result, task.console)
     return best

@@ -23,7 +23,7 @@ from bisect_trt.workflows.precision.precision import built_in_check, find_early,
 from bisect_trt.workflows.precision.said import FILE, tell_said, write_said
 from bisect_trt.workflows.precision.search import find_suspects, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
-from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe
+from bisect_trt.workflows.precision.telling import Answer, tell_lowered, tell_nodes, tell_safe, tell_unwritten
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -64,6 +64,7 @@ def find_fix(
     command = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command += [*investigation.place_words, *subject.settings.words(), *check.tolerance.words()]
     console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    prober.close()  # what runs from here on is timed, and nothing is timed beside a build
     fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
     task = None
     try:
@@ -81,7 +82,10 @@ def find_fix(
         console.say(f"  {error} This goes on: {shlex.join(command)}")
         return
     except BisectError as error:
-        console.say(f"  no fix by precision: {error}")
+        if task is not None and investigation.result.extra.get("keep_fp32"):
+            tell_unwritten(task, error)
+        else:
+            console.say(f"  no fix by precision: {error}")
         return
     finally:
         prober.wasted += fixer.wasted

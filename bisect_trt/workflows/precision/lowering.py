@@ -224,7 +224,7 @@ class CastLowering:
         model = self._lower(_sorted(proto, self._subject.network), keep)
         if not self._keep_weights:
             store_weights(model, source.weights, self._low)
-        save_model(model, source.weights, path)
+        save_model(model, source.weights, path, beside=True)
 
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """What was written, with the input shapes of the search."""

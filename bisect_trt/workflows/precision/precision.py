@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Minimise
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
@@ -19,7 +20,7 @@ from bisect_trt.workflows.precision.rounds import refuse_validation
 from bisect_trt.workflows.precision.safe import Safe, find_safe
 from bisect_trt.workflows.precision.search import find_suspects, refusal, search_keep
 from bisect_trt.workflows.precision.task import Low, PrecisionSettings, Task
-from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects
+from bisect_trt.workflows.precision.telling import Answer, tell_answer, tell_suspects, tell_unwritten
 from bisect_trt.workflows.scale import measure_whole
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
@@ -137,7 +138,11 @@ def find_early(task: Task, suspects: Sequence[Suspect]) -> Safe | None:
     safe = find_safe(task, Minimum(nothing, proven=False), suspects)
     if not safe.units or safe.validation is None:
         return None
-    task.lowering.write(safe.units, task.settings.output)
+    try:
+        task.lowering.write(safe.units, task.settings.output)
+    except UsageError as error:
+        task.console.warn(str(error))
+        return safe
     seconds = time.monotonic() - began
     task.result.extra["safe_after_s"] = round(seconds, 1)
     kept = f"{len(safe.units)} of {len(everything)} nodes in fp32"
@@ -167,9 +172,13 @@ def measure_lowered(task: Task, search: SearchSettings) -> None:
 def deliver(task: Task, answer: Answer) -> Result:
     """Write the answer, read it back, and probe what was read."""
     task.console.step("Written and read back: does it pass?")
-    minimum = write_answer(task, answer)
+    try:
+        minimum = write_answer(task, answer)
+    except UsageError as error:
+        tell_unwritten(task, error)
+        raise
     measure_whole(task, task.lowering.read_back(answer.units, task.settings.output))
     task.conclude(minimum)
     task.result.culprits = task.subject.describe_searched(minimum.units)
-    tell_answer(task.settings, task.result, task.console)
+    tell_answer(task)
     return task.result

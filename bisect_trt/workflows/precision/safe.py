@@ -22,7 +22,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.workflows.precision.born import births
 from bisect_trt.workflows.precision.headroom import Headroom
 from bisect_trt.workflows.precision.rounds import Fresh, Round
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import Reason, Task
 from bisect_trt.workflows.precision.validation import Validation, hold_against, validated
 from bisect_trt.workflows.suspicion import Suspect
 from bisect_trt.workflows.suspicion.facts import INSIDE
@@ -39,7 +39,6 @@ _FEW = 0.01
 """Of fresh samples so many may fail, none severely, before most of the model is kept for them."""
 _HALVINGS = 4
 """Of what lies between a set that fails and one that holds; each is two probes."""
-Reason = tuple[str, str]
 
 
 @dataclass(frozen=True)

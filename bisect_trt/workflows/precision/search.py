@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bisect_trt.probing.outcome import Ending
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
@@ -61,6 +62,8 @@ def _search(
     first: Sequence[Subset],
     most: int | None,
     within: Subset | None = None,
+    *,
+    fails: bool = False,
 ) -> Minimum:
     """The fewest to keep.
 
@@ -71,6 +74,7 @@ def _search(
         first: Units that are lowered as one before each is tried alone, beside patterns of the graph.
         most: Of how many sets may be asked.
         within: A set that is known to be enough, of which the answer is to be a part.
+        fails: Whether it is known that the model does not pass with none of them kept.
     """
     units = [unit for unit in task.lowering.units if within is None or unit in within]
     everything, nothing = frozenset(task.lowering.units), frozenset[int]()
@@ -87,7 +91,7 @@ def _search(
         ask = about_units(oracle)
         if within is None and ask(everything) is not Verdict.PASS:
             return everything
-        if within is None and ask(nothing) is not Verdict.FAIL:
+        if within is None and not fails and ask(nothing) is not Verdict.FAIL:
             return nothing
         minimum = find_keep(
             [*dict.fromkeys(stands.values())],
@@ -102,6 +106,10 @@ def _search(
     answer = task.prober.search(Search(Verdict.PASS, story), task.lowering.candidate)
     if isinstance(answer, Minimum):
         return answer
+    outcome = task.prober.ledger.outcome(task.lowering.candidate(answer).key)
+    if not answer and not fails and outcome is not None and outcome.ending in (Ending.BROKEN, Ending.MISMATCHED):
+        # On a ladder, or after a diagnosis, the failure that was seen first may be another: refused, and not off.
+        return _search(task, ranking, wholes, first, most, fails=outcome.judge(None) is Verdict.FAIL)
     raise refusal(task, answer)
 
 

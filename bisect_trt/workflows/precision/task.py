@@ -11,6 +11,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.save import check_output
 from bisect_trt.options.choices import Cost, Minimise
 from bisect_trt.options.searches import FRESH_SAMPLES, Precision
+from bisect_trt.probing.outcome import BROKEN_PREFIXES, OVER_MEMORY, Ending
+from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.investigation import Investigation
@@ -150,6 +152,18 @@ class PrecisionSettings:
                 )
 
 
+Reason = tuple[str, str]
+"""A rule's name, and why in words."""
+_BROKEN = {
+    "build: ": "refused",
+    "run: ": "not run",
+    "signal ": "crash",
+    "time-out": "time-out",
+    OVER_MEMORY: OVER_MEMORY,
+}
+"""The rule by how the signature begins; see ``BROKEN_PREFIXES``."""
+
+
 @dataclass(frozen=True)
 class Task(Investigation):
     """A search for precision.
@@ -161,3 +175,50 @@ class Task(Investigation):
 
     lowering: Lowering
     settings: PrecisionSettings
+
+    @property
+    def not_run(self) -> str | None:
+        """Where the target does not run the model with everything lowered: that in a sentence, for no number is wrong then."""
+        found = self.breaks(frozenset())
+        if found is None:
+            return None
+        how = "quantized" if self.settings.bits else f"in {self.settings.low}"
+        return (
+            f"With all of it {how} no number is wrong: {found[1].lstrip(': ')}. So this is what it takes for the model to run; "
+            "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
+        )
+
+    def breaks(self, keep: Subset) -> Reason | None:
+        """How the target broke on a candidate: a rule's name, and the end of a sentence; ``None`` where it was not seen to."""
+        if not any(record.signature.startswith(BROKEN_PREFIXES) for record in self.prober.ledger.records):
+            return None  # to look it up the candidate is made again
+        outcome = self.prober.ledger.outcome(self.lowering.candidate(keep).key)
+        if outcome is None or outcome.ending is not Ending.BROKEN:
+            return None
+        rule = next(rule for prefix, rule in _BROKEN.items() if outcome.signature.startswith(prefix))
+        said, target = outcome.reason.rstrip("."), self.settings.target
+        said = said.removeprefix(f"sample {outcome.sample}: ")
+        subject = said.removeprefix("the target ")  # else it is how a check ended
+        return rule, f": {said}" if target is None or subject == said else f" {target.target.title} {subject}"
+
+    def broken_without(self, minimum: Minimum) -> dict[int, Reason]:
+        """Of a minimal set, the units without which the target does not run the model: why they are kept."""
+        found = {unit: self.breaks(minimum.units - {unit}) for unit in minimum.units}
+        return {unit: (why[0], f"without it{why[1]}") for unit, why in found.items() if why is not None}
+
+    def conclude(self, minimum: Minimum) -> None:
+        """Put into the result what was found, how sure that is, and first of all whether it is about numbers."""
+        super().conclude(minimum)
+        if self.not_run is not None:
+            self.result.why = " ".join(filter(None, (self.not_run, self.result.why)))
+
+    def tell_not_run(self) -> None:
+        """Say before the answer that it is not about numbers, if so."""
+        if self.not_run is not None:
+            self.console.answer(self.not_run)
+
+    def tell_why(self) -> None:
+        """Say at the end what is to be said of the proof; what is not about numbers was said first."""
+        rest = (self.result.why or "").removeprefix(self.not_run or "").strip()
+        if rest:
+            self.console.answer(f"  {rest}")

@@ -9,8 +9,10 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.errors import BisectError
 from bisect_trt.graph.exported import in_module
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.save import said_beside
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.reporting.console import IN_JSON, Console
@@ -61,15 +63,17 @@ def tell_suspects(subject: Subject, suspects: Sequence[Suspect], console: Consol
     console.say_first(suspects, _SHOWN_SUSPECTS, line, ", less suspicious")
 
 
-def kept_nodes(subject: Subject, answer: Answer, units: Subset) -> list[dict[str, Any]]:
+def kept_nodes(task: Task, answer: Answer, units: Subset) -> list[dict[str, Any]]:
     """Nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason."""
-    found = {entry.unit: entry for entry in answer.suspects}
-    nodes = subject.describe_searched(units)
+    found, broken = {entry.unit: entry for entry in answer.suspects}, task.broken_without(answer.minimum)
+    nodes = task.subject.describe_searched(units)
     needed = "without it the check fails" if answer.minimum.proven else "kept when the check passed"
     grown = {} if answer.safe is None else answer.safe.reasons
     for unit, node in zip(sorted(units), nodes, strict=True):
         entry = found.get(unit)
-        if unit in grown and (entry is None or entry.score < LOSES):  # an oddity is not why it is kept
+        if unit in broken:  # no number is what speaks against it
+            node["rule"], node["reason"] = broken[unit]
+        elif unit in grown and (entry is None or entry.score < LOSES):  # an oddity is not why it is kept
             node["rule"], node["reason"] = grown[unit]
         elif entry is not None:
             node["rule"], node["reason"] = entry.rule, entry.reason
@@ -116,11 +120,11 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         outcome: What the check said of it, if that is known: of the written model, or of the best so far.
     """
     subject, lowering, settings = task.subject, task.lowering, task.settings
-    nodes = kept_nodes(subject, answer, answer.units)
+    nodes = kept_nodes(task, answer, answer.units)
     safe = answer.safe or Safe(answer.units, why="the search did not come to its end")
     task.result.extra |= {
         "keep_fp32": nodes,
-        "minimal": kept_nodes(subject, answer, answer.minimum.units),
+        "minimal": kept_nodes(task, answer, answer.minimum.units),
         "validation": None if safe.validation is None else safe.validation.to_json(),
         "not_validated": safe.why,
         "advice": _advice(settings, nodes, len(lowering.units), grown=len(answer.units) > len(answer.minimum.units)),
@@ -147,20 +151,31 @@ def _advice(settings: PrecisionSettings, nodes: Sequence[Mapping[str, Any]], cou
     return ways
 
 
-def tell_answer(settings: PrecisionSettings, result: Result, console: Console) -> None:
+def tell_answer(task: Task) -> None:
     """Say what to keep, why, and how accurate the rest is."""
+    settings, result, console = task.settings, task.result, task.console
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
     proof = f" ({_proof(result)})" if nodes == len(result.extra["minimal"]) else ""
     name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
+    task.tell_not_run()
     console.answer(f"{name}: {_nodes(nodes)} in fp32, {lowered} {free} {settings.low}{proof}.")
+    written = task.lowering.writes_model(settings.output)
+    if written and (beside := said_beside(settings.output)) is not None:
+        console.answer(f"  {beside}")
     tell_safe(result, console)
     if result.extra["advice"]:
         said = "; ".join(result.extra["advice"])
         console.answer(f"  most of it stays in fp32, so little is gained; not tried: {said}")
     tell_details(result, console)
-    if result.why:
-        console.answer(f"  {result.why}")
+    task.tell_why()
+
+
+def tell_unwritten(task: Task, error: BisectError) -> None:
+    """Say what is to be kept where the model with it cannot be written."""
+    nodes = task.result.extra["keep_fp32"]
+    task.console.answer(f"{_nodes(len(nodes))} in fp32 would mend it: {error}")
+    tell_nodes(nodes, task.console)
 
 
 def tell_safe(result: Result, console: Console) -> None:

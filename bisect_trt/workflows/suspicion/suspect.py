@@ -21,12 +21,13 @@ _RANGE: tuple[Rule, ...] = (past_the_largest, under_the_smallest, inside, vanish
 _EXPLAINED = ("overflow", "mask", "masked row", "vanishing divisor", "vanishing epsilon")
 
 
-def suspect(subject: Subject, precision: str = "fp16") -> list[Suspect]:
+def suspect(subject: Subject, precision: str = "fp16", go_on: Callable[[], object] = bool) -> list[Suspect]:
     """The units that may need fp32, most suspicious first.
 
     Args:
         subject: The model; its reference run is what is looked at.
         precision: What the others would be lowered to, ``fp16`` or ``bf16``.
+        go_on: Called before each node is looked at, and may raise.
 
     Returns:
         One entry for each unit against which something was found. Those of the same score are in topological order.
@@ -38,9 +39,10 @@ def suspect(subject: Subject, precision: str = "fp16") -> list[Suspect]:
         masks = Masks(facts)
         rules += [*_RANGE, lambda _, index: masks.findings(index)]
     for index in facts.nodes:
+        go_on()
         for rule in rules:
             found[index] += rule(facts, index)
-    for index, finding in own_errors(facts).items():
+    for index, finding in own_errors(facts, go_on).items():
         # An Inf is what the rules for ranges are about, and they know whether it does harm.
         if finding.rule != NEW_INF or not any(each.rule in _EXPLAINED for each in found[index]):
             found[index].append(finding)

@@ -11,7 +11,7 @@ import onnx
 
 from bisect_trt.errors import BisectError
 from bisect_trt.graph.load import load_model
-from bisect_trt.graph.shapes import fix_input_shapes, input_infos
+from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.probing.protocol import Compare, Failed, Sample
@@ -113,13 +113,11 @@ class Prover:
         """What was written, with the input shapes of the search."""
         subject, proto = self.investigation.subject, load_model(path)
         subject.workspace.take_in(proto, path.parent)
-        fix_input_shapes(proto, self._shapes)
+        shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
+        if subject.freed is not None:  # it fails only while its dimensions are free
+            return self.candidate(free_inputs(proto, shapes, forget=False), title)
+        fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
         return self.candidate(proto, title)
-
-    @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        infos = input_infos(self.investigation.subject.network)
-        return {info.name: tuple(int(dim or 1) for dim in info.shape or ()) for info in infos}
 
     @cached_property
     def _fresh(self) -> list[Sample]:

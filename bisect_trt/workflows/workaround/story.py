@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect_trt.errors import UsageError
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.workflows.blame import by_blame
@@ -29,6 +30,7 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     Raises:
         DoesNotReproduce: The target does not differ from the reference.
         BudgetSpent: No more probes may be made.
+        UsageError: The model with a way around cannot be written; the result has what it is.
         KeyboardInterrupt: The user stops.
     """
     console, result = investigation.console, investigation.result
@@ -57,6 +59,9 @@ def find_workaround(investigation: Investigation, settings: WorkaroundSettings, 
     find_fix(investigation, settings.check, search, answer, folder)
     add_precision(result)
     tell(result, investigation.console)
+    for way in result.extra["workarounds"]:
+        if way["passes"] and way["file"] is None and way["kind"] != "switch":
+            raise UsageError(f"{way['what']}: {way['why']}")
     passes = any(way["passes"] for way in result.extra["workarounds"])
     why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
     investigation.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from bisect_trt.errors import BisectError, first_few, quoted
+from bisect_trt.errors import BisectError, UsageError, first_few, quoted
 from bisect_trt.graph.barrier import can_bar, with_barriers
 from bisect_trt.graph.cut import mark_outputs
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.rewrites import RULES, Fragment, View, matches, splice_in
-from bisect_trt.graph.save import save_model
+from bisect_trt.graph.save import said_beside, save_model
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -166,10 +166,18 @@ def _as_written(subject: Subject) -> Network:
 
 
 def prove_written(prover: Prover, way: Way, change: Change, output: Path) -> Way:
-    """Write the patched form of the user's file, read it back, and prove that."""
+    """Write the patched form of the user's file, read it back, and prove that; what cannot be written is proven as it was."""
     subject = prover.investigation.subject
-    save_model(change(_as_written(subject)), subject.settings.weights, output)
-    return prover.prove(way, prover.read_back(output, f"{output.name}, read back"))
+    try:
+        save_model(change(_as_written(subject)), subject.settings.weights, output, beside=True)
+    except UsageError as error:
+        proven = prover.prove(
+            replace(way, file=None), prover.candidate(change(subject.network), f"{output.name}, unwritten")
+        )
+        return replace(proven, why=f"{proven.why}; {error}")
+    proven = prover.prove(way, prover.read_back(output, f"{output.name}, read back"))
+    beside = said_beside(output)
+    return proven if beside is None else replace(proven, why=f"{proven.why}; {beside}")
 
 
 def turn(prover: Prover) -> list[Way]:

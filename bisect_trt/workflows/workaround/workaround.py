@@ -206,8 +206,13 @@ def command(investigation: Investigation, check: CheckSettings) -> str:
     return shlex.join([*words, *subject.settings.words(), *check.tolerance.words()])
 
 
-def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Case, fault: Fault, folder: Path) -> None:
-    """The last step of a diagnosis: a few questions, and the command that asks more."""
+def after_diagnosis(
+    investigation: Investigation, check: CheckSettings, case: Case, fault: Fault, folder: Path, *, steady: bool
+) -> None:
+    """The last step of a diagnosis: a few questions, and the command that asks more.
+
+    None where the failure is not ``steady``: a pass may be luck then.
+    """
     console, target = investigation.console, check.target
     assert target is not None, "a diagnosis has one"
     result = investigation.result
@@ -215,6 +220,10 @@ def after_diagnosis(investigation: Investigation, check: CheckSettings, case: Ca
     console.step("What makes the whole model pass?")
     if fault.whose in ("reference", "tie", "random"):
         console.say("  the target is not wrong, so there is nothing to work around")
+        return
+    if not steady:
+        add_precision(result)
+        console.say("  not looked for: what was found passed when it was probed once more, so a pass may be luck")
         return
     if target.target.capabilities.costly:
         add_precision(result)

@@ -46,7 +46,7 @@ class Memory:
 
 
 def calibrator(version: str, memory: Memory, **trt: Any) -> Any:
-    tensorrt = replace(make_tensorrt(version), cuda=memory)  # type: ignore[arg-type]
+    tensorrt = replace(make_tensorrt(version), cuda=memory)  # type: ignore[arg-type]  # as much of it as is used
     config = tensorrt.builder.create_builder_config()
     calibrate(config, trt_target("int8", **trt), tensorrt)
     return config.values.get("int8_calibrator")

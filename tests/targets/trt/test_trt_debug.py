@@ -57,7 +57,7 @@ def capsule(array: NDArray[Any], name: bytes | None = None) -> Any:
 @pytest.fixture(params=[WEAK, STRONG])
 def tensorrt(request: pytest.FixtureRequest) -> TensorRt:
     found = make_tensorrt(request.param)
-    found.cuda = HostCuda()  # type: ignore[assignment]
+    found.cuda = HostCuda()  # type: ignore[assignment]  # as much of it as is used
     return found
 
 
@@ -89,7 +89,7 @@ def test_a_tensor_is_copied_while_its_memory_is_good(
     seen = listener.tensors["t"]
     assert (seen.dtype, seen.shape) == (wanted.dtype, wanted.shape)
     assert np.array_equal(seen, wanted)
-    assert all(stream == STREAM for _, stream in tensorrt.cuda.asked)  # type: ignore[attr-defined]
+    assert all(stream == STREAM for _, stream in tensorrt.cuda.asked)  # type: ignore[attr-defined]  # the stand-in's
 
 
 def test_a_capsule_with_a_name_and_a_plain_number_are_addresses_too(tensorrt: TensorRt) -> None:
@@ -129,7 +129,7 @@ def test_a_session_gives_back_outputs_and_what_was_seen(tensorrt: TensorRt, monk
     version = tensorrt.trt.__version__
     context = Context(version)
     engine = SimpleNamespace(create_execution_context=lambda: context, num_io_tensors=0)
-    session = UnfusedSession(tensorrt, engine, {}, {"shape": "a shape tensor"}, None)  # type: ignore[arg-type]
+    session = UnfusedSession(tensorrt, engine, {}, {"shape": "a shape tensor"}, None)  # type: ignore[arg-type]  # as much of it as is used
     ((call, listener),) = context.given.calls
     assert call == "set_debug_listener"
     assert context.given.values == {"unfused_tensors_debug_state": True}

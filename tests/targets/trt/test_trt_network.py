@@ -271,7 +271,7 @@ class Parsing:
         self.seen: list[ModelProto] = []
         self.unmarked: list[str] = []
         self._version, self._shapes, self._error = version, shapes, error
-        self.tensorrt.parser = self._parser  # type: ignore[method-assign]
+        self.tensorrt.parser = self._parser  # type: ignore[method-assign]  # a parser that finds faults
         self.tensorrt.builder.values["create_network"] = lambda _: StandIn(version, "INetworkDefinition")
 
     def _parser(self, network: Any) -> StandIn:

@@ -67,7 +67,7 @@ def make_tensorrt(version: str) -> TensorRt:
     trt = make_module(version)
     builder, runtime = StandIn(version, "Builder"), StandIn(version, "Runtime")
     # No CUDA: nothing that is tested with it gets that far.
-    return TensorRt(trt, version_of(trt), Log(), builder, runtime, cuda=None, stream=0)  # type: ignore[arg-type]
+    return TensorRt(trt, version_of(trt), Log(), builder, runtime, cuda=None, stream=0)  # type: ignore[arg-type]  # there is no GPU
 
 
 def trt_target(*precisions: str, keep: tuple[str, ...] = (), **trt: Any) -> TargetSettings:
