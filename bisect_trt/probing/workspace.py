@@ -272,7 +272,7 @@ class Workspace:
         # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
         with temporary.open("wb") as file:
             file.writelines((candidate.content(), mark.SerializeToString()))
-        self.fixed_path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file, and then waits for it
+        self.fixed_path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
         temporary.replace(self.fixed_path)
 
     def close(self) -> None:
