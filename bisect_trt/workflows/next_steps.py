@@ -107,7 +107,7 @@ def other_types(comparisons: Iterable[TensorComparison]) -> list[str]:
 
 
 def lost_outputs(subject: Subject) -> list[str]:
-    """Outputs of which nothing is left to compare: empty, or of NaN and Inf, with the first node that makes these of finite values.
+    """Outputs that are empty, or that NaN or Inf leave nothing of, and the first node that makes these of finite values.
 
     A mask of -Inf leaves the rest; what counts is half of the elements.
     """
