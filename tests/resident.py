@@ -44,7 +44,7 @@ for line in sys.stdin:
 def surroundings() -> dict[str, str]:
     """The environment in which a process finds the unsteady target."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**kept, "PYTHONPATH": str(UNSTEADY)}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(UNSTEADY), *filter(None, [kept.get("PYTHONPATH")])])}
 
 
 @cache
