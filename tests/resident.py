@@ -67,5 +67,5 @@ def unsteady(*argv: str | Path) -> Ran:
         server.stdin.write(json.dumps([str(Path.cwd()), words, surroundings(), out.name, err.name]) + "\n")
         server.stdin.flush()
         status = server.stdout.readline()
-        assert status, "the process that stays has ended"
+        assert status, err.read()
         return Ran(int(status), out.read(), err.read())
