@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cases import write_generated
 from benchmarks.decoders import write_decoder
 from benchmarks.figures import Figure
 from benchmarks.memory import resident
@@ -53,7 +52,7 @@ def figures() -> Iterator[Figure]:
             first = per_mb
         graph, mapped = seen["parsed"] / 1e6, seen["mapped"] / 1e6
         peak = (seen["peak"] - seen["base"]) / 1e6
-        note = f"{peak / graph:.1f} times the parsed model ({graph:.0f} MB); {mapped:.0f} MB are pages of the activations' file"
+        note = f"{peak / graph:.1f} times the parsed model ({graph:.0f} MB); {mapped:.0f} MB are pages of files, mostly code"
         yield Figure(f"{what}: peak memory less that of an idle one, MB", peak, aim=3 * graph, note=note)
 
 
@@ -89,8 +88,9 @@ def measure_graph(nodes: int) -> dict[str, float]:
 
 def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
     """The same, in this process, which has to be fresh."""
-    model = write_generated(folder, nodes)
-    subprocess.run([sys.executable, "-c", _CHOOSE, str(model), str(folder / "required")], check=True)
+    # By another process: memory that this one had used before would not show in what it takes.
+    subprocess.run([sys.executable, "-c", _WRITE, str(folder), str(nodes)], check=True)
+    (model,) = folder.glob("*.onnx")
     names = [name.removesuffix("_out").encode() for name in (folder / "required").read_text().split()]
     wanted = [b"\x1a" + bytes([len(name)]) + name for name in names]  # onnx.proto: field 3 of a node
     import bisect_trt  # noqa: PLC0415 - what the benchmark itself imports is no part of it
@@ -128,11 +128,12 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
     }
 
 
-_CHOOSE = f"""
+_WRITE = f"""
 import pathlib, sys
-from benchmarks.cases import choose
-case = choose(pathlib.Path(sys.argv[1]), {CULPRITS}, 0)
-pathlib.Path(sys.argv[2]).write_text(" ".join(case.required))
+from benchmarks.cases import choose, write_generated
+folder = pathlib.Path(sys.argv[1])
+case = choose(write_generated(folder, int(sys.argv[2])), {CULPRITS}, 0)
+(folder / "required").write_text(" ".join(case.required))
 """
 
 

@@ -18,7 +18,7 @@ from bisect_trt.graph.values import Declarations
 if TYPE_CHECKING:
     from bisect_trt.graph.network import Network
 
-AT_ONCE = 8192
+AT_ONCE = 2048
 """Nodes of a stretch. Below twice as many the whole is done at once."""
 _LIMIT_BYTES = 1 << 30
 """Shape inference makes a copy, and no message can be of more than twice this."""
@@ -40,10 +40,14 @@ def infer(network: Network, at_once: int = AT_ONCE) -> Declarations:
             graph = onnx.shape_inference.infer_shapes(_sorted(network)).graph
             return Declarations(chain(graph.value_info, graph.output))
         graph = network.proto.graph
-        found = Declarations(value for value in (*graph.value_info, *graph.output) if value.HasField("type"))
+        found = Declarations(value for value in chain(graph.value_info, graph.output) if value.HasField("type"))
+        known = network.declared | found
         for start in range(0, len(network.order), at_once):
-            for value in _of(network, network.order[start : start + at_once], network.declared | found):
+            stretch = network.order[start : start + at_once]
+            for value in _of(network, stretch, known):
                 found.put(value)
+            made = (name for index in stretch for name in network.made(index))
+            known.kinds.update((name, found.kinds[name]) for name in made if name in found)
     except Exception:  # it gives up as a whole on what it does not understand, in several ways
         return Declarations()
     return found

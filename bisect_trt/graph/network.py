@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,7 @@ class Network:
         self.reads = [tuple(dict.fromkeys(map(intern, reads(node)))) for node in self.nodes]
         self.producer: dict[str, int] = {}
         self._find_producers(weights)
-        self.consumers: dict[str, list[int]] = {}
-        for index, names in enumerate(self.reads):
-            for name in names:
-                self.consumers.setdefault(name, []).append(index)
+        self.consumers = self._find_consumers()
         self._check_dangling(weights)
         self.order = depth_first_order([self.parents(index) for index in range(len(self.nodes))])
         if len(self.order) < len(self.nodes):
@@ -133,6 +131,17 @@ class Network:
                         "so the model is not valid ONNX."
                     )
                 self.producer[name] = index
+
+    def _find_consumers(self) -> dict[str, list[int]]:
+        """By tensor; what one node alone reads has that node's one list, because one for each takes twice the memory."""
+        found: dict[str, list[int]] = {}
+        several: dict[str, list[int]] = {}
+        for index, names in enumerate(self.reads):
+            alone = [index]
+            for name in names:
+                if (first := found.setdefault(name, alone)) is not alone:
+                    several.setdefault(name, [*first]).append(index)
+        return found | several
 
     def _on_cycle(self) -> int:
         """A node that depends on itself: walking back among the nodes that have no place in the order ends on one."""
@@ -282,10 +291,10 @@ class Network:
     def declared(self) -> Declarations:
         """The types that the model itself declares, those of its weights too, by tensor name."""
         graph = self.proto.graph
-        weights = [(tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer]
-        weights += [(t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer]
+        dense = ((tensor.name, tensor.data_type, tensor.dims) for tensor in graph.initializer)
+        sparse = ((t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer)
         declared = Declarations()
-        for name, kind, dims in weights:
+        for name, kind, dims in chain(dense, sparse):
             value = onnx.ValueInfoProto()
             tensor = value.type.tensor_type
             tensor.elem_type = kind
@@ -293,7 +302,7 @@ class Network:
             for dim in dims:
                 tensor.shape.dim.add(dim_value=dim)
             declared.add(name, value)
-        for value in (*graph.value_info, *graph.input, *graph.output):
+        for value in chain(graph.value_info, graph.input, graph.output):
             if value.HasField("type"):
                 declared.put(value)
         return declared

@@ -6,6 +6,7 @@ when a unit that is needed does not fail alone, the pattern around it is tried a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from bisect_trt.graph.network import Network
@@ -27,14 +28,12 @@ class Patterns:
     def __init__(self, network: Network, searched: Sequence[int]) -> None:
         """``searched`` are the units of a search, in topological order."""
         self._searched = list(searched)
-        self._place = {unit: place for place, unit in enumerate(self._searched)}
-        names = [network.nodes[network.order[unit]].name for unit in self._searched]
-        self._scopes = [name.rpartition("/")[0] for name in names]
+        self._scopes = [network.nodes[network.order[unit]].name.rpartition("/")[0] for unit in self._searched]
         self._widths = crossing_widths(network, self._searched)
 
     def around(self, unit: int) -> Subset:
         """The largest pattern around a unit that is not too large; the unit alone if there is none."""
-        place = self._place[unit]
+        place = bisect_left(self._searched, unit)
         windows = [*self._scope_windows(place), *self._narrow_windows(place)]
         fitting = [(start, stop) for start, stop in windows if 1 < stop - start <= LARGEST_PATTERN]
         start, stop = max(fitting, key=lambda window: window[1] - window[0], default=(place, place + 1))
@@ -87,7 +86,9 @@ def crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
         One number for the place before each unit, and one for the end: the tensors that are made (or are graph inputs)
         before it and read, or returned, after it.
     """
-    place = {network.order[unit]: index for index, unit in enumerate(searched)}
+    place = [-1] * len(network.nodes)
+    for index, unit in enumerate(searched):
+        place[network.order[unit]] = index
     end = len(searched)
     steps = [0] * (end + 2)
     returned = set(network.outputs)
@@ -95,10 +96,10 @@ def crossing_widths(network: Network, searched: Sequence[int]) -> list[int]:
         maker = network.producer.get(name)
         if maker is None and name not in network.inputs:
             continue
-        if maker is not None and maker not in place:
+        if maker is not None and place[maker] < 0:
             continue
         born = 0 if maker is None else place[maker] + 1
-        last = end if name in returned else max((place[reader] for reader in readers if reader in place), default=-1)
+        last = end if name in returned else max(place[reader] for reader in readers)
         if last >= born:
             steps[born] += 1
             steps[last + 1] -= 1

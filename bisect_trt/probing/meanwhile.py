@@ -140,8 +140,9 @@ class Meanwhile:
                 future.cancel()
                 cancel.set()
             running, self._running = list(self._running.values()), {}
-            for each in running:
+            for each in running:  # those that wait for room first, or the end of another would make some
                 each.future.cancel()
+            for each in running:
                 each.cancel.set()
             pool, self._pool = self._pool, None
             dropped, self._dropped = self._dropped, 0

@@ -278,6 +278,10 @@ class Workspace:
             self.fixed_path.unlink(missing_ok=True)
         for file in self._copied:
             file.unlink(missing_ok=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take away what only a session needed, one that was killed maybe."""
         for path in self.candidates.glob(f"{_SCRATCH}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -214,10 +214,11 @@ def minimise(
     """
     tally = Tally(ask)
     steps: list[str] = []
-    failing = weights(frozenset(units))
     if mode in (Mode.AUTO, Mode.BISECT):
         failing = find_culprits(units, tally, weights, pattern, suspect, passing)
         steps.append(f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions")
+    else:
+        failing = weights(frozenset(units))
     before, lost = tally.asked, tally.mostly_unresolved
     if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):
         reason = "most candidates broke in other ways, so " if lost else ""

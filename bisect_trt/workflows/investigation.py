@@ -144,7 +144,7 @@ class Investigation(Examination):
             suspect=suspect,
             passing=passing,
         )
-        everything = units.with_weights(units.searched if searched is None else searched)
+        everything = units.with_weights(units.everything if searched is None else searched)
         heard = Transcript(oracle)
         limited = Limited(about_units(heard), everything, most, Verdict.FAIL)
         try:
@@ -172,7 +172,7 @@ class Investigation(Examination):
             RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt, or comes and goes.
         """
         subject = self.subject
-        everything = subject.units.with_weights(subject.units.searched)
+        everything = subject.units.with_weights(subject.units.everything)
         return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything), self._passes_now))
 
     def _passes_now(self) -> bool:

@@ -352,7 +352,7 @@ class Subject:
     @cached_property
     def original(self) -> Candidate:
         """The model itself."""
-        network, units = self.network, frozenset(self.units.searched)
+        network, units = self.network, self.units.everything
         title = "the original" if self.freed is None else "the original, its dimensions free"
         original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
         return original if self.freed is None else self.freed.dress(original)

@@ -124,6 +124,17 @@ def test_a_failure_that_no_choice_decides_is_not_put_down_to_one(here: Path) -> 
     assert found["avoid"] is None
 
 
+def test_what_cannot_be_pinned_is_counted(here: Path) -> None:
+    model = network(here / "model.onnx", "a", "bad_loose")
+    ran = unsteady("repeat", model, "--unsteady", "--fault", "tactic:0.5", "-n", "30", "--json", "r.json")
+    found = read_json(Path("r.json"))
+    assert (ran.status, found["minimality"], proven(found)) == (3, "unproven", set())
+    said = f"'bad_loose' with tactic wrong_kernel is in {found['bad']} of {found['bad']} bad builds and in 0 of {found['good']}"
+    assert f"; but {said}" in found["why"]
+    assert f"But {said}" in ran.out
+    assert ("may be chance" in ran.out) is (found["choices"][0]["p"] > 0.01)
+
+
 def test_one_build_that_runs_again_and_again(here: Path) -> None:
     model = network(here / "model.onnx", "a", "bad")
     ran = unsteady("repeat", model, "--unsteady", "--fault", "second", "--same-engine", "-n", "4", "--json", "r.json")

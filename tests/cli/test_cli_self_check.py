@@ -54,6 +54,7 @@ def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], 
         ("odd", {"rows", "order", "batch"}),
         ("batch:3", {"batch"}),
         ("range", {"after"}),
+        ("late:3", {"again", "after"}),
     ],
 )
 def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong: set[str]) -> None:

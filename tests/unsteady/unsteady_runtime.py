@@ -119,6 +119,7 @@ class Session:
             (kind == "range" and largest < self._largest)
             or (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
+            or (kind == "late" and self._runs > 2 and rows >= int(number))
             or (kind == "free" and self._free and rows >= int(number))
             or (kind == "fused" and self._free and self._fused and rows >= int(number))
             or (kind == "only" and rows == int(number))

@@ -63,3 +63,29 @@ def test_an_unnamed_batch_that_is_no_first_dimension(target: Callable[[Array], A
         found[name] = all(np.allclose(made["y"], right["y"]) for made, right in pairs)
         assert (last.batch == {"x": 1}) is (name in ("rows", "order", "batch"))
     assert {name for name, same in found.items() if not same} == wrong
+
+
+@pytest.mark.parametrize(
+    ("bad", "wrong"),
+    [
+        (lambda past, rows: rows > 3 and len(past) > 1, {"again", "after"}),
+        (lambda past, rows: bool(past) and past[-1] != rows, {"after"}),
+        (lambda past, rows: bool(past) and past[-1] > rows, {"after"}),
+        (lambda past, rows: False, set()),  # noqa: ARG005 - the others read them
+    ],
+)
+def test_what_is_wrong_of_a_size_in_a_session_that_ran_before_is_seen(
+    bad: Callable[[list[int], int], bool], wrong: set[str]
+) -> None:
+    found: dict[str, bool] = {}
+    for trial in trials([{"x": np.ones((1, 8))}], {"x": ("n", 8)}, None, seed=3, resized=True):
+        past: list[int] = []
+        made = []
+        for feed in trial.feeds:
+            rows = feed["x"].shape[0]
+            made.append({"y": feed["x"] * (1.1 if bad(past, rows) else 1.0)})
+            past = [*past, rows] if trial.one else []
+        assert trial.batch or len({feed["x"].shape for feed in trial.feeds}) == 1
+        same = all(np.allclose(ours["y"], right["y"]) for ours, right in trial.pairs(made))
+        found[trial.name] = found.get(trial.name, True) and same
+    assert {name for name, same in found.items() if not same} == wrong

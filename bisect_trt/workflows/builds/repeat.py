@@ -237,6 +237,7 @@ def _prove(story: _Story, builds: Sequence[Build], table: Table) -> None:
     if not target.target.capabilities.pins or not any(c.pins for build in builds for c in build.choices):
         result.why = f"{target.target.title} cannot be held to a choice, so none is proven to be the reason"
         console.answer(f"Not proven: {result.why}.")
+        _tell_evidence(story, table)
         return
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden, all else alike")
     bench = ProbedBuilds(investigation, target, [choice for build in builds for choice in sorted(build.choices)])
@@ -262,12 +263,30 @@ def _prove(story: _Story, builds: Sequence[Build], table: Table) -> None:
     else:
         result.why = next((reason.why for reason in reasons if not reason.proven), None)
         result.extra["avoid"] = None
+        _tell_evidence(story, table)
     if result.extra["avoid"] is not None:
         avoid = result.extra["avoid"]
         console.answer(f"Without {'it' if len(proven) == 1 else 'them'}: {shlex.join(avoid['options'])}")
         console.answer(
             f"  {avoid['bad']} of {avoid['runs']} builds so are bad; {table.bad} of {table.good + table.bad} are else"
         )
+
+
+def _tell_evidence(story: _Story, table: Table) -> None:
+    """What counting alone says, where nothing is proven: it is sure that the builds differ in it, not that it is the reason."""
+    result, console = story.investigation.result, story.investigation.console
+    rows = [row for row in table.rows if row.bad * table.good > row.good * table.bad]
+    if not rows:
+        return
+    best, more = rows[0], sum((row.good, row.bad) == (rows[0].good, rows[0].bad) for row in rows[1:])
+    evidence = (
+        f"'{best.choice.layer}' with {best.choice.said} is in {best.bad} of {table.bad} bad builds and in {best.good} of "
+        f"{table.good} good ones (p = {best.p:.2g})" + f", and so are {more} other choices" * bool(more)
+    )
+    if best.p > 1 - story.settings.confidence:
+        evidence += f", which may be chance: -n {2 * (table.good + table.bad)} tells more"
+    result.why = f"{result.why}; but {evidence}"
+    console.answer(f"  But {evidence}.")
 
 
 def _said(choice: Choice) -> dict[str, str]:

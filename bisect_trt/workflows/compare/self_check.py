@@ -93,7 +93,8 @@ def _trials(examination: Examination, target: TargetSettings) -> list[Trial]:
     subject = examination.subject
     alone = "each session would take an engine of its own" if target.target.capabilities.costly else None
     alone = "a place runs one session at a time" if subject.workers.places else alone
-    return trials(subject.samples, subject.declared, alone, subject.settings.data.seed)
+    resized = not target.target.capabilities.compiles_shapes
+    return trials(subject.samples, subject.declared, alone, subject.settings.data.seed, resized=resized)
 
 
 def _judge_each(

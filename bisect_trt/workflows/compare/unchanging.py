@@ -7,7 +7,7 @@ what a session keeps of an input (its range, say) then differs from one to the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
@@ -53,7 +53,9 @@ class Trial:
     skipped: str | None = None
 
 
-def trials(samples: Sequence[Values], declared: Declared, alone: str | None, seed: int) -> list[Trial]:
+def trials(
+    samples: Sequence[Values], declared: Declared, alone: str | None, seed: int, *, resized: bool = False
+) -> list[Trial]:
     """What to try on the first input sample; those of one name, next to each other, are about several dimensions.
 
     Args:
@@ -61,26 +63,14 @@ def trials(samples: Sequence[Values], declared: Declared, alone: str | None, see
         declared: The shapes of the inputs in the model's file.
         alone: Why sessions cannot run beside each other, if so.
         seed: What is drawn is the same for the same one.
+        resized: Whether one session takes several sizes: then a larger batch is run again and again too, and before the sample.
     """
     rng = np.random.default_rng(seed)
     sample = samples[0]
     other = samples[1] if len(samples) > 1 else {name: _other(value, rng) for name, value in sample.items()}
     together = f"beside {BESIDE} other sessions that run at the same time"
-    again = Trial(
-        "again",
-        f"the same input {AGAIN} times in one session",
-        (sample,) * AGAIN,
-        lambda made: [(each, made[0]) for each in made[1:]],
-        one=True,
-    )
-    after = Trial(
-        "after",
-        "an input again after another one",
-        # Each of the two after the other one: the first of a session has no other before it.
-        (other, sample, other, sample, sample),
-        lambda made: [(made[2], made[0]), (made[3], made[4])],
-        one=True,
-    )
+    again = _again(sample, f"the same input {AGAIN} times in one session")
+    after = _after(other, sample, "an input again after another one")
     beside = Trial(
         "beside",
         together,
@@ -91,7 +81,23 @@ def trials(samples: Sequence[Values], declared: Declared, alone: str | None, see
     last = beside if alone is None else Trial("beside", together, skipped=alone)
     found = batches(sample, declared)
     of_batches = [_batch_trials(sample, declared, axes, rng, told=len(found) > 1) for axes in found]
-    return [again, after, last, *chain(*zip(*of_batches, strict=True))]
+    batch, axes = next(((order.feeds[0], order.batch) for _, order, _ in of_batches if order.batch), (sample, {}))
+    rows = max((batch[name].shape[axis] for name, axis in axes.items()), default=0)
+    grown: list[list[Trial]] = [[], []]
+    if resized and any(batch[name].shape != value.shape for name, value in sample.items()):
+        grown[0] = [replace(_again(batch, f"the same batch of {rows} {AGAIN} times in one session"), batch=axes)]
+        grown[1] = [replace(_after(batch, sample, f"an input again after a batch of {rows}"), batch=axes)]
+    return [again, *grown[0], after, *grown[1], last, *chain(*zip(*of_batches, strict=True))]
+
+
+def _again(sample: Values, what: str) -> Trial:
+    return Trial("again", what, (sample,) * AGAIN, lambda made: [(each, made[0]) for each in made[1:]], one=True)
+
+
+def _after(other: Values, sample: Values, what: str) -> Trial:
+    """Each of the two after the other one: the first of a session has no other before it."""
+    feeds = (other, sample, other, sample, sample)
+    return Trial("after", what, feeds, lambda made: [(made[2], made[0]), (made[3], made[4])], one=True)
 
 
 def _batch_trials(

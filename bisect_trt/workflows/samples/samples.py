@@ -172,11 +172,14 @@ def _tell_common(
         console.say("  all fail, so nothing sets them apart")
         return []
     common = find_common(failing, passing)
+    likewise: set[str] = set()
     for entry in common:
         (bad, bads), (good, goods) = entry["failing"], entry["passing"]
         sure = f"p = {entry['p_value']:.2g}, {entry['p_corrected']:.2g} for as many as were looked at"
         sure += "" if entry["sure"] else ": it may be chance"
         also = "".join(f"; likewise {each['property']}" for each in entry["also"][:_MOST_ALSO])
+        also = "" if also in likewise else also  # those that divide the samples so are said once
+        likewise.add(also)
         console.answer(f"  {entry['property']}: {bad} of {bads} that fail, {good} of {goods} that pass ({sure}){also}")
     if not common:
         console.say("  nothing that was looked at: ranges, sums, zeros, tokens, lengths, order, slices, NaN and Inf")
