@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.choices import ErrorStat, Measure
 from bisect_trt.probing.builtin import BuiltinCheck, outcome_of_failure
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.outcome import Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import Measured, TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 
 SEVERE = 10.0
@@ -80,9 +80,29 @@ def error_of(comparison: TensorComparison) -> float:
     if comparison.reason is not None and not comparison.passed:
         return math.inf
     error = comparison.of_tolerance if comparison.stat is ErrorStat.ELEMWISE else _statistic(comparison)
+    if comparison.measured:
+        error = max(map(_of_threshold, comparison.measured))
     if error is None:
         error = 0.0 if comparison.passed else math.inf
     return min(error, 1.0) if comparison.passed else max(error, math.nextafter(1.0, 2.0))
+
+
+def _of_threshold(measured: Measured) -> float:
+    """How far a number for the whole tensor is from perfect, over how far it may be: of decibels the ratio of amplitudes."""
+    value, threshold = measured.value, measured.threshold
+    if math.isnan(value):
+        return math.inf
+    if measured.name in (Measure.PSNR.value, Measure.SNR.value):
+        return float(10 ** min((threshold - value) / 20, _MOST))
+    if measured.name == Measure.COSINE.value:
+        value, threshold = 1 - value, 1 - threshold
+    if value <= 0:
+        return 0.0
+    return value / threshold if threshold > 0 else math.inf
+
+
+_MOST = 300
+"""Powers of ten; as good as infinite."""
 
 
 def _statistic(comparison: TensorComparison) -> float | None:

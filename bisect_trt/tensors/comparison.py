@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision
 
 _NOT_FINITE = ("nan", "inf", "-inf")
 
@@ -125,16 +125,12 @@ def _passing(failed: Iterable[Measured]) -> str:
     """The thresholds that would have passed, as options; of those that share one, the widest."""
     needed: dict[str, Measured] = {}
     for each in failed:
-        option = f"--{_THRESHOLDS.get(each.name, 'accuracy')}-threshold"
+        option = THRESHOLDS.get(each.name, ACCURACY)
         needed[option] = max(each, needed.get(option, each), key=lambda known: known.value)
     if not all(math.isfinite(each.value) for each in needed.values()):
         return "no threshold passes it"
     ways = [f"{way} {_rounded(each.value, up=each.value > each.threshold)}" for way, each in needed.items()]
     return f"passes with {' and '.join(ways)}"
-
-
-_THRESHOLDS = {"cosine": "cosine-similarity", **{name: name for name in ("l2", "psnr", "snr", "lpips")}}
-"""What the option is called that holds a number; all others share one."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,12 @@ def test_where_nothing_blamed_is_enough_as_little_as_holds_is_kept(cli: CommandL
     assert held["samples"] - held["passed"] <= 2
     assert len(result["minimal"]) <= 2
     assert f"{len(kept)} of 17 are kept: fresh samples fail with all less that was tried" in ran.out
+    assert [entry.split(",")[0] for entry in result["advice"]] == [
+        "your own samples",
+        "bf16",
+        "another form of what overflows (bisect-trt workaround)",
+    ]
+    assert "most of it stays in fp32, so little is gained; not tried: your own samples" in ran.out
 
 
 def test_none_is_asked_for(cli: CommandLine, given_sample: list[str]) -> None:

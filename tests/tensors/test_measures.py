@@ -21,10 +21,12 @@ from support import tolerances
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import Measure
+from bisect_trt.probing.fresh_check import error_of
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.measures import RULES, lpips_distance
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, ToleranceOptions
+from bisect_trt.workflows.bits.yardstick import tolerance_is_own
 
 RNG = np.random.default_rng(11)
 PAIRS: dict[str, tuple[Any, float]] = {
@@ -203,3 +205,16 @@ def test_lpips_of_images() -> None:
     assert compared("lpips", *last).measured[0].value == pytest.approx(large, rel=1e-5)
     eight = [each * 255 for each in (image, far)]
     assert compared("lpips", *eight).measured[0].value == pytest.approx(large, rel=1e-4)
+
+
+@pytest.mark.parametrize("stat", [stat.value for stat in RULES if stat is not Measure.LPIPS])
+def test_how_far_a_number_is_off_is_in_units_of_what_it_may_be(stat: str) -> None:
+    """Past 1 what fails, up to 1 what passes, and more for what is further off."""
+    reference = PAIRS["far"][0]
+    option = THRESHOLDS.get(stat, ACCURACY).removeprefix("--").replace("-", "_")
+    seen = [compared(stat, reference, reference + noise, **{option: ["0.5"]}) for noise in (0.01, 0.3, 3, 100)]
+    errors = [error_of(each) for each in seen]
+    assert [error > 1 for error in errors] == [not each.passed for each in seen]
+    assert errors == sorted(errors)
+    assert error_of(compared(stat, reference, np.full_like(reference, np.nan), **{option: ["0.5"]})) > 1
+    assert not tolerance_is_own(tolerances(check_error_stat=[f"out:{stat}"], **{option: ["0.5"]}))

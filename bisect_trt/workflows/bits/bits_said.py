@@ -19,6 +19,7 @@ from bisect_trt.workflows.bits.ladder import Ladder
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.refit import Refit
 from bisect_trt.workflows.bits.sensitivity import Errors, Sensitivity
+from bisect_trt.workflows.bits.yardstick import tolerance_is_own
 from bisect_trt.workflows.precision.delivery import latencies
 from bisect_trt.workflows.precision.task import Task
 from bisect_trt.workflows.precision.telling import kept_nodes, measured_on, samples_seen
@@ -101,7 +102,7 @@ def fill_in_bits(task: Task, told: Told, outcome: Outcome | None) -> None:
             "fitted_error": dict(yardstick.errors),
             "mean_size": dict(yardstick.sizes),
             "samples": yardstick.samples,
-            "used": not (own.atol or own.rtol or own.stat),
+            "used": tolerance_is_own(own),
         },
         "kernels": kernels,
         "refit": _refit(told),

@@ -21,7 +21,7 @@ from onnx import TensorProto, numpy_helper
 
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.unquantize import rescale, unquantize
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.targets.settings import reference_settings
@@ -253,4 +253,7 @@ def tolerance_of(yardstick: Yardstick | None, given: ToleranceOptions, outputs: 
 
 def tolerance_is_own(given: ToleranceOptions | None) -> bool:
     """Whether the user leaves it to the model how far it may be off."""
-    return given is None or not (given.atol or given.rtol or given.stat)
+    if given is None:
+        return True
+    own = given.method.algorithm is Algorithm.SIMPLE and given.method.script is None
+    return own and not (given.atol or given.rtol or given.stat or given.measures)

@@ -38,7 +38,7 @@ _MOST_FAILING = 16
 _FEW = 0.01
 """Of fresh samples so many may fail, none severely, before most of the model is kept for them."""
 _HALVINGS = 4
-"""Of what lies between the largest set that fails and the whole model; each is two probes."""
+"""Of what lies between a set that fails and one that holds; each is two probes."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Growth:
         self._headroom = Headroom(task) if self._compares and task.settings.precision == "fp16" else None
         probed = len(task.prober.ledger.records)
         self._until = probed + max(probed, _LEAST_PROBES)
-        self._resorted = False
+        self._ceiling: Subset | None = None  # what was kept of all there is, before the end of it was lowered again
 
     def run(self) -> Safe:
         """The story."""
@@ -148,7 +148,7 @@ class _Growth:
                 f"  {held.samples - held.passed} of {held.samples} still fail: before it is shipped, hold it against "
                 "samples of the deployment (precision --validation-data, or --metric over a set)"
             )
-        if self._resorted:
+        if self._ceiling is not None:
             kept, every = len(self._units), len(task.lowering.units)
             task.console.say(
                 f"  {kept} of {every} are kept: fresh samples fail with all less that was tried; those of the deployment may not "
@@ -232,14 +232,29 @@ class _Growth:
 
     def _resort(self, fails: Subset, reference: Reference, failing: Round) -> bool:
         """Keep what holds between a set that does not and all there is, in the order in which errors are born of that set."""
-        every = self._task.lowering.units
-        if not self._clears(frozenset(every), failing):
-            return False
+        whole, again = frozenset(self._task.lowering.units), self._ceiling is not None
+        every = whole if self._ceiling is None else self._ceiling
+        if not self._clears(every, failing):
+            if every == whole or not self._clears(whole, failing):
+                return False
+            every = whole
+        small, fails = self._units, fails & every
         first = births(self._task, fails, reference)
-        order = list(dict.fromkeys([*first.broken, *first.growth, *every]))
-        order = [unit for unit in order if unit not in fails]
+        order = list(dict.fromkeys([*first.broken, *first.growth, *self._task.lowering.units]))
+        order = [unit for unit in order if unit in every - fails]
+        kept = whole if again and every == whole else self._shortest(fails, order, failing)
+        self._ceiling = every if again else kept
+        if not again:  # the later a node is, the fewer are there to make more of what it rounds
+            kept = self._shortest(small, [unit for unit in self._task.lowering.units if unit in kept - small], failing)
+        for unit in kept:
+            self._reasons.setdefault(unit, ("fresh sample", "without it and others fresh samples fail"))
+        self._units = kept
+        return True
+
+    def _shortest(self, fails: Subset, order: Sequence[int], failing: Round) -> Subset:
+        """A set that fails and as much of the beginning of an order as clears the samples; all of it is known to."""
         low, high = 0, len(order)
-        for _ in range(0 if self._resorted else _HALVINGS):
+        for _ in range(_HALVINGS):
             middle = (low + high) // 2
             if middle == low:
                 break
@@ -247,10 +262,7 @@ class _Growth:
                 high = middle
             else:
                 low = middle
-        for unit in order[:high]:
-            self._reasons.setdefault(unit, ("fresh sample", "without it and others fresh samples fail"))
-        self._units, self._resorted = fails.union(order[:high]), True
-        return True
+        return fails.union(order[:high])
 
     def _larger(self, references: Sequence[Reference]) -> Iterator[Subset]:
         """Ever larger sets: what comes near overflow there, where NaN and Inf begin, then where errors grow most."""

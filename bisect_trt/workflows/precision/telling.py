@@ -22,7 +22,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.engine_layers import describe_fp32
 from bisect_trt.workflows.precision.safe import Safe
 from bisect_trt.workflows.precision.said import tell_said
-from bisect_trt.workflows.precision.task import Task
+from bisect_trt.workflows.precision.task import PrecisionSettings, Task
 from bisect_trt.workflows.precision.uses import recommended, tell_uses
 from bisect_trt.workflows.subject import Subject
 from bisect_trt.workflows.suspicion import Suspect
@@ -127,6 +127,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "minimal": kept_nodes(task, answer, answer.minimum.units),
         "validation": None if safe.validation is None else safe.validation.to_json(),
         "not_validated": safe.why,
+        "advice": _advice(settings, nodes, len(lowering.units), grown=len(answer.units) > len(answer.minimum.units)),
         "suspects_lowered": lowered_suspects(subject, answer),
         "latency_ms": None,
         "precision": settings.low,
@@ -135,6 +136,19 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
         "measured_on": measured_on(task),
         "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
     }
+
+
+def _advice(settings: PrecisionSettings, nodes: Sequence[Mapping[str, Any]], count: int, *, grown: bool) -> list[str]:
+    """What else there is where most of the model stays in fp32, so that little is gained; none of it was tried."""
+    if 2 * len(nodes) <= count:
+        return []
+    ways = []
+    if grown and not settings.validation_data:
+        ways.append("your own samples, which may need less than those that were made up (--validation-data)")
+    if settings.precision == "fp16" and any("65504" in node["reason"] for node in nodes):
+        ways.append("bf16, which has the range of fp32, and fewer digits (--bf16)")
+        ways.append("another form of what overflows (bisect-trt workaround)")
+    return ways
 
 
 def tell_answer(task: Task) -> None:
@@ -150,6 +164,9 @@ def tell_answer(task: Task) -> None:
     if written and (beside := said_beside(settings.output)) is not None:
         console.answer(f"  {beside}")
     tell_safe(result, console)
+    if result.extra["advice"]:
+        said = "; ".join(result.extra["advice"])
+        console.answer(f"  most of it stays in fp32, so little is gained; not tried: {said}")
     tell_details(result, console)
     task.tell_why()
 
