@@ -220,7 +220,7 @@ class Workspace:
                         path.write_bytes(candidate.content())
                     seals[path] = _seal(path)
                 if kept is not None:
-                    self._write_fixed(candidate.proto)
+                    self._write_fixed(candidate)
             except OSError as error:
                 raise UsageError(
                     f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
@@ -249,13 +249,13 @@ class Workspace:
                     "and start again."
                 )
 
-    def _write_fixed(self, proto: onnx.ModelProto) -> None:
+    def _write_fixed(self, candidate: Candidate) -> None:
         assert self.fixed_path is not None
-        marked = onnx.ModelProto()
-        marked.CopyFrom(proto)
-        marked.metadata_props.add(key=_MARK, value="rewritten for each probe")
-        for location in external_files(proto):  # the shared weights, once
-            source, target = self.weights.folder_of(proto) / location, self.fixed_path.parent / location
+        mark = onnx.ModelProto()
+        mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
+        folder, files = self.fixed_path.parent, external_files(candidate.proto) if candidate.has_external_data else ()
+        for location in files:  # the shared weights, once
+            source, target = self.weights.folder_of(candidate.proto) / location, folder / location
             if target in self._beside:
                 continue
             if not target.exists():
@@ -269,7 +269,10 @@ class Workspace:
                 )
             self._beside.add(target)
         temporary = self.fixed_path.with_name(self.fixed_path.name + ".new")
-        temporary.write_bytes(marked.SerializeToString())
+        # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
+        with temporary.open("wb") as file:
+            file.writelines((candidate.content(), mark.SerializeToString()))
+        self.fixed_path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
         temporary.replace(self.fixed_path)
 
     def close(self) -> None:

@@ -28,6 +28,11 @@ _EXACT = (0.6, 0.2, 0.02)
 _MORE = (0.9, 0.03, 0.01)
 """The same where one was found and is known not to be all: how likely exactly one, two and three more are."""
 
+_DONE = 1 / 3
+"""So likely that none is left is asked by itself: a yes ends the search there, so uneven odds cost less than a question more. In
+a Huffman code what has odds over 2/5 always has a code of one bit, and what has less than 1/3 never (Johnsen, "On the redundancy
+of binary Huffman codes", IEEE Transactions on Information Theory, 1980)."""
+
 HOT = {0.1: 0.75, 0.3: 0.1, 0.6: 0.05, 0.95: 0.1}
 """Among strong suspects. Either few are culprits, which is worth being good at, or nearly all, which is soon noticed."""
 
@@ -147,13 +152,16 @@ class Density:
         self._suspects -= count
 
     def group(self, width: int, *, dirty: bool) -> int:
-        """How many of the next units to ask about at once, for the evenest odds.
+        """How many of the next units to ask about at once, for the evenest odds; all of them if most probably that is the end.
 
         Args:
             width: How many there are to choose from: 1 or more, if ``dirty`` 2 or more.
             dirty: Whether a needed one is known to be among them; then all of them together are no question.
         """
-        even = self._chance_of_any(width) / 2 if dirty else 0.5
+        chance = self._chance_of_any(width)
+        if not dirty and 1 - chance >= _DONE:
+            return width
+        even = chance / 2 if dirty else 0.5
         fewest, most = 1, width - dirty
         while fewest < most:
             middle = (fewest + most) // 2

@@ -70,6 +70,24 @@ def test_a_wrong_ranking_costs_a_question_or_two_and_a_right_one_saves_many(coun
     assert count == 1 or costs["right"] < 0.6 * plain
 
 
+@pytest.mark.parametrize("units", [300, 500, 668, 1000])
+def test_a_ranking_upside_down_costs_one_culprit_a_tenth_at_most(units: int) -> None:
+    problem = scattered(units, 1)
+    plain = cost(problem, by_find_keep, Verdict.PASS)
+    upside_down = partial(by_ranking, rank=RANKINGS["upside down"])
+    assert cost(problem, upside_down, Verdict.PASS, SEARCHES) <= 1.1 * plain
+
+
+def test_that_none_is_left_is_asked_by_itself_once_it_is_likely() -> None:
+    density = Density(cold(500), units=500)
+    assert density.group(500, dirty=False) < 500  # one is needed, so most likely not
+    density.hit()
+    assert density.group(499, dirty=False) < 499  # the very first is, so others may well be
+    density.cleared(300)
+    assert density.group(199, dirty=False) == 199
+    assert density.group(199, dirty=True) < 199
+
+
 def test_where_nothing_can_be_told_of_a_unit_another_is_put_back_until_the_next_question() -> None:
     asked: list[Subset] = []
 

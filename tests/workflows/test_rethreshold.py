@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support import tolerances
 
-from bisect_trt.options.choices import ErrorStat
+from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.compare_numbers import compare_numbers
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.tolerance import ResolvedTolerance
+from bisect_trt.tensors.measures import RULES
+from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, ResolvedTolerance
 from bisect_trt.workflows.rethreshold import would_pass
 
 ARRAYS = hnp.arrays(np.float32, 6, elements=st.floats(-1e3, 1e3, width=32))
@@ -86,3 +89,20 @@ def test_what_no_relative_tolerance_of_the_type_reaches_is_no_pass() -> None:
     reference, target = np.array([2.0**-126, 9], np.float32), np.array([4, 4], np.float32)
     seen = compared(reference, target, 0.0, 0.0, ErrorStat.ELEMWISE, details=True)
     assert would_pass(seen, None, 1.0) is False
+
+
+@pytest.mark.parametrize("stat", [stat.value for stat in RULES if stat is not Measure.LPIPS])
+def test_a_number_for_the_whole_tensor_has_its_own_threshold(stat: str) -> None:
+    reference = np.arange(6, dtype=np.float32)
+
+    def measured(factor: float, tolerance: float) -> TensorComparison:
+        words = {"check_error_stat": [stat], "atol": [str(tolerance)], "rtol": [str(tolerance)]}
+        threshold = {THRESHOLDS.get(stat, ACCURACY).removeprefix("--").replace("-", "_"): ["0.4"]}
+        return compare_output("y", reference, reference * factor, tolerances(**words, **threshold))
+
+    for factor in (1.01, -3.0):
+        seen = measured(factor, 1e-3)
+        assert would_pass(seen, None, None) is seen.passed
+        for new in (1e-6, 100.0):
+            said = would_pass(seen, new, new)
+            assert said is measured(factor, new).passed or (said is None and stat == "l0")
