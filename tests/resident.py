@@ -44,7 +44,7 @@ for line in sys.stdin:
 def surroundings() -> dict[str, str]:
     """The environment in which a process finds the unsteady target."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**kept, "PYTHONPATH": str(UNSTEADY)}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(UNSTEADY), *filter(None, [kept.get("PYTHONPATH")])])}
 
 
 @cache
@@ -67,5 +67,5 @@ def unsteady(*argv: str | Path) -> Ran:
         server.stdin.write(json.dumps([str(Path.cwd()), words, surroundings(), out.name, err.name]) + "\n")
         server.stdin.flush()
         status = server.stdout.readline()
-        assert status, "the process that stays has ended"
+        assert status, err.read()
         return Ran(int(status), out.read(), err.read())

@@ -154,7 +154,9 @@ def resized(value: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
     """The same elements in another shape of the same rank: repeated along an axis that is longer, cut where it is shorter."""
     for axis, size in enumerate(shape):
         if size != value.shape[axis]:
-            value = value.take(np.arange(size) % max(value.shape[axis], 1), axis=axis)
+            if not value.shape[axis]:  # nothing to repeat
+                value = np.zeros_like(value, shape=(*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+            value = value.take(np.arange(size) % value.shape[axis], axis=axis)
     return value
 
 

@@ -86,15 +86,14 @@ class Foresight:
         target = self._look.target
         if not may_choose_precision(target):
             return None
-        from bisect_trt.workflows.suspicion import BREAKS, suspect  # noqa: PLC0415 - it takes a while, and this is its thread
+        from bisect_trt.workflows.suspicion import first_to_break  # noqa: PLC0415 - this thread has time for it
 
         def go_on() -> None:
             if cancel.is_set:
                 raise Moot
 
-        found = suspect(self._look.subject.aside("guess"), "fp16" if target.fp16 else "bf16", go_on)
-        units = [entry.unit for entry in found if entry.score >= BREAKS]
-        return self._look.subject.network.order[min(units)] if units else None
+        unit = first_to_break(self._look.subject, "fp16" if target.fp16 else "bf16", go_on)
+        return None if unit is None else self._look.subject.network.order[unit]
 
     def _follow(self, node: int, cancel: Cancel) -> None:
         """Begin what is asked of a suspect, one after the other, and the rest of the model beside that."""

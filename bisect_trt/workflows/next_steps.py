@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bisect_trt.errors import quoted
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
@@ -17,7 +18,7 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
 
-_LIST = "\n  - "
+_LIST, _SHOWN = "\n  - ", 4
 MOST_SWEPT = 32
 """The largest size that is advised."""
 
@@ -106,14 +107,17 @@ def other_types(comparisons: Iterable[TensorComparison]) -> list[str]:
 
 
 def lost_outputs(subject: Subject) -> list[str]:
-    """Outputs that NaN or Inf leave nothing of to compare, and the first node that makes NaN or Inf of finite values.
+    """Outputs that are empty, or that NaN or Inf leave nothing of, and the first node that makes these of finite values.
 
     A mask of -Inf leaves the rest; what counts is half of the elements.
     """
     network, reference = subject.network, subject.reference
+    empty = [name for name in network.outputs if name in reference.infos and 0 in (reference.infos[name].shape or ())]
+    nothing = f"{quoted(empty, _SHOWN)} ha{'s' if len(empty) == 1 else 've'} no elements with these"
+    steps = [f"inputs of which something is left to compare: {nothing}"] if empty else []
     lost = {name: share for name in network.outputs if (share := _nonfinite(reference, name)) >= 0.5}
     if not lost:
-        return []
+        return steps
     said = ", ".join(f"{share:.0%} of '{name}'" for name, share in list(lost.items())[:4])
     maker = next(
         (
@@ -126,7 +130,7 @@ def lost_outputs(subject: Subject) -> list[str]:
     )
     first = "" if maker is None else f", first from {network.describe(maker)}"
     made = f"of these the reference itself makes NaN or Inf ({said}{first})"
-    return [f"inputs of which something is left to compare: {made}, and NaN beside NaN matches"]
+    return [*steps, f"inputs of which something is left to compare: {made}, and NaN beside NaN matches"]
 
 
 def _nonfinite(reference: Reference, name: str) -> float:

@@ -116,6 +116,17 @@ def test_what_fails_with_fixed_shapes_too_is_cut_with_fixed_shapes(here: Path, m
     assert free_dimensions(here / "out.onnx") == {"flat": ["", ""]}
 
 
+@pytest.mark.usefixtures("here")
+def test_a_sample_without_elements_shows_nothing(cli: CommandLine) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "empty.onnx")
+    ran = cli("diagnose", "empty.onnx", "--onnxrt", "--input-shapes", "x:[0,3]")
+    assert ran.status == 1, ran.err
+    assert "inputs of which something is left to compare: 'y' has no elements with these" in ran.out + ran.err
+    assert cli("run", "empty.onnx", "--onnxrt", "--input-shapes", "x:[0,3]", "--self-check").status == 0
+
+
 def test_what_passes_both_ways_does_not_reproduce(cli: CommandLine, model: Path) -> None:
     ran = cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--input-shapes", "x:[6,2,8]", "--json", "r.json")
     assert ran.status == 1

@@ -72,7 +72,7 @@ def test_what_comes_next_is_built_beside_the_original(
     for key in ("culprits", "minimality", "more_failures", "fault", "held"):
         assert beside[key] == alone[key]
     assert beside["held"]
-    assert beside["probes"] == alone["probes"]
+    assert {**beside["probes"], "wasted": 0} == alone["probes"]  # what was likely may not have been asked
     assert node_names(Path("out.onnx" if command == "reduce" else "out/model.onnx")) == ["big"]
 
 

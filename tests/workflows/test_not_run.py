@@ -78,6 +78,13 @@ def test_groups_that_are_refused(tmp_path: Path) -> None:
     assert result.extra["refit"] is None
 
 
+def test_what_is_refused_is_said_though_the_budget_is_spent(tmp_path: Path) -> None:
+    result = searched(quantized(tmp_path / "model.onnx", {}), "has a2_q", low="int8", max_probes=2)
+    assert result.why == "the budget is spent (--max-probes 2)."
+    first, *_ = result.extra["report"]["story"]["answers"]
+    assert first.startswith("With all of it quantized no number is wrong: the tool refuses the model: ")
+
+
 def test_one_is_refused_among_others_that_are_wrong(tmp_path: Path) -> None:
     """What is refused only without another is no wrong number, and the other is kept for its scale."""
     path = quantized(tmp_path / "model.onnx", {2: 0.05})

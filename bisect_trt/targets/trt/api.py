@@ -107,7 +107,7 @@ class TensorRt:
         stream: The stream that all is run on.
         timing_caches: What its builds have measured so far, by the file that they were told to begin with.
         edited: The timing cache of the last build that had one of its own, see :mod:`bisect_trt.targets.trt.tuned`.
-        memory: What it keeps of its builds, see :class:`~bisect_trt.targets.trt.builder.Memory`; ``None`` before the first.
+        memory: What it keeps of its builds, see :class:`~bisect_trt.targets.trt.plans.Memory`; ``None`` before the first.
     """
 
     trt: Any

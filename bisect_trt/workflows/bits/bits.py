@@ -284,6 +284,7 @@ def _held_with(task: Task, case: Case, told: Told, last: Task, units: Subset) ->
 
 
 def _save_best(task: Task, case: Case) -> None:
+    task.tell_not_run()
     best = best_keep(task)
     if best is None:
         return
@@ -292,7 +293,6 @@ def _save_best(task: Task, case: Case) -> None:
     minimum = Minimum(best, proven=False, why="the search did not come to its end")
     told = Told(minimum, best, suspected(case), case, None, None, None, minimum.why, None)
     fill_in_bits(task, told, task.prober.ledger.outcome(task.lowering.candidate(best).key))
-    task.tell_not_run()
     task.console.answer(
         f"{task.settings.output}: the best so far, {len(best)} of {len(case.lowering.units)} groups in floats."
     )

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.tensors.inputs import resized as sized
+
 Values = Mapping[str, NDArray[Any]]
 Pairs = list[tuple[Values, Values]]
 """What came out, beside what should have."""
@@ -208,6 +210,6 @@ def _other(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 def _rows(value: NDArray[Any], number: int, axis: int, rng: np.random.Generator) -> NDArray[Any]:
     """As many rows as asked for: those there are, then others of the same elements, every second one of the smaller ones."""
-    first = value.take([0], axis)
+    first = sized(value, [*value.shape[:axis], 1, *value.shape[axis + 1 :]])
     more = [(_other if place % 2 else _shuffled)(first, rng) for place in range(number - value.shape[axis])]
     return np.concatenate([value, *more], axis)

@@ -220,6 +220,7 @@ def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     Returns:
         Its units in fp32; ``None`` if there is none but all of them.
     """
+    task.tell_not_run()
     smallest = best_keep(task)
     best = smallest if early is None else early.units
     if best is None:
@@ -235,7 +236,6 @@ def save_best(task: Task, early: Safe | None = None) -> Subset | None:
     fill_in(task, answer, outcome)
     add_measures(task, answer, None)
     name = recommended(task.result.extra["uses"]) or output
-    task.tell_not_run()
     task.console.answer(f"{name}: the best so far, {len(best)} of {len(task.lowering.units)} nodes in fp32.")
     tell_details(task.result, task.console)
     return best

@@ -1,6 +1,6 @@
 """What the reference run says against each unit in low precision, before anything is probed."""
 
 from bisect_trt.workflows.suspicion.facts import BREAKS, Suspect
-from bisect_trt.workflows.suspicion.suspect import suspect
+from bisect_trt.workflows.suspicion.suspect import first_to_break, suspect
 
-__all__ = ["BREAKS", "Suspect", "suspect"]
+__all__ = ["BREAKS", "Suspect", "first_to_break", "suspect"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,15 +41,14 @@ class OwnError:
     inf: bool
 
 
-def own_errors(facts: Facts, go_on: Callable[[], object] = bool) -> dict[int, Finding]:
-    """The nodes whose own result is notably off, by number; ``go_on`` is called before each run, and may raise.
+def own_errors(facts: Facts) -> dict[int, Finding]:
+    """The nodes whose own result is notably off, by number.
 
     Every node reads the reference's values as graph inputs, so one run tells of many nodes, and an error stays where it is
     made. Weights pass as they are; nodes that only move values, and those with bodies, are left out.
     """
     found: dict[int, Finding] = {}
     for nodes in _slices(facts):
-        go_on()
         for name, error in _run(facts, nodes).items():
             index = facts.network.producer[name]
             finding = _judge(facts, index, error)

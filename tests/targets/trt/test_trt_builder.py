@@ -19,8 +19,9 @@ from trt_standin import StandIn, make_tensorrt, trt_target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import builder
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.builder import build_engine, network_key
+from bisect_trt.targets.trt.builder import build_engine
 from bisect_trt.targets.trt.parse import Parsed, name_nodes
+from bisect_trt.targets.trt.plans import network_key
 
 on_each = pytest.mark.parametrize("version", [OLD, WEAK])
 
