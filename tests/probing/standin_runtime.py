@@ -156,6 +156,7 @@ class StandInRuntime:
         import onnx
 
         from bisect_trt.targets.messages import BuildError
+        from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
 
         nodes = len(onnx.load(str(model), load_external_data=False).graph.node)
         begun = Path(os.environ[LOG]).with_name("begun.txt")
@@ -170,9 +171,10 @@ class StandInRuntime:
             if time.monotonic() > ends:
                 raise BuildError("nobody builds beside this")
             time.sleep(0.01)
-        if nodes == 1 and not self._settings.held:
-            self._settings = replace(self._settings, fp16=False)
-        return self._onnxrt().load(model, feed)
+        own = replace(self._settings, runtime="onnxrt", own=None)
+        if nodes == 1 and not self._settings.held:  # this model alone: what this process builds next is in fp16 again
+            own = replace(own, fp16=False)
+        return OnnxRuntime(own).load(model, feed)
 
 
 class StandInSession:
