@@ -173,9 +173,8 @@ def would_pass(comparison: TensorComparison, atol: float | None, rtol: float | N
     if comparison.kind in (ComparisonKind.MISSING, ComparisonKind.SHAPE, ComparisonKind.DTYPE):
         return False
     atol, rtol = comparison.atol if atol is None else atol, comparison.rtol if rtol is None else rtol
-    if (
-        comparison.measured
-    ):  # with thresholds of their own; of these l0 alone counts elements that are past the tolerances
+    if comparison.measured:
+        # These have thresholds of their own; l0 alone counts elements that are past the tolerances.
         others = [each for each in comparison.measured if each.name != Measure.L0.value]
         counts = len(others) < len(comparison.measured) and (atol, rtol) != (comparison.atol, comparison.rtol)
         return None if counts and all(each.passed for each in others) else comparison.passed
