@@ -24,9 +24,9 @@ from bisect_trt.targets.options import Target, selectable
 from bisect_trt.tensors.npz import replacing
 from bisect_trt.workflows.compare.average import check_average
 from bisect_trt.workflows.compare.saved import compare_saved
-from bisect_trt.workflows.compare.scored import refuse_beside_metric
+from bisect_trt.workflows.compare.scored import refuse_beside_metric, score_saved
 from bisect_trt.workflows.compare.wanted import compare_settings, targets_to_run
-from bisect_trt.workflows.from_options import model_settings, pictures, tolerance_options
+from bisect_trt.workflows.from_options import data_options, metric_settings, model_settings, pictures, tolerance_options
 
 
 def run(given: Given, console: Console, result: Result) -> Result:
@@ -67,7 +67,11 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     options = given[RunOptions]
     if targets_to_run(given[MoreTargets], given[Target]) or not options.load_outputs:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
-    _refuse_without_model(options, given[Data], given[Run].gen_script, given[Metric].metric)
+    _refuse_without_model(options, given[Data], given[Run].gen_script)
+    metric = metric_settings(given[Metric], data_options(given[Data]), given[Compare], bounded=False)
+    if metric is not None:
+        refuse_beside_metric(options)
+        return score_saved(options.load_outputs, metric, console, result)
     tolerance = tolerance_options(given[Compare], None, nonfinite_equal=False)
     if options.check_average:
         check_average(tolerance, fail_fast=options.fail_fast)
@@ -83,7 +87,7 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     )
 
 
-def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | None, metric: str | None) -> None:
+def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | None) -> None:
     """Make sure that nothing is asked for that only a model can give.
 
     Raises:
@@ -99,7 +103,6 @@ def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | No
         "--warm-up": options.warm_up is not None,
         "--external-data-dir": data.external_data_dir,
         "--gen-script": gen_script,
-        "--metric": metric,
     }
     for option, wanted in given.items():
         if wanted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import onnx
 from bisect_trt.probing.builtin import BuiltinCheck, outcome_of_failure
 from bisect_trt.probing.models import ask
 from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.protocol import Failed, Measure, Measured
+from bisect_trt.probing.protocol import Failed, Measure, Measured, Scoring
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.process import Cancel
 from bisect_trt.probing.workspace import CandidateFiles
@@ -44,8 +44,8 @@ class Scale:
         data: The set.
         reference: The reference's own number.
         bound: What it must reach; ``None`` to measure alone.
-        error: How likely one wrong verdict may be.
-        runtime: The reference's.
+        error: How likely one wrong verdict may be; 0 if each is that of the whole set.
+        runtime: The reference's, to run what a piece of a model is not.
     """
 
     metric: Metric
@@ -54,25 +54,17 @@ class Scale:
     data: Evaluation
     reference: float
     bound: float | None
-    error: float
-    runtime: TargetSettings
+    error: float = 0.0
+    runtime: TargetSettings | None = None
 
-    def request(self, target: TargetSettings, model: Path, error: float) -> Measure:
-        """What is asked of a worker."""
-        return Measure(
-            target,
-            model,
-            self.data.folder,
-            self.asked,
-            self.metric.lower_is_better and self.metric.of_set is not None,
-            self.by_sample,
-            self.bound,
-            error,
-        )
+    def scoring(self, error: float) -> Scoring:
+        """By what a worker scores."""
+        own_way = self.metric.lower_is_better and self.metric.of_set is not None
+        return Scoring(self.data.folder, self.asked, own_way, self.by_sample, self.bound, error)
 
     def confidence(self, verdicts: int) -> float:
-        """How sure it is that so many verdicts are all those of the whole set."""
-        return max(1 - verdicts * self.error, 0.0)
+        """How sure it is that so many verdicts are all those of the whole set, which a metric that is no mean always takes."""
+        return 1.0 if self.metric.of_sample is None else max(1 - verdicts * self.error, 0.0)
 
     def describe(self, measured: Measured) -> str:
         """A sentence without its end."""
@@ -191,8 +183,10 @@ class MetricCheck:
             cancel: Ends it early.
         """
         before, after = self._rest(files)
-        request = replace(
-            self.scale.request(self.runs.built(files), files.model, error),
+        request = Measure(
+            self.runs.built(files),
+            files.model,
+            self.scale.scoring(error),
             reference=self.scale.runtime if before or after else None,
             before=before,
             after=after,

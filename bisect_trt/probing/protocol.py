@@ -304,17 +304,33 @@ class Compare(Request[Compared]):
 
 
 @dataclass(frozen=True)
-class Measure(Request[Measured]):
-    """Score what a model makes of a set of samples.
+class Scoring:
+    """By what outputs on a set of samples are scored.
 
     Attributes:
-        model: The ONNX file, which may be a piece of the model that is scored.
         data: The folder of an ``Evaluation``.
         metric: The metric, as the user names it.
         lower_is_better: Whether less is better, of the user's own.
         by_sample: Whether it is a mean over samples, of the user's own.
         bound: What it must reach.
         error: How likely a wrong verdict may be; 0 for that of the whole set.
+    """
+
+    data: Path
+    metric: str
+    lower_is_better: bool = False
+    by_sample: bool = False
+    bound: float | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measure(Request[Measured]):
+    """Score what a model makes of a set of samples.
+
+    Attributes:
+        model: The ONNX file, which may be a piece of the model that is scored.
+        scoring: By what.
         reference: Runs the rest of the model, where this is a piece.
         before: A model that makes of a sample what the piece is fed.
         after: A model that makes the outputs of what the piece makes.
@@ -323,12 +339,7 @@ class Measure(Request[Measured]):
     """
 
     model: Path
-    data: Path
-    metric: str
-    lower_is_better: bool = False
-    by_sample: bool = False
-    bound: float | None = None
-    error: float = 0.0
+    scoring: Scoring
     reference: TargetSettings | None = None
     before: Path | None = None
     after: Path | None = None

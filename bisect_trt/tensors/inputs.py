@@ -84,10 +84,32 @@ def labelled_inputs(infos: Sequence[TensorInfo], options: DataOptions) -> Iterat
     return islice(_every_sample(infos, options, whole=False), options.most)
 
 
-def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
-    """The samples; ``whole`` if a script is run to its end before any is looked at."""
+def given_labels(options: DataOptions) -> Iterator[Any]:
+    """The labels alone, where no model says what the inputs are: an array, or a dict of arrays, a sample; ``None`` without.
+
+    Nothing is given where the samples would be random.
+
+    Raises:
+        UsageError: There is no such script or file, or the script raises.
+    """
+    _refuse_both(options)
+    given: Iterator[tuple[Mapping[str, Any], Any]] = iter(())
+    if options.data_loader_script is not None:
+        given = each_sample(options.data_loader_script, options.iterations)
+    elif options.load_inputs:
+        given = ((sample, None) for sample, _ in _loaded(options.load_inputs))
+    for sample, beside in given:
+        yield _without_labels((), sample)[1] if beside is None else beside
+
+
+def _refuse_both(options: DataOptions) -> None:
     if options.data_loader_script is not None and options.load_inputs:
         raise UsageError("--data-loader-script and --load-inputs both give the inputs; use one of them")
+
+
+def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: bool) -> Iterator[tuple[Sample, Any]]:
+    """The samples; ``whole`` if a script is run to its end before any is looked at."""
+    _refuse_both(options)
     if options.data_loader_script is not None:
         script = options.data_loader_script
         given = each_sample(script, options.iterations)
@@ -207,18 +229,22 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _load_samples(infos: Sequence[TensorInfo], paths: Sequence[Path]) -> Iterator[tuple[Sample, Any]]:
+    for sample, source in _loaded(paths):
+        inputs, labels = _without_labels(infos, sample)
+        yield validate_sample(infos, inputs, source), labels
+
+
+def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The samples in files, each with words for where it is from."""
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
     names = [name for _, samples in files for sample in samples for name in sample]
     if len(files) > 1 and len(set(names)) == len(names):
         merged = {name: values for _, samples in files for sample in samples for name, values in sample.items()}
-        inputs, labels = _without_labels(infos, merged)
-        yield validate_sample(infos, inputs, f"The inputs from {', '.join(map(str, paths))} together"), labels
+        yield merged, f"The inputs from {', '.join(map(str, paths))} together"
         return
     for path, samples in files:
         for number, sample in enumerate(samples):
-            inputs, labels = _without_labels(infos, sample)
-            source = str(path) if len(samples) == 1 else f"Sample {number} of {path}"
-            yield validate_sample(infos, inputs, source), labels
+            yield sample, str(path) if len(samples) == 1 else f"Sample {number} of {path}"
 
 
 def _random_samples(infos: Sequence[TensorInfo], options: DataOptions) -> list[Sample]:

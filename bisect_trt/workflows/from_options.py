@@ -73,17 +73,25 @@ def model_settings(model: Path, data: Data) -> ModelSettings:
     Raises:
         UsageError: A function of the data-loader script is named without it, or two are.
     """
-    script = _loader_script(data)
-    fed = DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
     return ModelSettings(
         model,
         data.input_shapes,
-        fed,
+        data_options(data),
         data.array_swap_mb,
         data.model_swap_mb,
         data.external_data_dir,
         memory_limit=data.memory_limit,
     )
+
+
+def data_options(data: Data) -> DataOptions:
+    """What to feed a model.
+
+    Raises:
+        UsageError: A function of the data-loader script is named without it, or two are.
+    """
+    script = _loader_script(data)
+    return DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
 
 
 def _loader_script(data: Data) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,12 +19,15 @@ from bisect_trt.probing.metric_check import MetricCheck, Scale
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.probing.times import spending
+from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.search.flakiness import expected_verdicts
 from bisect_trt.tensors.inputs import labelled_inputs
+from bisect_trt.tensors.saved import SavedRun
 from bisect_trt.tensors.scores.asked import find_metric, script_of
 from bisect_trt.tensors.scores.evaluation import Evaluation
 from bisect_trt.tensors.scores.terms import Metric
+from bisect_trt.workflows.compare.saved import same_samples
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import MetricSettings
 from bisect_trt.workflows.subject import Subject
@@ -32,21 +37,53 @@ _CHUNK = 64
 _TRIED = 16
 """With so many samples it is seen whether a function of the user's is a mean over samples."""
 _FEW = 30
+_MANY = 10_000
+
+Labelled = tuple[Mapping[str, Any], Any]
+"""Inputs and labels of a sample."""
 
 
-def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
+def make_scale(subject: Subject, settings: MetricSettings, saved: SavedRun | None = None) -> Scale:
     """Write the set, run the reference on it, and see what it scores.
+
+    Args:
+        subject: The model.
+        settings: The metric, and where the set comes from.
+        saved: What is taken for the reference's outputs, in place of running it.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference does not run on a sample.
     """
-    options, console = settings.options, subject.console
+    with spending("reference"):
+        samples = _counted(labelled_inputs(input_infos(subject.network), settings.data), subject.console)
+        data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
+        if saved is None:
+            _run_reference(subject, data)
+        else:
+            same_samples(saved, data.count, "the set has")
+            data.write_golden(saved.samples)
+    scale = scale_of(data, settings, subject.console, "the reference" if saved is None else saved.name)
+    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
+    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
+    return replace(scale, error=error, runtime=subject.models.reference)
+
+
+def scale_of(data: Evaluation, settings: MetricSettings, console: Console, whose: str) -> Scale:
+    """See what the reference scores on a set, of which its outputs are known; whole sets decide by it.
+
+    Args:
+        data: The set.
+        settings: The metric.
+        console: Who is told.
+        whose: What the reference is called.
+
+    Raises:
+        UsageError: The metric does not fit the outputs or labels.
+    """
+    options = settings.options
     metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
     with spending("reference"):
-        samples = labelled_inputs(input_infos(subject.network), settings.data)
-        data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
-        _run_reference(subject, data)
         script, by_sample = script_of(metric), False
         if script is not None:
             first = data.order[:_TRIED]
@@ -59,18 +96,26 @@ def make_scale(subject: Subject, settings: MetricSettings) -> Scale:
         reference = _of_reference(metric, data)
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _refuse_reference(metric, reference, bound, drop=options.max_drop is not None)
-    verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
-    error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
     bounded = (
         "" if bound is None else f"; it must be at {'most' if metric.lower_is_better else 'least'} {metric.say(bound)}"
     )
     labels = "" if data.labelled or settings.asked.endswith(".py") else " (no labels, so what it says is the truth)"
-    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
+    console.say(f"  {metric.name} of {whose}: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
     if data.count < _FEW and bound is not None:
         console.warn(
             f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
         )
-    return Scale(metric, settings.asked, by_sample, data, reference, bound, error, subject.models.reference)
+    return Scale(metric, settings.asked, by_sample, data, reference, bound)
+
+
+def _counted(samples: Iterable[Labelled], console: Console) -> Iterator[Labelled]:
+    """The same, and a word at times: nobody else can tell a large set from a loader that never ends."""
+    said = _MANY
+    for number, sample in enumerate(samples, 1):
+        yield sample
+        if number == said:
+            console.say(f"  {number} samples of the set so far; of a loader that never ends, --iterations N takes N")
+            said *= 2
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:

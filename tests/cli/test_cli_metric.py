@@ -181,11 +181,59 @@ def test_what_does_not_fit(cli: CommandLine, model: Path, options: list[str], me
     assert message in ran.err
 
 
+def test_saved_outputs_score_what_a_live_run_does(cli: CommandLine, model: Path) -> None:
+    """With the same labels, curve, verdict and exit status; so does a target beside saved outputs of the reference."""
+    assert cli("run", model, *TARGET, *DATA, "--save-outputs", "ours.npz").status == 1
+    assert cli("run", model, "--onnxrt-reference", *DATA, "--save-outputs", "right.json").status == 0
+    for asked in (["score.py", "--max-drop", "5%"], ["score.py:wrong", "--lower-is-better", "--max", "0.3"]):
+        live = cli("run", model, *TARGET, *DATA, "--metric", *asked, "--json", "live.json")
+        ways = [["--load-outputs", "ours.npz", "right.json"]]
+        ways += [[str(model), *TARGET, "--load-outputs", "right.json"]] if asked[0] == "score.py" else []
+        for way in ways:
+            ran = cli("run", *way, *DATA, "--metric", *asked, "--json", "saved.json")
+            assert ran.status == live.status
+            assert read_json(Path("saved.json"))["metric"] == read_json(Path("live.json"))["metric"]
+            assert "of right.json: " in ran.out
+            assert "against right.json, on all 60 samples" in ran.out
+
+
+def test_saved_outputs_and_their_labels(cli: CommandLine, here: Path) -> None:
+    """Without labels the last one is the truth; labels may lie in files; and all have to be of as many samples."""
+    (here / "ids.py").write_text(
+        "import numpy\ndef load_data():\n    while True:\n"
+        "        yield {}, numpy.array([0])\n"
+    )
+    for number, (right, ours) in enumerate([(0, 0), (1, 0), (2, 2), (0, 1)], 1):
+        np.savez(f"right-{number}.npz", y=np.eye(3)[[right]], z=np.ones(2))
+        np.savez(f"ours-{number}.npz", y=np.eye(3)[[ours]])
+        np.savez(f"x-{number}.npz", labels=np.array([ours]), x=np.zeros(1))
+    both = ["run", "--load-outputs", "ours.npz", "right.npz", "--metric", "top-1", "--json", "r.json"]
+    assert cli(*both, "--min", "0.5").status == 0
+    assert read_json(Path("r.json"))["metric"]["candidate"] == 0.5
+    assert cli(*both, "--max-drop", "0.4").status == 1
+    assert cli(*both, "--load-inputs", "x.npz").status == 0
+    found = read_json(Path("r.json"))["metric"]
+    assert (found["reference"], found["candidate"]) == (0.5, 1.0)
+    ran = cli(*both, "--data-loader-script", "ids.py", "--iterations", "4")
+    assert ran.status == 0
+    found = read_json(Path("r.json"))["metric"]
+    assert (found["reference"], found["candidate"]) == (0.5, 0.5)
+    assert ran.err.count("ours.npz has no 'z'") == 1
+    for words, gives in ((["ids.py"], "more than 4"), (["ids.py", "--iterations", "3"], "3")):
+        ran = cli(*both, "--data-loader-script", *words)
+        assert ran.status == 2
+        assert f"right.npz holds 4 sample(s) and there are labels for {gives}; give those of" in ran.error
+    ran = cli("run", "--load-outputs", "ours.npz", "--metric", "top-1")
+    assert (ran.status, "ours.npz is one saved result" in ran.error) == (2, True)
+    ran = cli("run", "--load-outputs", "ours.npz", "x.npz", "--metric", "top-1")
+    assert (ran.status, "has none of the outputs to compare" in ran.error) == (2, True)
+    ran = cli("run", "--load-outputs", "ours.npz", "right.npz", "--min", "1")
+    assert (ran.status, "--min is about a metric, and there is none" in ran.error) == (2, True)
+
+
 def test_what_has_no_part_in_it(cli: CommandLine, model: Path) -> None:
     ran = cli("run", model, *TARGET, "--metric", "top-1", "--save-outputs", "o.npz")
     assert (ran.status, "--save-outputs has no part in that" in ran.error) == (2, True)
-    ran = cli("run", "--load-outputs", "a.npz", "b.npz", "--metric", "top-1")
-    assert (ran.status, "--metric needs a model" in ran.error) == (2, True)
     ran = cli("reduce", model, "-o", "o.onnx", "--metric", "top-1", "--min", "1", "--check", "true", "{model}")
     assert (ran.status, "--metric scores what a target computes" in ran.error) == (2, True)
     (Path("nan.py")).write_text("def metric(outputs, reference, labels): return float('nan')\n")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bisect_trt.probing.protocol import Measure, Measured
+from bisect_trt.probing.protocol import Measured, Scoring
 from bisect_trt.probing.times import spending
 from bisect_trt.probing.workers.sessions import run
 from bisect_trt.search.sequential import MeanTest
@@ -43,30 +43,30 @@ class Piece:
         return {**made, **({} if self.after is None else run(self.after, {**sample, **made}))}
 
 
-def asked_metric(request: Measure) -> Metric:
+def asked_metric(asked: Scoring) -> Metric:
     """The metric, as a mean over samples where it is one.
 
     Raises:
         UsageError: The user's script cannot be run.
     """
-    metric = find_metric(request.metric, lower_is_better=request.lower_is_better)
+    metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
     script = script_of(metric)
-    return metric if script is None or not request.by_sample else script.by_sample(metric)
+    return metric if script is None or not asked.by_sample else script.by_sample(metric)
 
 
-def measure(run: Run, request: Measure) -> Measured:
+def measure(run: Run, asked: Scoring) -> Measured:
     """Score a model.
 
     Raises:
         UsageError: The metric does not fit the outputs or the labels, or the user's script fails.
     """
-    data, metric = Evaluation.open(request.data), asked_metric(request)
+    data, metric = Evaluation.open(asked.data), asked_metric(asked)
     if metric.of_sample is None:
-        return _measure_whole(run, request, metric, data)
+        return _measure_whole(run, asked, metric, data)
     known = data.known(metric)
     low, high = known.gains(metric)
-    needed = -math.inf if request.bound is None else known.needed(metric, request.bound)
-    test = MeanTest(data.count, low, high, max(needed, -1e300), request.error if request.bound is not None else 0.0)
+    needed = -math.inf if asked.bound is None else known.needed(metric, asked.bound)
+    test = MeanTest(data.count, low, high, max(needed, -1e300), asked.error if asked.bound is not None else 0.0)
     gains: list[float] = []
     for place, sample in enumerate(data.order):
         outputs, reference = run(load_npz(data.inputs(sample))), data.reference(sample)
@@ -74,14 +74,14 @@ def measure(run: Run, request: Measure) -> Measured:
             seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
             gains.append(known.gain(metric, place, seen))
             decided = test.add(gains[-1])
-        if decided is not None and request.error > 0:
+        if decided is not None and asked.error > 0:
             break
     value = known.estimate(metric, test.mean)
-    passed = test.decided if request.bound is not None else None
-    return Measured(value, test.seen, passed, gains=() if request.error > 0 else tuple(gains))
+    passed = test.decided if asked.bound is not None else None
+    return Measured(value, test.seen, passed, gains=() if asked.error > 0 else tuple(gains))
 
 
-def _measure_whole(run: Run, request: Measure, metric: Metric, data: Evaluation) -> Measured:
+def _measure_whole(run: Run, asked: Scoring, metric: Metric, data: Evaluation) -> Measured:
     places = range(data.count)
     seen = [run(load_npz(data.inputs(place))) for place in places]
     assert metric.of_set is not None, "it is one or the other"
@@ -89,7 +89,7 @@ def _measure_whole(run: Run, request: Measure, metric: Metric, data: Evaluation)
         value = metric.of_set(
             seen, [data.reference(place) for place in places], [data.labels(place) for place in places]
         )
-    return Measured(value, data.count, None if request.bound is None else is_within(metric, value, request.bound))
+    return Measured(value, data.count, None if asked.bound is None else is_within(metric, value, asked.bound))
 
 
 def is_within(metric: Metric, value: float, bound: float) -> bool:

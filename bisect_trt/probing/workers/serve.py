@@ -272,7 +272,7 @@ class Worker:
         from bisect_trt.probing.workers.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
         from bisect_trt.tensors.scores.evaluation import Evaluation  # noqa: PLC0415 - as above
 
-        first = load_npz(Evaluation.open(request.data).first)
+        first = load_npz(Evaluation.open(request.scoring.data).first)
         with spending("building"):
             rest = None if request.reference is None else make_runtime(request.reference)
             before, after = (
@@ -282,7 +282,7 @@ class Worker:
             piece = Piece(before, after)
             fed = piece.feed(first)
             session = self._runtime(request.target).load(request.model, fed)
-        measured = measure(lambda feed: piece.run(session, feed), request)
+        measured = measure(lambda feed: piece.run(session, feed), request.scoring)
         with spending("running"):
             latency = None if request.warm_up is None else median_of(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)

@@ -89,12 +89,7 @@ def compare_saved(
     Raises:
         UsageError: There are not two runs to compare, or they do not fit each other.
     """
-    *runs, right = [run for path in paths for run in load_runs(path)]
-    if not runs:
-        raise UsageError(
-            f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
-            "and a target to run it on."
-        )
+    runs, right = saved_runs(paths)
     comparisons: list[TensorComparison] = []
     averages: list[TensorComparison] | None = [] if average else None
     for run in runs:
@@ -119,6 +114,21 @@ def compare_saved(
         if averages is not None:
             averages += tell_average(comparisons[before:], prefix, console)
     return conclude(comparisons, console, result, averages)
+
+
+def saved_runs(paths: Sequence[Path]) -> tuple[list[SavedRun], SavedRun]:
+    """Saved runs, and the last one, which stands for what is right.
+
+    Raises:
+        UsageError: There are not two runs to compare.
+    """
+    *runs, right = [run for path in paths for run in load_runs(path)]
+    if not runs:
+        raise UsageError(
+            f"{right.name} is one saved result, and comparing takes two; name another after --load-outputs, or a model "
+            "and a target to run it on."
+        )
+    return runs, right
 
 
 def same_samples(run: SavedRun, number: int, other: str) -> None:
