@@ -144,6 +144,46 @@ def test_whoever_stands_alone_is_wrong(size: float) -> None:
     assert verdict(evidence(target=off, wide="no", evaluator="no such operator")) == "unknown"
 
 
+@given(st.sampled_from([np.inf, np.nan, 1e3, -7.0]), st.booleans())
+def test_who_is_right_where_fp32_is_not_is_not_blamed(made: float, evaluated: bool) -> None:
+    """A target that fuses, and so keeps what overflows or cancels in fp32, node by node."""
+    lost = RIGHT + np.float32(made)
+    fault = judge(
+        evidence(reference=lost, evaluator=lost if evaluated else "no such operator"),
+        ToleranceOptions(nonfinite_equal=True),
+        "T",
+        "the reference (R)",
+    )
+    assert fault.whose == "reference"
+    assert ("Node by node" in fault.sentence) == evaluated
+
+
+@given(
+    st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=8),
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from(["wrap", "clip", "off by one"]),
+)
+def test_integers_that_become_32_bits_are_said_to(
+    numbers: list[int], dtype: type[np.signedinteger[Any]], how: str
+) -> None:
+    right = np.array(numbers, np.int64)
+    short = np.iinfo(np.int32)
+    made = {
+        "wrap": right.astype(np.int32),
+        "clip": np.clip(right, short.min, short.max),
+        "off by one": right + 1,
+    }[how].astype(np.int64)
+    past = int(np.count_nonzero(right.astype(np.int32) != right))
+    seen = made if dtype is np.int64 or how == "off by one" else made.astype(dtype)
+    ends = [helper.make_tensor_value_info(name, TensorProto.INT64, [len(right)]) for name in "xy"]
+    model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:]))
+    values = {name: {"y": value} for name, value in (("reference", right), ("evaluator", right), ("wide", right))}
+    fault = judge(Evidence(model, ("y",), {"x": -right}, target={"y": seen}, **values), ToleranceOptions(), "T", "R")
+    narrowed = bool(((seen >= short.min) & (seen <= short.max)).all())
+    assert (f"{past} of its int64 values" in fault.sentence) == (narrowed and past > 0)
+    assert ("int32" in fault.sentence) == (narrowed and past > 0)
+
+
 @given(st.floats(0.1, 1e3), st.floats(1.5, 1e3))
 def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
     alone, worse = RIGHT + np.float32(size), RIGHT + np.float32(size * times)
