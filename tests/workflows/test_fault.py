@@ -12,6 +12,7 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json
@@ -168,17 +169,15 @@ def test_integers_that_become_32_bits_are_said_to(
 ) -> None:
     right = np.array(numbers, np.int64)
     short = np.iinfo(np.int32)
-    made = {
-        "wrap": right.astype(np.int32),
-        "clip": np.clip(right, short.min, short.max),
-        "off by one": right + 1,
-    }[how].astype(np.int64)
+    ways = {"wrap": right.astype(np.int32), "clip": np.clip(right, short.min, short.max), "off by one": right + 1}
+    made: NDArray[Any] = ways[how].astype(np.int64)
     past = int(np.count_nonzero(right.astype(np.int32) != right))
     seen = made if dtype is np.int64 or how == "off by one" else made.astype(dtype)
     ends = [helper.make_tensor_value_info(name, TensorProto.INT64, [len(right)]) for name in "xy"]
     model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:]))
-    values = {name: {"y": value} for name, value in (("reference", right), ("evaluator", right), ("wide", right))}
-    fault = judge(Evidence(model, ("y",), {"x": -right}, target={"y": seen}, **values), ToleranceOptions(), "T", "R")
+    agreed = {"y": right}
+    case = Evidence(model, ("y",), {"x": -right}, agreed, {"y": seen}, agreed, agreed)
+    fault = judge(case, ToleranceOptions(), "T", "R")
     narrowed = bool(((seen >= short.min) & (seen <= short.max)).all())
     assert (f"{past} of its int64 values" in fault.sentence) == (narrowed and past > 0)
     assert ("int32" in fault.sentence) == (narrowed and past > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ class Sketch:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[TensorProto] = []
 
-    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: object) -> str:
+    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
         names = []
         for value in inputs:
             if not isinstance(value, str):
