@@ -169,8 +169,12 @@ def test_integers_that_become_32_bits_are_said_to(
 ) -> None:
     right = np.array(numbers, np.int64)
     short = np.iinfo(np.int32)
-    ways = {"wrap": right.astype(np.int32), "clip": np.clip(right, short.min, short.max), "off by one": right + 1}
-    made: NDArray[Any] = ways[how].astype(np.int64)
+    ways: dict[str, NDArray[Any]] = {
+        "wrap": right.astype(np.int32),
+        "clip": np.clip(right, short.min, short.max),
+        "off by one": right + 1,
+    }
+    made = ways[how].astype(np.int64)
     past = int(np.count_nonzero(right.astype(np.int32) != right))
     seen = made if dtype is np.int64 or how == "off by one" else made.astype(dtype)
     ends = [helper.make_tensor_value_info(name, TensorProto.INT64, [len(right)]) for name in "xy"]
