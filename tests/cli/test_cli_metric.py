@@ -200,8 +200,7 @@ def test_saved_outputs_score_what_a_live_run_does(cli: CommandLine, model: Path)
 def test_saved_outputs_and_their_labels(cli: CommandLine, here: Path) -> None:
     """Without labels the last one is the truth; labels may lie in files; and all have to be of as many samples."""
     (here / "ids.py").write_text(
-        "import numpy\ndef load_data():\n    while True:\n"
-        "        yield {}, numpy.array([0])\n"
+        "import numpy\ndef load_data():\n    while True:\n        yield {}, numpy.array([0])\n"
     )
     for number, (right, ours) in enumerate([(0, 0), (1, 0), (2, 2), (0, 1)], 1):
         np.savez(f"right-{number}.npz", y=np.eye(3)[[right]], z=np.ones(2))
