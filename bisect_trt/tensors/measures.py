@@ -11,8 +11,11 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,11 @@ from bisect_trt.tensors.scores.signals import cosine_similarity, peak_signal_to_
 from bisect_trt.tensors.scores.terms import to_float
 
 Vector = NDArray[np.float64]
+_EIGHT_BITS = 2.0
+"""Past this an image is one of 0 to 255, of which none is so dark."""
+_SMALLEST = 31
+"""Of an image that is less high or wide AlexNet's last layers have nothing left."""
+_WEIGHTS = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
 _UNJUDGED = (ComparisonKind.MISSING, ComparisonKind.SHAPE, ComparisonKind.DTYPE)
 
 
@@ -153,27 +161,23 @@ def lpips_distance(reference: Vector, seen: Vector) -> float:
     """The learned perceptual distance of images (R. Zhang et al., 2018), with AlexNet, prepared as Polygraphy does.
 
     Values past 1 are taken for those of 0 to 255, values from 0 to 1 are stretched to -1 to 1. What the reference has says
-    that of both images; by itself, one that is a little past 1 would be of another scale.
+    that of both images; by itself, one that is a little past 1 would be of another scale. Nor is the reference's own scale
+    another where it is itself a little past 1, as what a network makes of a picture may be: as one of 0 to 255 it would be
+    black, and every picture like it.
 
     Args:
         reference: Of shape (H, W, C), (C, H, W), (N, C, H, W) or (N, H, W, C); at most three channels are looked at.
         seen: Of the same shape.
 
     Raises:
-        UnavailableError: It is not installed, or its weights cannot be had.
+        UnavailableError: It is not installed, its weights cannot be had, or these are no images.
     """
-    if reference.ndim not in (3, 4):
-        raise UnavailableError(
-            f"LPIPS compares images, of 3 or 4 dimensions, and an output has shape {list(reference.shape)}; name those it is for "
-            "(--check-error-stat OUT:lpips)."
-        )
+    scale = 1 / 255 if reference.max() > _EIGHT_BITS else 1.0
+    centred = bool(reference.min() < 0)
+    images = [_image(values * scale, centred=centred) for values in (reference, seen)]
     network, torch = _network(), importlib.import_module("torch")
-    eight_bits = reference.max() > 1
-    scale = 1 / 255 if eight_bits else 1.0
-    centred = bool(reference.min() < 0 or reference.max() * scale > 1)
     with torch.no_grad():
-        images = [torch.from_numpy(_image(values * scale, centred=centred)) for values in (reference, seen)]
-        return float(network(*images).mean())
+        return float(network(*map(torch.from_numpy, images)).mean())
 
 
 @functools.cache
@@ -185,19 +189,33 @@ def _network() -> Any:  # noqa: ANN401 - a module of torch's
     """
     package = require_lpips()
     try:
-        return package.LPIPS(net="alex", version="0.1", verbose=False).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torchvision's, of how lpips calls it
+            return package.LPIPS(net="alex", version="0.1", verbose=False).eval()
     except Exception as error:  # its weights come from the internet
+        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        folder = Path(os.environ.get("TORCH_HOME", str(Path(cache, "torch"))), "hub", "checkpoints")
         raise UnavailableError(
-            f"LPIPS cannot load its network: {error}; make it available, or compare otherwise."
+            f"LPIPS cannot load its network: {error}; put {_WEIGHTS} into {folder}, or compare otherwise."
         ) from error
 
 
 def _image(values: Vector, *, centred: bool) -> NDArray[np.float32]:
-    """As (N, 3, H, W), from -1 to 1; from 0 to 1 unless ``centred``."""
+    """As (N, 3, H, W), from -1 to 1; from 0 to 1 unless ``centred``.
+
+    Raises:
+        UnavailableError: It is no image that the network can look at.
+    """
+    shape = list(values.shape)
     if values.ndim == 3:
         values = (values.transpose(2, 0, 1) if values.shape[2] <= 3 else values)[None]
-    elif values.shape[3] <= 3:
+    elif values.ndim == 4 and values.shape[3] <= 3:
         values = values.transpose(0, 3, 1, 2)
+    if values.ndim != 4 or min(values.shape[2:]) < _SMALLEST:
+        raise UnavailableError(
+            f"LPIPS compares images, of 3 or 4 dimensions and at least {_SMALLEST} by {_SMALLEST}, and an output has shape "
+            f"{shape}; name those it is for (--check-error-stat OUT:lpips)."
+        )
     image = values if centred else values * 2 - 1
     channels = [min(channel, image.shape[1] - 1) for channel in range(3)]
     return np.ascontiguousarray(image[:, channels], dtype=np.float32)

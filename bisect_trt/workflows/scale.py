@@ -89,10 +89,13 @@ def scale_of(data: Evaluation, settings: MetricSettings, console: Console, whose
             first = data.order[:_TRIED]
             golden = [data.reference(place) for place in first]
             by_sample = script.is_mean(golden, golden, [data.labels(place) for place in first])
-            mean = script.by_sample(metric)
-            # Of what is infinite, as a PSNR without noise, no part can be told from a few samples.
-            by_sample = by_sample and bool(np.isfinite(data.known(mean).total).all())
-            metric = mean if by_sample else metric
+            # Read again: what a script keeps from call to call is not to hold these samples twice.
+            metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
+            if by_sample and (script := script_of(metric)) is not None:
+                mean = script.by_sample(metric)
+                # Of what is infinite, as a PSNR without noise, no part can be told from a few samples.
+                by_sample = bool(np.isfinite(data.known(mean).total).all())
+                metric = mean if by_sample else metric
         reference = _of_reference(metric, data)
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _refuse_reference(metric, reference, bound, drop=options.max_drop is not None)

@@ -15,6 +15,10 @@ from conftest import CommandLine
 from onnx import numpy_helper
 from support import TARGET, chain, overflowing, read_json
 
+from bisect_trt.probing.metric_check import Scale
+from bisect_trt.tensors.scores.asked import find_metric
+from bisect_trt.tensors.scores.evaluation import Evaluation
+
 LOADER = """
 import numpy
 def load_data():
@@ -230,6 +234,30 @@ def test_saved_outputs_and_their_labels(cli: CommandLine, here: Path) -> None:
     assert (ran.status, "--min is about a metric, and there is none" in ran.error) == (2, True)
 
 
+def test_a_script_that_keeps_what_it_saw(cli: CommandLine, model: Path) -> None:
+    """As one that adds up: each side is scored on the set, once."""
+    Path("sum.py").write_text("seen = []\ndef metric(outputs):\n    seen.extend(outputs)\n    return len(seen)\n")
+    assert cli("run", model, *TARGET, *DATA, "--metric", "sum.py", "--json", "r.json").status == 0
+    found = read_json(Path("r.json"))["metric"]
+    assert (found["reference"], found["candidate"]) == (60, 60)
+
+
+@pytest.mark.parametrize("name", ["each", "whole"])
+def test_a_script_that_raises_on_nan(cli: CommandLine, model: Path, name: str) -> None:
+    """As scikit-learn's do: what the reference has not is the candidate's, and the worst there is."""
+    Path("strict.py").write_text(
+        "import numpy\ndef each(outputs):\n    for o in outputs: numpy.asarray_chkfinite(next(iter(o.values())))\n"
+        "    return [1.0] * len(outputs)\n"
+        "def whole(outputs): return float(numpy.mean(each(outputs)))\n"
+    )
+    strict = ["--metric", f"strict.py:{name}", "--min", "0.9"]
+    ran = cli("run", model, *TARGET, *DATA, *strict, "--json", "r.json")
+    assert ran.status == 1
+    assert not read_json(Path("r.json"))["metric"]["passed"]
+    ran = cli("run", model, "--onnxrt", *DATA, *strict)
+    assert ran.status == 0
+
+
 def test_what_has_no_part_in_it(cli: CommandLine, model: Path) -> None:
     ran = cli("run", model, *TARGET, "--metric", "top-1", "--save-outputs", "o.npz")
     assert (ran.status, "--save-outputs has no part in that" in ran.error) == (2, True)
@@ -273,3 +301,13 @@ def test_few_samples_are_warned_of(cli: CommandLine, here: Path) -> None:
     ran = cli("run", chain(here / "c.onnx"), "--onnxrt", "--iterations", "3", "--metric", "cosine", "--min", "0.9")
     assert ran.status == 0
     assert "3 samples are few for a metric" in ran.err
+
+
+def test_how_sure_the_verdicts_are_of_a_metric_that_takes_the_whole_set() -> None:
+    data = Evaluation(Path(), 300, labelled=False)
+    sure = {
+        name: Scale(find_metric(name), name, by_sample=False, data=data, reference=1.0, bound=0.9, error=0.001)
+        for name in ("top-1", "map")
+    }
+    assert sure["top-1"].confidence(10) == pytest.approx(0.99)
+    assert sure["map"].confidence(10) == 1.0

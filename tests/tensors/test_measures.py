@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from support import tolerances
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.options.choices import Measure
 from bisect_trt.probing.fresh_check import error_of
+from bisect_trt.tensors import measures
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.measures import RULES, lpips_distance
@@ -182,21 +186,55 @@ def test_lpips_beside_a_torchvision_of_another_build(tmp_path: Path, monkeypatch
         tolerances(check_error_stat=["lpips"])
 
 
-def test_lpips_is_of_images() -> None:
-    with pytest.raises(
-        UnavailableError, match=r"LPIPS compares images, of 3 or 4 dimensions, and an output has shape \[5\]"
-    ):
-        lpips_distance(np.zeros(5), np.zeros(5))
+@pytest.mark.parametrize(
+    "shape", [(5,), (4, 4), (1, 3, 30, 64), (64, 30, 3), (3, 64, 16), (2, 30, 64, 1), (1, 1, 3, 64, 64)]
+)
+def test_lpips_is_of_images(shape: tuple[int, ...]) -> None:
+    said = re.escape(f"of 3 or 4 dimensions and at least 31 by 31, and an output has shape {list(shape)}; name those")
+    with pytest.raises(UnavailableError, match=said):
+        lpips_distance(np.zeros(shape), np.zeros(shape))
 
 
-@pytest.mark.skipif(find_spec("lpips") is None, reason="lpips is not installed")
+def test_lpips_without_its_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is missing, and where it is looked for."""
+
+    def offline(**_: Any) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=offline))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    measures._network.cache_clear()
+    said = rf"network: Name or service not known; put https://\S+/alexnet-\S+ into {tmp_path}/hub/checkpoints, or"
+    with pytest.raises(UnavailableError, match=said):
+        lpips_distance(np.zeros((3, 64, 64)), np.zeros((3, 64, 64)))
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LPIPS's network; of random weights, since the real ones come from the internet."""
+    lpips, torch = (pytest.importorskip(name) for name in ("lpips", "torch"))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
+    monkeypatch.setattr(measures, "_network", lambda: made)
+
+
+@pytest.mark.usefixtures("network")
+def test_lpips_of_a_picture_that_is_a_little_past_its_range() -> None:
+    """Is of the scale it has: as one of 0 to 255 it would be black, and any other like it."""
+    image, far = RNG.random((3, 64, 64)), RNG.random((3, 64, 64))
+    for scale in (1, 255):
+        told = compared("lpips", image * scale, far * scale).measured[0].value
+        past = compared("lpips", image * scale * 1.05, far * scale * 1.05).measured[0].value
+        assert past == pytest.approx(told, rel=0.2)
+
+
+@pytest.mark.usefixtures("network")
 def test_lpips_of_images() -> None:
     """Nothing for the same one, whatever the layout; a value a little past 1 makes no other scale of it."""
     image = RNG.random((2, 3, 64, 64)).astype(np.float32)
-    try:
-        assert compared("lpips", image, image).measured[0].value == 0.0
-    except UnavailableError as error:
-        pytest.skip(str(error))
+    assert compared("lpips", image, image).measured[0].value == 0.0
     image[0, 0, 0, 0] = 1.0
     near, far = image + np.float32(1e-4), RNG.random(image.shape).astype(np.float32)
     small, large = (compared("lpips", image, other).measured[0].value for other in (near, far))

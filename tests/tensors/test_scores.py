@@ -172,6 +172,11 @@ def beyond(outputs, reference, labels):
     return [2.0 for _ in outputs]
 def relative(outputs, reference, labels):
     return [1.0 / len(outputs) for _ in outputs]
+def of_the_worst(outputs, reference):
+    errors = [abs(o["out"] - r["out"]).max() for o, r in zip(outputs, reference)]
+    return [1 - error / max(max(errors), 1e-9) for error in errors]
+def near(outputs, reference):
+    return [abs(o["out"] - r["out"]).max() < 0.1 for o, r in zip(outputs, reference)]
 def words(outputs, reference, labels):
     return "good"
 def broken(outputs, reference, labels):
@@ -179,11 +184,29 @@ def broken(outputs, reference, labels):
 """
 
 
+def test_a_mean_over_texts_of_other_lengths(tmp_path: Path) -> None:
+    """Which does not take each other's outputs, is one all the same."""
+    path = tmp_path / "my.py"
+    path.write_text(
+        "def metric(outputs, reference): return [abs(o['out'] - r['out']).sum() for o, r in zip(outputs, reference)]"
+    )
+    seen = [{"out": np.zeros((1, length))} for length in (3, 4, 5)]
+    script = script_of(find_metric(str(path)))
+    assert script is not None
+    assert script.is_mean(seen, seen, [None] * 3)
+
+
 def test_a_function_of_the_users(tmp_path: Path) -> None:
     path = tmp_path / "my.py"
     path.write_text(SCRIPT)
     seen, labels = logits(5, 1, 3), [np.array([1])] * 5
-    for name, mean in (("metric", True), ("whole", False), ("relative", False)):
+    for name, mean in (
+        ("metric", True),
+        ("near", True),
+        ("whole", False),
+        ("relative", False),
+        ("of_the_worst", False),  # which shows of outputs with errors alone
+    ):
         metric = find_metric(f"{path}:{name}")
         script = script_of(metric)
         assert script is not None

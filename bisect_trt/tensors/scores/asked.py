@@ -18,7 +18,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.tensors.scores.detections import mean_average_precision
 from bisect_trt.tensors.scores.rows import divergence, perplexity, top
 from bisect_trt.tensors.scores.signals import cosine, psnr, snr
-from bisect_trt.tensors.scores.terms import Labels, Metric, Outputs, Terms
+from bisect_trt.tensors.scores.terms import Labels, Metric, Outputs, Terms, is_floating, to_float
 from bisect_trt.tensors.scores.words import word_errors
 from bisect_trt.tensors.user_script import Outputs as Named
 from bisect_trt.tensors.user_script import import_script, is_script, split_script, user_code
@@ -140,18 +140,23 @@ class ScriptMetric:
     def call(
         self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]
     ) -> float | NDArray[np.float64]:
-        """What it gives: a number, or one for each sample.
+        """What it gives: a number, or one for each sample; NaN where it raises on NaN or Inf that the reference has not.
 
         Raises:
             UsageError: It raises, or gives something else.
         """
         sides = [Named(each, "target") for each in seen], [Named(each, "reference") for each in reference]
         given = dict(zip(GIVEN, (*sides, list(labels)), strict=True))
-        with user_code(self._path, _KIND):
-            if self._by_name:
-                made = self._function(**{name: given[name] for name in self._by_name})
-            else:
-                made = self._function(*given.values())
+        try:
+            with user_code(self._path, _KIND):
+                if self._by_name:
+                    made = self._function(**{name: given[name] for name in self._by_name})
+                else:
+                    made = self._function(*given.values())
+        except UsageError:
+            if _is_finite(seen) or not _is_finite(reference):
+                raise
+            return math.nan
         try:
             numbers = np.asarray(made)
             numbers = numbers.astype(np.float64) if numbers.dtype.kind in "biuf" else np.empty((0, 0))
@@ -175,7 +180,18 @@ class ScriptMetric:
         return replace(metric, of_sample=self._of_sample)
 
     def is_mean(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> bool:
-        """Whether it gives a number for each of some samples, the same for one alone as among the others."""
+        """Whether it gives a number for each of some samples, the same for one alone as among the others.
+
+        Of what has no error, as the reference's own outputs, nearly every number is the same for all; so it is seen of each
+        other's outputs too, unless it does not take them, as where a text has another length.
+        """
+        if not self._is_mean(seen, reference, labels):
+            return False
+        with suppress(UsageError):
+            return self._is_mean([*seen[1:], *seen[:1]], reference, labels)
+        return True
+
+    def _is_mean(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> bool:
         together = self.call(seen, reference, labels)
         if isinstance(together, float) or len(seen) < 2:
             return False
@@ -195,6 +211,12 @@ class ScriptMetric:
                 f"'{self._name}' of {self._path} gives {value:g} for a sample, beyond its {RANGE}; mend one of them."
             )
         return Terms(value, 1.0, self._low, self._high)
+
+
+def _is_finite(samples: Sequence[Outputs]) -> bool:
+    """Whether there is neither NaN nor Inf in any output."""
+    arrays = (values for outputs in samples for values in outputs.values())
+    return all(np.isfinite(to_float(values)).all() for values in arrays if is_floating(values))
 
 
 def script_of(metric: Metric) -> ScriptMetric | None:
