@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,10 @@ from onnx import numpy_helper
 from support import TARGET, chain, overflowing, read_json
 
 from bisect_trt.probing.metric_check import Scale
+from bisect_trt.reporting.console import Console
 from bisect_trt.tensors.scores.asked import find_metric
 from bisect_trt.tensors.scores.evaluation import Evaluation
+from bisect_trt.workflows.scale import _counted
 
 LOADER = """
 import numpy
@@ -311,3 +315,10 @@ def test_how_sure_the_verdicts_are_of_a_metric_that_takes_the_whole_set() -> Non
     }
     assert sure["top-1"].confidence(10) == pytest.approx(0.99)
     assert sure["map"].confidence(10) == 1.0
+
+
+def test_a_loader_that_never_ends_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """All are given on, and now and then there is a word."""
+    assert len(list(islice(_counted(repeat(({}, None)), Console()), 25_000))) == 25_000
+    said = capsys.readouterr()
+    assert re.findall(r"(\d+) samples of the set so far", said.out + said.err) == ["10000", "20000"]
