@@ -60,7 +60,7 @@ def layerwise(examination: Examination, settings: LayerwiseSettings) -> Result:
         UnavailableError: The target does not run the model with tensors marked.
     """
     subject, console, result = examination.subject, examination.console, examination.result
-    look = Look(subject, settings.target, settings.tolerance, settings.timeout)
+    look = Look.by(subject, settings)
     console.step(f"{settings.target.describe()} against the reference, every tensor an output")
     original, plain = look.unmarked()
     layers = compare_layers(look, original)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import onnx
 
@@ -97,6 +98,22 @@ def _compare_sample(
 _UNKNOWN = "the reference has no value of it"
 
 
+class Comparing(Protocol):
+    """How a target is compared with the reference."""
+
+    @property
+    def target(self) -> TargetSettings | None:
+        """The runtime under suspicion."""
+
+    @property
+    def tolerance(self) -> ToleranceOptions:
+        """How far a tensor may be off."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one run may take."""
+
+
 @dataclass(frozen=True)
 class Look:
     """How to look.
@@ -114,6 +131,12 @@ class Look:
     tolerance: ToleranceOptions
     timeout: float | None = None
     cancel: Cancel | None = None
+
+    @classmethod
+    def by(cls, subject: Subject, how: Comparing) -> Look:
+        """As a check, or the settings of a command, compares the target."""
+        assert how.target is not None, "there is nothing to look at without one"
+        return cls(subject, how.target, how.tolerance, how.timeout)
 
     @property
     def outputs(self) -> list[str]:
