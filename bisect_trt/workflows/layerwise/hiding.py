@@ -50,6 +50,7 @@ class Hiding:
             "minimality": proven,
             "why": self.minimum.why,
             "seen": self.seen,
+            "holds": self.holds,
             "workaround": self.holds and len(self.marks) <= _USEFUL,
         }
 
