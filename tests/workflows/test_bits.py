@@ -260,7 +260,8 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     assert result.minimality == "1-minimal"
 
 
-def test_names_need_not_tell_an_activation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", rest_slow([230, 100]))
+def test_names_need_not_tell_an_activation(tmp_path: Path, wrong: int) -> None:
     """The quantizer drops a Relu whose result is quantized; the zero point of one is bad, and no name says that it was one."""
     source = resnet(6, 3)
     names: dict[str, str] = {"image": "image", "logits": "logits", "": ""}
@@ -274,7 +275,7 @@ def test_names_need_not_tell_an_activation(tmp_path: Path) -> None:
     model = onnx.load(tmp_path / "model.onnx")
     tensor = names["/layer1/act1/Relu_output_0"]
     zero = next(each for each in model.graph.initializer if each.name == f"{tensor}_zero_point")
-    zero.CopyFrom(numpy_helper.from_array(np.asarray(100, np.uint8), zero.name))
+    zero.CopyFrom(numpy_helper.from_array(np.asarray(wrong, np.uint8), zero.name))
     onnx.save(model, tmp_path / "model.onnx")
     rng = np.random.default_rng(2)
     result = bisect_trt.precision(

@@ -93,7 +93,7 @@ def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = Fa
     misfits = with_contradictions(subject, plain, with_suspicions(subject, plain, misfits))
     yardstick = None
     if settings.target is not None:
-        yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)
+        yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found])
     return Case(lowering, quantized, plain, misfits, yardstick)
 
 

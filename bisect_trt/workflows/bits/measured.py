@@ -76,8 +76,6 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
         min(lost + among, 32.0),
         own_db,
         fit_db,
-        lows=tuple(lows),
-        highs=tuple(highs),
         drowned=among > 0,
     )
     return replace(seen, problems=tuple(problems(network, seen, grid, values, symmetric=symmetric)))
