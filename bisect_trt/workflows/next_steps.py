@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from bisect_trt.errors import quoted
+from bisect_trt.graph.nodes import bodies, label
 from bisect_trt.graph.qdq import TYPES
 from bisect_trt.graph.qdq_groups import find_quantized
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import DoesNotReproduce
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject
@@ -35,6 +37,8 @@ def next_steps(subject: Subject, check: CheckSettings) -> list[str]:
     """What else may show the failure, after what was done already."""
     target, data = check.target, subject.settings.data
     steps = [*lost_outputs(subject), *scales(subject, check)]
+    if target is not None and target.low_precisions:
+        steps += not_rounded(subject, target)
     if target is not None and not target.low_precisions:
         first = "" if steps else "first "
         steps.append(f"{first}the precision of the failing deployment (--fp16, --bf16, ...)")
@@ -104,6 +108,19 @@ def other_types(comparisons: Iterable[TensorComparison]) -> list[str]:
         if each.target_dtype not in (None, each.reference_dtype)
     )
     return [f"who reads the outputs: values match, types do not ({', '.join(list(said)[:4])})"] if said else []
+
+
+def not_rounded(subject: Subject, target: TargetSettings) -> list[str]:
+    """Branches and loops whose inside is computed in fp32 where a low precision is emulated, and not on who has it."""
+    if not target.target.emulates_low(target):
+        return []
+    found = [f"{node.op_type} '{label(node)}'" for node in subject.network.nodes if any(bodies(node))]
+    if not found:
+        return []
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return [
+        f"hardware that computes in {' and '.join(target.low_precisions)}: inside of {found[0]}{more} nothing was rounded here"
+    ]
 
 
 def lost_outputs(subject: Subject) -> list[str]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.axes import Axis
 from bisect_trt.graph.externals import has_external_data
+from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.shrink import (
     Piece,
     axis_groups,
@@ -47,6 +48,12 @@ def shrink(investigation: Investigation, answer: Candidate) -> Candidate:
     known = all(name in infos and infos[name].is_static for name in answer.inputs)
     if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it is left as it is")
+        return answer
+    draws = Draws(answer.proto, {}, unsure=True)
+    if any(map(draws.by, answer.proto.graph.node)):
+        console.say(
+            "  it draws random numbers, of which a few may come out the same on both sides, so it is left as it is"
+        )
         return answer
     shrinker = _Shrinker(investigation, answer)
     before = shrinker.elements()

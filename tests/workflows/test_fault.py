@@ -12,6 +12,7 @@ import pytest
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json
@@ -142,6 +143,48 @@ def test_whoever_stands_alone_is_wrong(size: float) -> None:
     assert verdict(evidence(reference=off, target=-off)) in ("target", "unknown")
     assert verdict(evidence(target=off, wide="no float64")) == "target"
     assert verdict(evidence(target=off, wide="no", evaluator="no such operator")) == "unknown"
+
+
+@given(st.sampled_from([np.inf, np.nan, 1e3, -7.0]), st.booleans())
+def test_who_is_right_where_fp32_is_not_is_not_blamed(made: float, evaluated: bool) -> None:
+    """A target that fuses, and so keeps what overflows or cancels in fp32, node by node."""
+    lost = RIGHT + np.float32(made)
+    fault = judge(
+        evidence(reference=lost, evaluator=lost if evaluated else "no such operator"),
+        ToleranceOptions(nonfinite_equal=True),
+        "T",
+        "the reference (R)",
+    )
+    assert fault.whose == "reference"
+    assert ("Node by node" in fault.sentence) == evaluated
+
+
+@given(
+    st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=8),
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from(["wrap", "clip", "off by one"]),
+)
+def test_integers_that_become_32_bits_are_said_to(
+    numbers: list[int], dtype: type[np.signedinteger[Any]], how: str
+) -> None:
+    right = np.array(numbers, np.int64)
+    short = np.iinfo(np.int32)
+    ways: dict[str, NDArray[Any]] = {
+        "wrap": right.astype(np.int32),
+        "clip": np.clip(right, short.min, short.max),
+        "off by one": right + 1,
+    }
+    made = ways[how].astype(np.int64)
+    past = int(np.count_nonzero(right.astype(np.int32) != right))
+    seen = made if dtype is np.int64 or how == "off by one" else made.astype(dtype)
+    ends = [helper.make_tensor_value_info(name, TensorProto.INT64, [len(right)]) for name in "xy"]
+    model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:]))
+    agreed = {"y": right}
+    case = Evidence(model, ("y",), {"x": -right}, agreed, {"y": seen}, agreed, agreed)
+    fault = judge(case, ToleranceOptions(), "T", "R")
+    narrowed = bool(((seen >= short.min) & (seen <= short.max)).all())
+    assert (f"{past} of its int64 values" in fault.sentence) == (narrowed and past > 0)
+    assert ("int32" in fault.sentence) == (narrowed and past > 0)
 
 
 @given(st.floats(0.1, 1e3), st.floats(1.5, 1e3))

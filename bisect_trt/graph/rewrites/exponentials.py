@@ -56,6 +56,32 @@ def log_softmax(view: View, index: int) -> Fragment | None:
     return fragment
 
 
+def log_sum_exp(view: View, index: int) -> Fragment | None:
+    """``log(sum(exp(x)))``, spelled out or one operator, the maximum taken out: no exponential past 1."""
+    node, matched = view.node(index), frozenset[int]()
+    if node.op_type == "ReduceLogSumExp":
+        total, x = node, node.input[0]
+    elif node.op_type == "Log" and (inner := view.makes(node.input[0], "ReduceSum")) is not None:
+        total, top = view.node(inner), view.makes(view.node(inner).input[0], "Exp")
+        if top is None:
+            return None
+        matched, x = frozenset([inner, top]), view.node(top).input[0]
+    else:
+        return None
+    axes = view.axes(total)
+    if not axes or not view.is_float(x):
+        return None
+    kept = attribute(total, "keepdims", 1)
+    fragment = Fragment(view, index, matched)
+    largest = fragment.reduce("ReduceMax", x, axes)
+    summed = fragment.reduce("ReduceSum", fragment.op("Exp", fragment.op("Sub", x, largest)), axes)
+    made = fragment.op("Add", fragment.op("Log", summed), largest, to=node.output[0] if kept else None)
+    if not kept:
+        over = (np.array(axes, np.int64),) if view.opset >= _SINCE else ()
+        fragment.op("Squeeze", made, *over, to=node.output[0], **({} if over else {"axes": axes}))
+    return fragment
+
+
 def _one_plus(view: View, name: str) -> tuple[str, list[int]] | None:
     """The exponent of ``1 + exp(x)``, and its nodes."""
     added = view.makes(name, "Add")

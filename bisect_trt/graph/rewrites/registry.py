@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bisect_trt.graph.nodes import DEFAULT_DOMAINS
-from bisect_trt.graph.rewrites.exponentials import log_softmax, mask, sigmoid, softmax, softplus, spelled_softmax
+from bisect_trt.graph.rewrites.exponentials import (
+    log_softmax,
+    log_sum_exp,
+    mask,
+    sigmoid,
+    softmax,
+    softplus,
+    spelled_softmax,
+)
 from bisect_trt.graph.rewrites.norms import (
     layer_norm,
     mean_of_parts,
@@ -40,6 +48,7 @@ RULES: dict[str, Rewrite] = {
     "layer-norm": Rewrite("as LayerNormalization", layer_norm, ranges=True),
     "softmax": Rewrite("as Softmax", softmax, ranges=True),
     "log-softmax": Rewrite("as LogSoftmax", log_softmax, ranges=True),
+    "log-sum-exp": Rewrite("with its maximum taken out", log_sum_exp, ranges=True),
     "softplus": Rewrite("as Softplus", softplus, ranges=True),
     "sigmoid": Rewrite("as Sigmoid", sigmoid, ranges=True),
     "mask": Rewrite("its constant within fp16's range", mask, ranges=True),

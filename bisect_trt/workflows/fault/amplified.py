@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.graph.lower.roundtrip import EXACT_OPS
+from bisect_trt.graph.randomness import Draws
 from bisect_trt.graph.slices import held_bytes
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -82,13 +83,15 @@ def rounding_alone(
 
     Returns:
         What rounding does; ``None`` where it does less, by four times, or where that is not to be had: a target of low
-        precision, whose own rounding is another question, a model that does not run or is too large to be run once more.
+        precision, whose own rounding is another question, a model that draws random numbers, whose runs differ without any
+        rounding, one that does not run or is too large to be run once more.
     """
     failed = {each.name: each for each in seen if not each.passed}
     proto = subject.network.proto
     if not failed or target.low_precisions or not all(math.isfinite(each.severity) for each in failed.values()):
         return None
-    if held_bytes(proto) > _MOST_BYTES or subject.reference.lost:
+    draws = Draws(proto, subject.samples[0], unsure=True)
+    if held_bytes(proto) > _MOST_BYTES or subject.reference.lost or any(map(draws.by, proto.graph.node)):
         return None
     infos, models = subject.infos, subject.models
     shapes = {name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()] for name, info in infos.items()}

@@ -55,9 +55,25 @@ def judge(  # noqa: PLR0911 - one for each way in which it ends
     return Fault(
         "target",
         f"It is a bug of {who}: {who_arbitrates(evidence)} and {reference} agree to within {own.words()}, and {who} is off "
-        f"by {seen.words()}.",
+        f"by {seen.words()}.{_in_32_bits(evidence, who)}",
         figures,
     )
+
+
+def _in_32_bits(evidence: Evidence, who: str) -> str:
+    """A word on integers of 64 bits of which the target gives none that 32 bits do not hold, where the reference gives some."""
+    assert not isinstance(evidence.target, str)
+    short, found = np.iinfo(np.int32), 0
+    for name, value in evidence.reference.items():
+        made = evidence.target.get(name)
+        if value.dtype != np.int64 or made is None or made.dtype.kind != "i":
+            continue
+        if ((made < short.min) | (made > short.max)).any():
+            return ""
+        found += int(np.count_nonzero((value < short.min) | (value > short.max)))
+    if not found:
+        return ""
+    return f" {found} of its int64 values are past what 32 bits hold, and {who} gives none that is: it computes them in int32."
 
 
 def _own(evidence: Evidence, arbiter: Values, tolerance: ToleranceOptions) -> Error | None:
@@ -114,6 +130,12 @@ def _reference_is_off(
         sentence = (
             f"The reference is wrong: {who_arbitrates(evidence)} agrees with {who} to within {beside.words()}, and "
             f"{reference} is off by {own.words()}."
+        )
+        return Fault("reference", sentence, figures)
+    if beside.passed:
+        sentence = (
+            f"The reference is off: {who_arbitrates(evidence)} agrees with {who} to within {beside.words()}. Node by node in "
+            f"fp32 {EVALUATOR} is off as well, as {reference} is by {own.words()}; {who} loses less on the way."
         )
         return Fault("reference", sentence, figures)
     worse = times_worse(beside, own)

@@ -35,7 +35,8 @@ def describe_origin(subject: Subject, index: int, layers: Layerwise) -> list[str
     lines.append(f"made by {network.describe(index)}")
     words = in_module(network.plain(index))
     lines += [f" {words}"] if words else []
-    lines += [f"  reads '{name}' {_describe_input(subject, name, layers)}" for name in network.reads[index]]
+    sample = next((layers.tensors[name].sample for name in network.made(index) if name in layers.tensors), None)
+    lines += [f"  reads '{name}' {_describe_input(subject, name, layers, sample)}" for name in network.reads[index]]
     attributes = [_attribute(attribute) for attribute in node.attribute[:_SHOWN_ATTRIBUTES]]
     if attributes:
         lines.append(f"  attributes {', '.join(attributes)}")
@@ -50,11 +51,17 @@ def _on_sample(comparison: TensorComparison) -> str:
     return "" if comparison.sample is None else f"on sample {comparison.sample}, "
 
 
-def _describe_input(subject: Subject, name: str, layers: Layerwise) -> str:
+def _describe_input(subject: Subject, name: str, layers: Layerwise, sample: int | None) -> str:
+    """What an origin reads: what is wrong with it is far less than what is wrong behind, or it would be no origin."""
     info = subject.infos.get(name)
     kind = f"{info.dtype.name}{list(info.shape or ())}" if info else "of unknown type"
     if name in layers.tensors:
-        return f"{kind}, which matches" if layers.tensors[name].passed else f"{kind}, which does not match"
+        read = layers.tensors[name]
+        if read.passed:
+            return f"{kind}, which matches"
+        if read.sample != sample:
+            return f"{kind}, which does not match {_on_sample(read).rstrip(', ')}"
+        return f"{kind}, which is off too, by far less than the outputs: {read.describe()}"
     maker = subject.network.producer.get(name)
     if name in subject.network.inputs:
         return f"{kind}, a graph input"

@@ -124,7 +124,7 @@ def _tell(task: Task, minimum: Minimum, command: str) -> None:
         console.answer(f"  {minimum.why}; this searches on: {command}")
         return
     console.answer(f"To mend it: keep {len(nodes)} of {count} nodes in fp32, as {use} does.")
-    tell_safe(result, console)
+    tell_safe(result, console, "1-minimal" if minimum.proven else "unproven")
     tell_uses(result.extra["uses"], console)
     tell_said(result.extra["said"], console)
     _leave_said(task)

@@ -29,6 +29,8 @@ from bisect_trt.workflows.suspicion import Suspect
 from bisect_trt.workflows.suspicion.facts import LOSES
 
 _SHOWN_SUSPECTS, _SHOWN_LOWERED, _SHOWN = 5, 3, 30
+_NEEDED = "needed: without it the check fails"
+_NOT_PROVEN = "in fp32 when the check passed; that it is needed was not proven"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def kept_nodes(task: Task, answer: Answer, units: Subset) -> list[dict[str, Any]
     """Nodes to keep for the result: name, operator, outputs, the rule that applies, and the reason."""
     found, broken = {entry.unit: entry for entry in answer.suspects}, task.broken_without(answer.minimum)
     nodes = task.subject.describe_searched(units)
-    needed = "without it the check fails" if answer.minimum.proven else "kept when the check passed"
+    needed = _NEEDED if answer.minimum.proven else _NOT_PROVEN
     grown = {} if answer.safe is None else answer.safe.reasons
     for unit, node in zip(sorted(units), nodes, strict=True):
         entry = found.get(unit)
@@ -78,7 +80,7 @@ def kept_nodes(task: Task, answer: Answer, units: Subset) -> list[dict[str, Any]
         elif entry is not None:
             node["rule"], node["reason"] = entry.rule, entry.reason
         elif unit in answer.minimum.units:
-            node["rule"], node["reason"] = "needed", f"needed: {needed}"
+            node["rule"], node["reason"] = "needed", needed
         else:
             node["rule"], node["reason"] = "safe", "kept with the others when the check passed"
     return nodes
@@ -125,6 +127,7 @@ def fill_in(task: Task, answer: Answer, outcome: Outcome | None) -> None:
     task.result.extra |= {
         "keep_fp32": nodes,
         "minimal": kept_nodes(task, answer, answer.minimum.units),
+        "minimal_proven": answer.minimum.proven,
         "validation": None if safe.validation is None else safe.validation.to_json(),
         "not_validated": safe.why,
         "advice": _advice(settings, nodes, len(lowering.units), grown=len(answer.units) > len(answer.minimum.units)),
@@ -155,7 +158,7 @@ def tell_answer(task: Task) -> None:
     """Say what to keep, why, and how accurate the rest is."""
     settings, result, console = task.settings, task.result, task.console
     nodes, lowered = len(result.extra["keep_fp32"]), result.extra["lowered"]
-    proof = f" ({_proof(result)})" if nodes == len(result.extra["minimal"]) else ""
+    proof = f" ({_proof(result, result.minimality)})" if nodes == len(result.extra["minimal"]) else ""
     name = recommended(result.extra["uses"]) or settings.output
     free = "free to run in" if settings.by_layer else "in"  # a target that lowers layers itself runs what it likes
     task.tell_not_run()
@@ -163,7 +166,7 @@ def tell_answer(task: Task) -> None:
     written = task.lowering.writes_model(settings.output)
     if written and (beside := said_beside(settings.output)) is not None:
         console.answer(f"  {beside}")
-    tell_safe(result, console)
+    tell_safe(result, console, result.minimality)
     if result.extra["advice"]:
         said = "; ".join(result.extra["advice"])
         console.answer(f"  most of it stays in fp32, so little is gained; not tried: {said}")
@@ -178,8 +181,11 @@ def tell_unwritten(task: Task, error: BisectError) -> None:
     tell_nodes(nodes, task.console)
 
 
-def tell_safe(result: Result, console: Console) -> None:
-    """Say how what is recommended does on fresh samples, and how much less is enough for the samples that were given."""
+def tell_safe(result: Result, console: Console, minimality: str) -> None:
+    """Say how what is recommended does on fresh samples, and how much less is enough for the samples that were given.
+
+    That is minimal as ``minimality`` says: the result's is another answer's where this one is a step of `diagnose`.
+    """
     extra = result.extra
     if extra["validation"] is not None:
         console.answer(f"  {extra['validation']['sentence']}")
@@ -189,13 +195,13 @@ def tell_safe(result: Result, console: Console) -> None:
     minimal = len(extra["minimal"])
     if minimal < len(extra["keep_fp32"]):
         what = f"{minimal} of these {'is' if minimal == 1 else 'are'} enough for what was given"
-        console.answer(f"  the minimal set: {what} ({_proof(result)}): {_names(extra['minimal'])}")
+        console.answer(f"  the minimal set: {what} ({_proof(result, minimality)}): {_names(extra['minimal'])}")
 
 
-def _proof(result: Result) -> str:
+def _proof(result: Result, minimality: str) -> str:
     """How sure the minimal set is, and of what."""
-    by_regions = result.minimality == "1-minimal" and result.extra.get("regions")
-    return f"{result.minimality} by regions" if by_regions else result.minimality
+    by_regions = minimality == "1-minimal" and result.extra.get("regions")
+    return f"{minimality} by regions" if by_regions else minimality
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> str:

@@ -1,10 +1,12 @@
-"""Digits that a low precision does not have: epsilons that vanish, large integers, cancellation."""
+"""Digits that a low precision does not have: epsilons that vanish, large integers, angles of many turns, cancellation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bisect_trt.tensors.stats import blocks
 from bisect_trt.workflows.suspicion.facts import (
@@ -24,6 +26,8 @@ _DIGITS = {"fp16": 11, "bf16": 8}
 """Binary digits of a number; integers up to 2 to this power are exact."""
 _CANCELLED = 1e-2
 """What rounding alone does to a difference, relative to its root mean square, that is worth a word."""
+_ROUNDINGS = 16
+"""So many of a number near 1 an angle may be off before it is another one: nearly what the automatic tolerance takes."""
 _DIVIDES = ("Sqrt", "Div", "Log", "Reciprocal", "Pow")
 
 
@@ -74,6 +78,31 @@ def _inexact_integers(facts: Facts, name: str, exact: int) -> bool:
         return False
     mantissas = (np.frexp(block.astype(np.float64))[0] * exact for block in blocks(values))
     return any(bool((mantissa != np.rint(mantissa)).any()) for mantissa in mantissas)
+
+
+def large_angles(facts: Facts, index: int) -> Iterator[Finding]:
+    """Angles of many turns, which the precision holds to a part of a turn: what comes of them is another point of the circle."""
+    if facts.node(index).op_type not in ("Sin", "Cos", "Tan"):
+        return
+    (name,) = facts.reads(index)
+    values, seen = facts.value(name), facts.magnitudes(name)
+    if values is None or seen is None or _overflows(facts, seen):
+        return
+    digits = _DIGITS[facts.precision]
+    off, much = max((_rounded_off(block, digits) for block in blocks(values)), default=0.0), _ROUNDINGS * 2.0**-digits
+    if off > much:
+        reason = (
+            f"{facts.who(index)} reads angles up to {number(seen.absmax)}, which {facts.precision} holds to within "
+            f"{number(off)}, and a turn is 6.28{facts.born(name)}"
+        )
+        yield Finding(within(LOSES + 0.5, off / much), "large angles", reason)
+
+
+def _rounded_off(values: NDArray[Any], digits: int) -> float:
+    """The most that is lost of finite values with so many binary digits."""
+    mantissas, exponents = np.frexp(values[np.isfinite(values)].astype(np.float64))
+    scaled = np.ldexp(mantissas, digits)
+    return float(np.max(np.ldexp(np.abs(scaled - np.rint(scaled)), exponents - digits), initial=0.0))
 
 
 def cancellation(facts: Facts, index: int) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bisect_trt.workflows.subject import Subject
-from bisect_trt.workflows.suspicion.digits import cancellation, large_integers, vanishing_epsilon
+from bisect_trt.workflows.suspicion.digits import cancellation, large_angles, large_integers, vanishing_epsilon
 from bisect_trt.workflows.suspicion.facts import BREAKS, Facts, Finding, Suspect
 from bisect_trt.workflows.suspicion.inside import inside
 from bisect_trt.workflows.suspicion.isolated import NEW_INF, own_errors
@@ -13,7 +13,7 @@ from bisect_trt.workflows.suspicion.ranges import Masks, past_the_largest, under
 
 Rule = Callable[[Facts, int], Iterator[Finding]]
 
-_DIGITS: tuple[Rule, ...] = (large_integers, cancellation)
+_DIGITS: tuple[Rule, ...] = (large_integers, large_angles, cancellation)
 _RANGE: tuple[Rule, ...] = (past_the_largest, under_the_smallest, inside, vanishing_epsilon)
 """Rules about fp16's range; bf16 has fp32's."""
 

@@ -1,0 +1,112 @@
+"""What `diagnose` and `layerwise` say where a low precision is the reason: what is proven, what is mild, what was not rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import read_json
+
+WIDTH = 16
+
+
+class Sketch:
+    """Nodes in a row, each named like what it makes; ``x`` is fed."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[TensorProto] = []
+
+    def op(self, name: str, op: str, *inputs: str | float | np.ndarray, **attributes: Any) -> str:
+        names = []
+        for value in inputs:
+            if not isinstance(value, str):
+                self.weights.append(numpy_helper.from_array(np.asarray(value, np.float32), f"w{len(self.weights)}"))
+            names.append(value if isinstance(value, str) else self.weights[-1].name)
+        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
+        return name
+
+    def save(self, path: Path, shape: Sequence[int] = (4, WIDTH)) -> Path:
+        ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))]
+        made = [onnx.ValueInfoProto(name=self.nodes[-1].output[0])]
+        graph = helper.make_graph(self.nodes, "g", ends, made, self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
+        return path
+
+
+def moments(path: Path) -> Path:
+    """A variance as the mean of the squares less the square of the mean: most of its nodes are needed, few are suspected."""
+    g = Sketch()
+    weight = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 4
+    g.op("far", "Add", g.op("tanh", "Tanh", g.op("product", "MatMul", "x", weight)), 8.0)
+    g.op("mean", "ReduceMean", "far", axes=[-1])
+    g.op("mean square", "ReduceMean", g.op("squares", "Mul", "far", "far"), axes=[-1])
+    g.op("variance", "Sub", "mean square", g.op("square", "Mul", "mean", "mean"))
+    g.op("deviation", "Sqrt", g.op("safe", "Max", "variance", 1e-3))
+    g.op("y", "Div", g.op("centred", "Sub", "far", "mean"), "deviation")
+    return g.save(path)
+
+
+@pytest.mark.slow
+def test_what_diagnose_calls_minimal_was_proven(cli: CommandLine) -> None:
+    """The answer to what fails is proven, and the one to what mends it, whose search is short, need not be."""
+    ran = cli("diagnose", moments(Path("model.onnx")), "--onnxrt", "--fp16", "--json", "r.json")
+    result = read_json(Path("r.json"))
+    assert result["minimality"] == "1-minimal", ran.out
+    assert not result["minimal_proven"]
+    assert "the search was ended after" in ran.out
+    assert "enough for what was given (unproven)" in ran.out
+    asked = cli(
+        "precision", "model.onnx", "-o", "m.onnx", "--onnxrt", "--fp16", "--json", "r.json", "--fresh-samples", "0"
+    )
+    result = read_json(Path("r.json"))
+    assert result["minimal_proven"] == (result["minimality"] == "1-minimal"), asked.out
+
+
+def test_what_an_origin_reads_is_said_to_be_off_by_less(cli: CommandLine) -> None:
+    """By definition an origin reads nothing as wrong as what it makes, so it cannot be said to read what is wrong."""
+    g = Sketch()
+    g.op("near", "Sub", g.op("far", "Add", "x", 20.0), 20.0)  # loses some digits, far fewer than all
+    g.op("much", "Pow", g.op("hundreds", "Mul", "near", 400.0), 2.0)
+    g.op("y", "Sqrt", g.op("mean", "ReduceMean", "much", axes=[1]))
+    ran = cli("layerwise", g.save(Path("model.onnx")), "--onnxrt", "--fp16", "--json", "r.json")
+    result = read_json(Path("r.json"))
+    assert [origin["node"]["name"] for origin in result["origins"]] == ["much"], ran.out
+    assert not next(each for each in result["tensors"] if each["name"] == "hundreds")["passed"]
+    assert "reads 'hundreds' float32[4, 16], which is off too, by far less than the outputs: max error" in ran.out
+    assert "does not match" not in ran.out
+
+
+@pytest.mark.parametrize("low", ["--fp16", "--bf16"])
+def test_what_is_inside_a_loop_is_said_not_to_be_rounded(cli: CommandLine, low: str) -> None:
+    """In fp16 2048 + 1 is 2048, so a loop that counts on it may have no end; what is emulated rounds nothing in there."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["c", "c"], ["d"]), helper.make_node("Identity", ["on"], ["still"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("c", TensorProto.FLOAT, [4, WIDTH]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("d", TensorProto.FLOAT, [4, WIDTH]),
+        ],
+    )
+    g = Sketch()
+    g.weights += [numpy_helper.from_array(np.array(3), "n"), numpy_helper.from_array(np.array(True), "t")]
+    g.op("y", "Tanh", g.op("again", "Loop", "n", "t", g.op("r", "Relu", "x"), body=body))
+    model = g.save(Path("model.onnx"))
+    said = "inside of Loop 'again' nothing was rounded here"
+    ran = cli("diagnose", model, "--onnxrt", low)
+    assert ran.status == 1, ran.out
+    assert said in ran.err + ran.out
+    ran = cli("diagnose", model, "--onnxrt")
+    assert said not in ran.err + ran.out
