@@ -360,6 +360,17 @@ NBITS = graph(
 NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
+DYNAMIC = graph(
+    [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]),
+        helper.make_node("MatMulInteger", ["q", "w", "qz"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "qs"], ["y"]),
+    ],
+    {"w": np.ones((8, 8), np.int8)},
+)
+
+
 OTHER = helper.make_model(
     helper.make_graph(
         [helper.make_node("Tanh", ["x"], ["other"])],
@@ -378,6 +389,12 @@ OTHER = helper.make_model(
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
         (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
         (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
+        (
+            DYNAMIC,
+            {"low": "int8"},
+            "(DynamicQuantizeLinear, MatMulInteger), which cannot be taken back one by one; what is quan",
+        ),
+        (DYNAMIC, {"low": "int8"}, "leave operators out (onnxruntime.quantization.quantize_dynamic: nodes_to_exclude)"),
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),

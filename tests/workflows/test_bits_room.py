@@ -111,3 +111,36 @@ def test_one_of_other_samples_is_no_measure() -> None:
     usual, gross = [{"y": 1.0}] * 3, {"y": 50.0}
     assert largest_error("y", usual, [*usual, gross]) == 2
     assert largest_error("y", [*usual, gross], usual) == 50
+
+
+@pytest.mark.parametrize("times", rest_slow([1.7, 1 / 1.7]))
+def test_a_stored_weight_that_is_another_one(tmp_path: Path, times: float) -> None:
+    """A scale that would do well enough is wrong all the same where the integers were made by another one."""
+    body, size = "t = MatMul(x, w0) r = Tanh(t) y = MatMul(r, w1)", np.abs(SECOND).max() / 127
+    text = f'<ir_version: 8, opset_import: ["" : 13]> g (float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y) {{ {body} }}'
+    original = parser.parse_model(text)
+    for name, value in (("w0", FIRST), ("w1", SECOND)):
+        original.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    model = parser.parse_model(text.replace("y = ", "w1 = DequantizeLinear(q, s, z) y = "))
+    stored: dict[str, np.ndarray] = {
+        "w0": FIRST.astype(np.float32),
+        "s": np.asarray(size * times, np.float32),
+        "z": np.zeros((), np.int8),
+    }
+    stored["q"] = np.rint(SECOND / size).astype(np.int8)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    for name, each in (("float", original), ("model", model)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low="int8",
+        target="onnxrt",
+        inputs=[{"x": np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float32)}],
+        reference=tmp_path / "float.onnx",
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    (kept,) = result.extra["keep_fp32"]
+    assert (kept["rule"], kept["bad_scales"]) == ("weight scale", ["s"])
+    assert f"the weight is {times:.2f}"[:-1] in kept["reason"]
