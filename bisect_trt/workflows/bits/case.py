@@ -20,7 +20,7 @@ from bisect_trt.workflows.bits.misfit import BAD, Misfit, usual_ratio
 from bisect_trt.workflows.bits.odd_weights import with_suspicions
 from bisect_trt.workflows.bits.plain import Plain, make_plain
 from bisect_trt.workflows.bits.yardstick import Yardstick, measure_yardstick
-from bisect_trt.workflows.checks import require_target
+from bisect_trt.workflows.fit import require_target
 from bisect_trt.workflows.precision.task import PrecisionSettings
 from bisect_trt.workflows.settings import ModelSettings
 from bisect_trt.workflows.subject import Subject
