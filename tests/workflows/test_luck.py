@@ -91,9 +91,7 @@ def test_marks_and_ways_that_pass_by_luck_are_none(here: Path, command: str) -> 
     assert "A workaround:" not in ran.out
     assert "A way around it" not in ran.out
     assert "No workaround: with" in ran.out
-    result = read_json(Path("r.json"))
-    assert (result["hiding"]["holds"], result["hiding"]["workaround"]) == (False, False)
-    assert "it passed by luck. That is no workaround." in Path(result["artifacts"]["report"]).read_text()
+    assert "hiding" not in read_json(Path("r.json"))
     assert "the check is flaky: 'the original' failed, and did not when asked again" in ran.out
 
 
