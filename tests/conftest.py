@@ -79,12 +79,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001 - where it works
+def cli(
+    request: pytest.FixtureRequest,
+    here: Path,  # noqa: ARG001 - where it works
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> CommandLine:
     """The command line, run in this process (a new one takes half a second) in an empty folder.
 
-    It keeps two workers for the next, as the Python API keeps one: starting one takes another half second.
+    It keeps two workers for the next, as the Python API keeps one: starting one takes another half second. It finds no other
+    tools, but where a test is about them: they take a third of the time of a diagnosis, and have a word in its bug report alone.
     """
     keep_spare(2)
+    if request.node.get_closest_marker("other_tools") is None:
+        monkeypatch.setattr("bisect_trt.workflows.trials.find_tool", lambda _: None)
 
     def run(*argv: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import sysconfig
 import zipfile
 from collections.abc import Mapping
@@ -66,4 +67,8 @@ class Index:
             "PIP_FIND_LINKS": str(self.folder),
             "PIP_EXTRA_INDEX_URL": "",
             "BISECT_TRT_ENVS": str(self.folder.parent / "envs"),
+            "UV_CACHE_DIR": str(self.folder.parent / "uv"),
+            "PATH": os.pathsep.join(
+                [sysconfig.get_path("scripts"), os.environ["PATH"]]
+            ),  # a uv is installed with the tests
         }

@@ -245,7 +245,6 @@ class Call:
         )
         keep_spare()  # the next call finds TensorRT started, and its timing cache warm
         workspace = Workspace(self.folder, fixed_path)
-        workspace.clear()
         where = open_places(self[Places], console)
         fresh = self[Target].fresh_process
         job = Job(model, workspace, console, result, fresh, self._annotation, where, metric)

@@ -58,9 +58,7 @@ def open_run(
     if invocation.resumed is not None:
         Binding.read(invocation.resumed).check(binding, invocation.resumed)
         invocation.folder = invocation.resumed
-        workspace = Workspace(invocation.resumed, fixed_path)
-        workspace.clear()
-        return workspace
+        return Workspace(invocation.resumed, fixed_path)
     workspace = Workspace(Workspace.new_folder(command, model), fixed_path)
     invocation.kept.enter_context(claimed_run(workspace.folder))
     binding.write(workspace.folder)

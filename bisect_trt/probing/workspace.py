@@ -284,7 +284,7 @@ class Workspace:
         self.clear()
 
     def clear(self) -> None:
-        """Take away what only a session needed, one that was killed maybe."""
+        """Take away what only a session needed, this one or an earlier one that was killed."""
         for path in self.candidates.glob(f"{_SCRATCH}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

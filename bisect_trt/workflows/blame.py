@@ -46,9 +46,9 @@ def _own_errors(investigation: Investigation, answer: Candidate, nodes: Sequence
     from bisect_trt.workflows.layerwise.layerwise import compare_own  # noqa: PLC0415 - a check of the user's need not wait for it
     from bisect_trt.workflows.layerwise.look import Look  # noqa: PLC0415 - as above
 
-    target = replace(check.target, held=answer.held or check.target.held)
+    check = replace(check, target=replace(check.target, held=answer.held or check.target.held))
     names = [name for node in nodes for name in subject.network.made(node)]
-    own = compare_own(Look(subject, target, check.tolerance, check.timeout), names, MOST_BUILDS)
+    own = compare_own(Look.by(subject, check), names, MOST_BUILDS)
     errors: dict[int, float] = {}
     for name, comparison in own.tensors.items():
         if not comparison.passed:

@@ -1,4 +1,4 @@
-"""Choose the check, and who is told of its probes; and see before whether the target is there, and what it says of itself."""
+"""Choose the check, and who is told of its probes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.graph.nodes import all_nodes
+from bisect_trt.errors import UsageError
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.command import CommandCheck
 from bisect_trt.probing.engine_check import EngineCheck
@@ -22,7 +21,7 @@ from bisect_trt.probing.ledger import Ledger, Listener
 from bisect_trt.probing.pin import make_pin
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.prompt import PromptCheck
-from bisect_trt.probing.protocol import About, Failed
+from bisect_trt.probing.protocol import About
 from bisect_trt.probing.runner import Check, Runner
 from bisect_trt.probing.shelf import EngineShelf
 from bisect_trt.probing.workers.pool import WorkerPool
@@ -30,78 +29,12 @@ from bisect_trt.probing.workers.resources import builders
 from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.base import Lowering
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.workflows.fit import require_fit, require_reference
 from bisect_trt.workflows.places import look_around
 from bisect_trt.workflows.scale import metric_check
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
 from bisect_trt.workflows.subject import Subject
-
-
-def require_target(subject: Subject, target: TargetSettings) -> None:
-    """Make sure that the target is there and has what is asked of it, before anything is computed.
-
-    Raises:
-        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
-        UsageError: It has no such option, or its profile does not fit the model.
-    """
-    target.target.check_inputs(target, {name: value.shape for name, value in subject.samples[0].items()})
-    look_around(subject, target)
-    lowers_by(subject, target)
-
-
-def require_fit(subject: Subject, target: TargetSettings) -> None:
-    """Make sure that the target is there, and that what is asked of it fits the model as it is.
-
-    Raises:
-        UnavailableError: See :func:`require_target`.
-        UsageError: As there, or it does not.
-    """
-    require_target(subject, target)
-    target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
-
-
-def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
-    """Who lowers a model for this target; asking it is also how to find out whether the target is there at all.
-
-    Raises:
-        UnavailableError: It is not installed, or has no GPU, or crashes when it starts.
-        UsageError: It has no such option.
-    """
-    reply = subject.about(target)
-    if isinstance(reply, Failed):
-        raise UnavailableError(f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more.")
-    return reply.lowers_by
-
-
-def require_reference(subject: Subject) -> None:
-    """Make sure that there is something to compare the target with.
-
-    Raises:
-        UnavailableError: ONNX Runtime cannot run a node of the model, and it is the target as well.
-    """
-    for index, why in subject.reference.missing.items():
-        fed = _drawn_integers(subject)
-        mend = (
-            f" Perhaps that is because {fed} random: give real data (--load-inputs), or the range of what is valid (--val-range)."
-            if fed
-            else subject.renaming
-        )
-        raise UnavailableError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{mend} So there is nothing to compare; "
-            "`bisect-trt reduce` with a --check command of your own goes on all the same, and `bisect-trt diagnose --self-check` "
-            "compares the target with itself."
-        )
-
-
-def _drawn_integers(subject: Subject) -> str:
-    """Which inputs of integers, such as indices, hold random values, in words; empty if there are none."""
-    data = subject.settings.data
-    if data.load_inputs or data.data_loader_script is not None:
-        return ""
-    names = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
-    listed = ", ".join(f"'{name}'" for name in names[:4])
-    return f"{listed}{', ...' if len(names) > 4 else ''} {'is' if len(names) == 1 else 'are'}" if names else ""
 
 
 def tell_unused(target: TargetSettings, console: Console) -> None:
@@ -256,13 +189,20 @@ def _start_others(subject: Subject, target: TargetSettings | None, workers: int)
         subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
 
 
+_FEW_CROWDING = 2
+"""On an H200 a ViT (one convolution) is built beside two others in the time of one, a ResNet-50 beside one other in twice."""
+
+
 def _room_beside(subject: Subject, target: TargetSettings | None, search: SearchSettings) -> int:
     """How many probes may run beside one that is asked because they may be asked later, where each is minutes.
 
     None where the user wants one at a time, where only the original says what others are or how often they are run, where
-    shapes may turn out to be needed free, and where few probes are allowed.
+    shapes may turn out to be needed free, where few probes are allowed, and where builds would only wait for each other.
     """
     if target is None or not target.target.capabilities.costly or subject.workers.places:
+        return 0
+    crowding = sum(node.op_type in target.target.capabilities.crowds for node in subject.network.nodes)
+    if crowding > _FEW_CROWDING:
         return 0
     if search.pin or search.repeat is not None or search.budget.probes is not None or target.target.profile(target):
         return 0

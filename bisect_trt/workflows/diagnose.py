@@ -149,14 +149,7 @@ def foresee(investigation: Investigation, settings: DiagnoseSettings) -> Foresig
         if not settings.anonymous:
             told.prober.probe(stripped, again=True)
 
-    return Foresight(investigation, look_of(investigation, settings), delivered)
-
-
-def look_of(investigation: Investigation, settings: DiagnoseSettings) -> Look:
-    """How tensors are looked at."""
-    check = settings.check
-    assert check.target is not None
-    return Look(investigation.subject, check.target, check.tolerance, check.timeout)
+    return Foresight(investigation, Look.by(investigation.subject, settings.check), delivered)
 
 
 def confirm(investigation: Investigation, settings: DiagnoseSettings) -> None:
@@ -210,7 +203,7 @@ def look_at_layers(
     subject, console, check = investigation.subject, investigation.console, settings.check
     assert check.target is not None
     console.step("2. Mark every tensor as an output: which goes wrong first?")
-    look, original = look_of(investigation, settings), investigation.prober.ledger.outcome(subject.original.key)
+    look, original = Look.by(subject, check), investigation.prober.ledger.outcome(subject.original.key)
     layers = compare_layers(look, original) if foresight is None else foresight.compare_layers(original)
     if layers.refused:
         console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")

@@ -19,7 +19,8 @@ from bisect_trt.probing.workspace import Workspace
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.checks import lowers_by, make_prober, require_fit, require_target, tell_unused
+from bisect_trt.workflows.checks import make_prober, tell_unused
+from bisect_trt.workflows.fit import lowers_by, require_fit, require_target
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.scale import note_first

@@ -145,12 +145,10 @@ def _foresee(investigation: Investigation, settings: ReduceSettings, search: Sea
     from bisect_trt.workflows.foresight import Foresight  # noqa: PLC0415 - as the module says
     from bisect_trt.workflows.layerwise.look import Look  # noqa: PLC0415 - as above
 
-    look = Look(investigation.subject, check.target, check.tolerance, check.timeout)
-
     def delivered(told: Investigation, case: Case) -> None:
         told.prober.probe(replace(smallest(told, settings, search, case), title=_READ_BACK, again=True))
 
-    return Foresight(investigation, look, delivered)
+    return Foresight(investigation, Look.by(investigation.subject, check), delivered)
 
 
 def look_first(investigation: Investigation, foresight: Foresight) -> tuple[Case | None, int | None]:

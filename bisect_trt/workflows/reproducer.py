@@ -24,8 +24,8 @@ from bisect_trt.reporting.issue import Cause, Since
 from bisect_trt.reporting.reproducer import DATA_SET, FILES, MODEL, SCRIPT, Reproducer, pack
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows.checks import lowers_by
 from bisect_trt.workflows.fault.fault import Fault
+from bisect_trt.workflows.fit import lowers_by
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
 from bisect_trt.workflows.subject import Subject

@@ -108,6 +108,7 @@ class Subject:
         """
         self.settings = settings
         self.workspace = workspace
+        workspace.clear()  # a session that was killed took nothing away
         self.console = console
         self.workers = WorkerPool(
             workspace.folder,

@@ -140,9 +140,14 @@ def _try_script(folder: Path, log: Path, run: Callable[[], ProcessEnd], times: i
     return Trial(False, why)
 
 
+def find_tool(name: str) -> str | None:
+    """The path of a program: on PATH, else beside this interpreter."""
+    beside = Path(sys.executable).with_name(name)
+    return shutil.which(name) or (str(beside) if beside.exists() else None)
+
+
 def _try_tool(command: Command, issue: Issue, folder: Path, log: Path, limit: float, cancel: Cancel) -> Trial:
-    beside = Path(sys.executable).with_name(command.tool)
-    program = shutil.which(command.tool) or (str(beside) if beside.exists() else None)
+    program = find_tool(command.tool)
     if program is None:
         return Trial(None, _NOT_TRIED)
     words = [program, *command.words[1:]]

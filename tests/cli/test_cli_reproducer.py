@@ -55,6 +55,7 @@ def commands_of(page: Path) -> list[list[str]]:
     return [shlex.split(text) for text in fences]
 
 
+@pytest.mark.other_tools
 def test_the_commands_of_the_issue_show_the_failure(cli: CommandLine) -> None:
     ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
     assert ran.status == 0

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -400,11 +401,6 @@ def test_pieces_of_a_model_are_its_weights() -> None:
     assert shared == [model.graph.initializer[0].raw_data]
 
 
-def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bisect_trt", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=200)
-
-
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chain whose middle overflows in fp16."""
@@ -422,7 +418,14 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_answer_is_that_of_this_interpreter_for_any_places(failing: Path) -> None:
+@pytest.fixture
+def run(cli: CommandLine, failing: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The command line, where there is a model that fails."""
+    monkeypatch.chdir(failing)
+    return cli
+
+
+def test_the_answer_is_that_of_this_interpreter_for_any_places(run: CommandLine, failing: Path) -> None:
     places: list[list[str]] = [
         [],
         ["--on", HERE],
@@ -440,9 +443,8 @@ def test_the_answer_is_that_of_this_interpreter_for_any_places(failing: Path) ->
             "--json",
             f"{number}.json",
             *words,
-            cwd=failing,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.status == 0, done.err
         result = json.loads((failing / f"{number}.json").read_text())
         answers.append((result["culprits"], result["minimality"]))
         lines = (failing / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()
@@ -454,17 +456,17 @@ def test_the_answer_is_that_of_this_interpreter_for_any_places(failing: Path) ->
     assert decisions[0] == decisions[1] == decisions[2]
 
 
-def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(failing: Path) -> None:
+def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(run: CommandLine, failing: Path) -> None:
     """Only where runtimes are asked that may be older than this file says."""
     model = onnx.load(failing / "m.onnx")
     model.ir_version = 10
     onnx.save(model, failing / "newer.onnx")
     words = ("reduce", "newer.onnx", "--onnxrt", "--fp16", "-o", "low.onnx", "--json", "low.json", "--on", HERE)
-    done = run(*words, cwd=failing)
-    assert done.returncode == 0, done.stderr
+    done = run(*words)
+    assert done.status == 0, done.err
     result = json.loads((failing / "low.json").read_text())
     assert result["ir_version"] == {"file": 10, "written": 8}
-    assert done.stderr.count("the model's file says IR version 10, which older runtimes refuse") == 1
+    assert done.err.count("the model's file says IR version 10, which older runtimes refuse") == 1
     assert onnx.load(failing / "low.onnx").ir_version == 8
     assert onnx.load(failing / "newer.onnx").ir_version == 10
     for older, version in ((False, 10), (True, 8)):
@@ -475,15 +477,15 @@ def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(f
             assert (subject.ir_version is not None) == older
 
 
-def test_diagnose_tries_its_script_where_the_target_runs(failing: Path) -> None:
-    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite", cwd=failing)
-    assert done.returncode == 0, done.stderr
+def test_diagnose_tries_its_script_where_the_target_runs(run: CommandLine, failing: Path) -> None:
+    done = run("diagnose", "m.onnx", "--onnxrt", "--fp16", "--on", HERE, "--json", "d.json", "--overwrite")
+    assert done.status == 0, done.err
     readme = (failing / "m-reproducer/README.md").read_text()
     assert "Run in another interpreter, it shows the failure." in readme
-    assert f"To see it again: {sys.executable} m-reproducer/reproduce.py" in done.stdout.splitlines()
+    assert f"To see it again: {sys.executable} m-reproducer/reproduce.py" in done.out.splitlines()
     assert sys.executable not in readme
     assert "seen with onnxruntime" in (failing / "m-reproducer/reproduce.py").read_text()
-    advised = [line for line in done.stdout.splitlines() if "bisect-trt workaround" in line]
+    advised = [line for line in done.out.splitlines() if "bisect-trt workaround" in line]
     assert advised
     assert all(f" --on {HERE}" in line for line in advised)
 
@@ -499,7 +501,7 @@ def test_where_a_failure_is_seen_again() -> None:
     assert Where((there,)).again(script).endswith("where the target ran: ssh=host,python=p")
 
 
-def test_unlike_places_are_not_mixed_unless_asked_for(failing: Path, tmp_path: Path) -> None:
+def test_unlike_places_are_not_mixed_unless_asked_for(run: CommandLine, failing: Path, tmp_path: Path) -> None:
     """A place whose GPU differs, as far as its nvidia-smi says."""
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
@@ -508,25 +510,25 @@ def test_unlike_places_are_not_mixed_unless_asked_for(failing: Path, tmp_path: P
     path = f"PATH={tool.parent}:{os.environ['PATH']}"
     other = f"command={shlex.join(['env', path, sys.executable, '-'])}"
     words = ["run", "m.onnx", "--onnxrt", "--on", HERE, "--on", other]
-    done = run(*words, cwd=failing)
-    assert done.returncode == 2
-    assert "are unlike (GPU: none and Tesla X)" in done.stderr
-    assert "--mixed-places" in done.stderr
-    done = run(*words, "--mixed-places", "--json", "mixed.json", cwd=failing)
-    assert done.returncode == 0, done.stderr
+    done = run(*words)
+    assert done.status == 2
+    assert "are unlike (GPU: none and Tesla X)" in done.err
+    assert "--mixed-places" in done.err
+    done = run(*words, "--mixed-places", "--json", "mixed.json")
+    assert done.status == 0, done.err
     assert len(json.loads((failing / "mixed.json").read_text())["places"]) == 2
 
 
-def test_a_place_that_is_not_there(failing: Path) -> None:
+def test_a_place_that_is_not_there(run: CommandLine) -> None:
     for word, said in (
         ("python=/no/such/python", "there is no program '/no/such/python' here"),
         ("command=sh -c 'echo no such image >&2'", "no such image"),
         ("nowhere", "that is no place"),
     ):
-        done = run("run", "m.onnx", "--onnxrt", "--on", word, cwd=failing)
-        assert done.returncode == (2 if word == "nowhere" else 4), done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        done = run("run", "m.onnx", "--onnxrt", "--on", word)
+        assert done.status == (2 if word == "nowhere" else 4), done.err
+        assert said in done.err
+        assert "Traceback" not in done.err
 
 
 def pooled(tmp_path: Path, *places: Place) -> WorkerPool:
@@ -625,7 +627,9 @@ sys.exit(any((np.abs(value) > 3000).any() for value in made))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_check_command_runs_in_a_place(failing: Path, tmp_path: Path, elsewhere: bool) -> None:
+def test_a_check_command_runs_in_a_place(
+    cli: CommandLine, failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
     """Elsewhere in the candidate's folder there, and its script goes along; the answer is that of a check here."""
     for name in ("m.onnx",):
         (tmp_path / name).write_bytes((failing / name).read_bytes())
@@ -633,8 +637,9 @@ def test_a_check_command_runs_in_a_place(failing: Path, tmp_path: Path, elsewher
     place = f"command={sys.executable} -" if elsewhere else HERE
     check = ["--check", "python", "check.py", "{model}", "{inputs}", "{dir}"]
     words = ["reduce", "m.onnx", "-o", "r.onnx", "--json", "r.json", "--on", place, *check]
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = cli(*words)
+    assert done.status == 0, done.err
     result = json.loads((tmp_path / "r.json").read_text())
     assert len(result["culprits"]) == 1
     entry = json.loads((tmp_path / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()[-1])
@@ -644,7 +649,7 @@ def test_a_check_command_runs_in_a_place(failing: Path, tmp_path: Path, elsewher
     assert (str(tmp_path) in log.partition(" in ")[2]) != elsewhere
 
 
-def test_a_program_that_a_place_lacks(failing: Path) -> None:
+def test_a_program_that_a_place_lacks(run: CommandLine) -> None:
     words = [
         "reduce",
         "m.onnx",
@@ -656,9 +661,9 @@ def test_a_program_that_a_place_lacks(failing: Path) -> None:
         "no-such-program",
         "{model}",
     ]
-    done = run(*words, cwd=failing)
-    assert done.returncode == 2
-    assert "'no-such-program' cannot be run there: No such file or directory" in done.stderr
+    done = run(*words)
+    assert done.status == 2
+    assert "'no-such-program' cannot be run there: No such file or directory" in done.err
 
 
 def test_a_place_is_for_something(failing: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import gone, guard_of, holds_lock, rest_slow, waits_for_lock
+from support import gone, guard_of, holds_lock, rest_slow, script, waits_for_lock
 from wheels import Index
 
 from bisect_trt.errors import ExitStatus, UnavailableError, UsageError
@@ -24,13 +24,18 @@ MAKE = (
 )
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """An index of a package with three releases."""
+@pytest.fixture(params=rest_slow(["uv", "pip"]))
+def index(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An index of a package with three releases, and the one tool that asks it."""
     found = Index(tmp_path / "index")
     for version in ("1.2", "1.10", "2.0rc1"):
         found.add("brittle", version, {"brittle.py": f"version = '{version}'\n"})
     found.tell(monkeypatch)
+    if request.param == "pip":
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        script(tmp_path / "uv", "exit 1")
+    elif indexes.uv() is None:
+        pytest.skip("uv is not here")
     return found
 
 
@@ -42,12 +47,7 @@ def said_by(python: Path, more: str = "numpy") -> str:
 
 
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize("tool", rest_slow(["uv", "pip"]))
-def test_it_is_made_once(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if tool == "pip":
-        monkeypatch.setattr(indexes, "uv", lambda: None)
-    elif indexes.uv() is None:
-        pytest.skip("uv is not here")
+def test_it_is_made_once() -> None:
     told: list[str] = []
     python = interpreter(Environment.parse("brittle==1.2"), told.append)
     assert said_by(python) == "1.2"

@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeCheck, FakeRun, build, scratch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import rest_slow
 
 from benchmarks.flaky import simulate
 from bisect_trt.search.flakiness import MOST_PASSES, Flakiness, expected_verdicts
@@ -137,7 +138,7 @@ def test_a_flaky_failure_is_found() -> None:
     assert runs / searches <= 20 + 10 * 10
 
 
-@pytest.mark.parametrize("required", [1, 2])
+@pytest.mark.parametrize("required", rest_slow([1, 2]))
 def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
     """Rates from seldom to nearly always; `python -m benchmarks.flaky` makes as many searches as one likes."""
     ended = []

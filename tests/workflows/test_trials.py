@@ -14,6 +14,8 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.workflows.trials import carry
 
+pytestmark = pytest.mark.other_tools
+
 
 def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
     for folder in ("one", "two"):

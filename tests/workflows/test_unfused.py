@@ -13,7 +13,8 @@ import bisect_trt
 from bisect_trt.probing.protocol import Compare
 from bisect_trt.reporting.console import Console
 from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.compare.compare import MARK_UNFUSED, CompareSettings, compare
+from bisect_trt.workflows.compare.chosen import MARK_UNFUSED
+from bisect_trt.workflows.compare.compare import CompareSettings, compare
 from bisect_trt.workflows.investigation import Examination
 
 

@@ -206,7 +206,9 @@ def _run(wanted: Environment, argv: Sequence[str], environment: dict[str, str], 
     if status == 0:
         return
     what, tool = " ".join(wanted.requirements), "uv" if Path(argv[0]).name == "uv" else argv[3]
-    sentence = f"an environment with {what} cannot be made: {tool} says: {indexes.last_lines(said)}"
+    sentence = (
+        f"an environment with {what} cannot be made: {tool} says: {indexes.last_lines(said)}{indexes.asked(said)}"
+    )
     if _NO_SUCH.search(said) is not None and not indexes.unreached(said):
         raise NoSuchRelease(
             f"{sentence}. Name releases that the index has; python=3.9 before them asks for another interpreter.",

@@ -110,6 +110,12 @@ def last_lines(said: str) -> str:
     return " / ".join(told[-_SHOWN:]).rstrip(".") or "nothing"
 
 
+def asked(said: str) -> str:
+    """The index that did not answer, behind what a tool printed: older releases of pip do not name it."""
+    named = re.sub(r"//[^/@]*@", "//", pip_settings().get("index-url", "")) if unreached(said) else ""
+    return f" / index-url: {named}" if named else ""
+
+
 def uv() -> str | None:
     """The path of uv, if it is there and runs."""
     return _uv(os.environ.get("PATH", ""))

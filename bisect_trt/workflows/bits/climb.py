@@ -15,7 +15,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.case import FEW, Case
 from bisect_trt.workflows.bits.rungs import Assignment, quantized_nodes, weight_bytes
-from bisect_trt.workflows.checks import lowers_by
+from bisect_trt.workflows.fit import lowers_by
 from bisect_trt.workflows.precision.by_layer import LayerLowering
 from bisect_trt.workflows.precision.delivery import latency_of
 from bisect_trt.workflows.precision.lowering import CastLowering

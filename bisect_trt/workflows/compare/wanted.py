@@ -11,7 +11,8 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.trt.options import LoweringChoice
 from bisect_trt.workflows.compare.average import check_average
-from bisect_trt.workflows.compare.compare import MARK_ALL, MARK_UNFUSED, CompareSettings
+from bisect_trt.workflows.compare.chosen import MARK_ALL, MARK_UNFUSED
+from bisect_trt.workflows.compare.compare import CompareSettings
 from bisect_trt.workflows.from_options import pictures, tolerance_options
 
 

@@ -26,8 +26,9 @@ from bisect_trt.workflows.engine_layers import engine_layers
 from bisect_trt.workflows.investigation import Examination, Investigation
 from bisect_trt.workflows.layerwise.groups import MOST_BUILDS, Seen, gather
 from bisect_trt.workflows.layerwise.hiding import report_hiding
-from bisect_trt.workflows.layerwise.look import Look, compare_layers, layer_slices
+from bisect_trt.workflows.layerwise.look import Look, compare_layers
 from bisect_trt.workflows.layerwise.origins import Layerwise, of_samples
+from bisect_trt.workflows.layerwise.sliced import layer_slices
 from bisect_trt.workflows.layerwise.telling import tell, to_json
 from bisect_trt.workflows.record import recorded
 from bisect_trt.workflows.settings import CheckSettings, SearchSettings
@@ -60,7 +61,7 @@ def layerwise(examination: Examination, settings: LayerwiseSettings) -> Result:
         UnavailableError: The target does not run the model with tensors marked.
     """
     subject, console, result = examination.subject, examination.console, examination.result
-    look = Look(subject, settings.target, settings.tolerance, settings.timeout)
+    look = Look.by(subject, settings)
     console.step(f"{settings.target.describe()} against the reference, every tensor an output")
     original, plain = look.unmarked()
     layers = compare_layers(look, original)

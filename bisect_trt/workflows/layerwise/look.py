@@ -1,22 +1,16 @@
-"""Look at a model's tensors while it runs on the target.
-
-A model that does not fit into memory with every tensor an output is compared slice by slice.
-"""
+"""Look at a model's tensors while it runs on the target."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import onnx
 
 from bisect_trt.graph.network import Network
-from bisect_trt.graph.slices import Slice, plan_slices, slice_model
-from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probing.outcome import LOST, Ending, Outcome
 from bisect_trt.probing.protocol import Compare, Compared, Failed, Sample
@@ -27,74 +21,26 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.workflows.layerwise.groups import Gathered, Seen, gather, narrow
 from bisect_trt.workflows.layerwise.origins import Layerwise, judge_layers
+from bisect_trt.workflows.layerwise.sliced import compare_slices, layer_slices
 from bisect_trt.workflows.subject import Subject
 
-
-def layer_slices(subject: Subject, target: TargetSettings) -> list[Slice]:
-    """The slices in which a target is to run a model with every tensor marked; one if all fits.
-
-    Not with TensorRT: an engine for each slice would take longer to build than it saves.
-    """
-    network, reference = subject.network, subject.reference
-    known = [index for index in network.order if index not in reference.lost]
-    if not target.target.capabilities.sliced:
-        return plan_slices(network, known, reference.infos, sys.maxsize, len(network.order))
-    return plan_slices(network, known, reference.infos, subject.swap_limit)
-
-
-def compare_slices(
-    subject: Subject,
-    target: TargetSettings,
-    tolerance: ToleranceOptions,
-    timeout: float | None,
-    slices: Sequence[Slice],
-) -> Compared | Failed:
-    """Run one slice after the other on the target, each on what the target made of those before it.
-
-    Returns:
-        The reply, as if the model had been run in one piece.
-    """
-    comparisons: list[TensorComparison] = []
-    reference = subject.reference
-    for number, sample in enumerate((reference, *reference.more), 1):
-        reply = _compare_sample(subject, sample, target, tolerance, timeout, slices)
-        if isinstance(reply, Failed):
-            return reply
-        comparisons += [each.of_sample(number) if reference.more else each for each in reply.comparisons]
-    return Compared(tuple(comparisons))
-
-
-def _compare_sample(
-    subject: Subject,
-    sample: Reference,
-    target: TargetSettings,
-    tolerance: ToleranceOptions,
-    timeout: float | None,
-    slices: Sequence[Slice],
-) -> Compared | Failed:
-    made = subject.workspace.scratch("target")
-    handed_on = {name for part in slices for name in part.inputs}.difference(subject.network.inputs)
-    comparisons: list[TensorComparison] = []
-    for place, part in enumerate(slices):
-        request = Compare(
-            target,
-            subject.models.write("slice", slice_model(subject.network, part, sample.infos)),
-            (Sample(sample.inputs_file, sample.store),),
-            tolerance,
-            tuple(part.tensors),
-            feeds=made if place else None,
-            keep=tuple(name for name in part.tensors if name in handed_on),
-            keep_in=made,
-        )
-        reply = subject.models.ask(request, timeout)
-        if isinstance(reply, Failed):
-            return reply
-        comparisons += reply.comparisons
-    shutil.rmtree(made, ignore_errors=True)
-    return Compared(tuple(comparisons))
-
-
 _UNKNOWN = "the reference has no value of it"
+
+
+class Comparing(Protocol):
+    """How a target is compared with the reference."""
+
+    @property
+    def target(self) -> TargetSettings | None:
+        """The runtime under suspicion."""
+
+    @property
+    def tolerance(self) -> ToleranceOptions:
+        """How far a tensor may be off."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that one run may take."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +60,12 @@ class Look:
     tolerance: ToleranceOptions
     timeout: float | None = None
     cancel: Cancel | None = None
+
+    @classmethod
+    def by(cls, subject: Subject, how: Comparing) -> Look:
+        """As a check, or the settings of a command, compares the target."""
+        assert how.target is not None, "there is nothing to look at without one"
+        return cls(subject, how.target, how.tolerance, how.timeout)
 
     @property
     def outputs(self) -> list[str]:

@@ -17,8 +17,8 @@ from bisect_trt.graph.qdq import has_quantized
 from bisect_trt.options.choices import Cost
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.workflows.bits.rungs import Assignment, kept_units, node_rungs
-from bisect_trt.workflows.checks import lowers_by, require_target
 from bisect_trt.workflows.engine_layers import engine_layers
+from bisect_trt.workflows.fit import lowers_by, require_target
 from bisect_trt.workflows.precision.by_layer import ENGINES
 from bisect_trt.workflows.precision.lowering import known_types
 from bisect_trt.workflows.precision.task import UNUSED_RANGES, PrecisionSettings, Task

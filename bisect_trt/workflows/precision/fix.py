@@ -15,7 +15,8 @@ from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import Prober
 from bisect_trt.probing.runner import Runner
 from bisect_trt.search.oracle import Minimum, Verdict
-from bisect_trt.workflows.checks import lowers_by, make_check
+from bisect_trt.workflows.checks import make_check
+from bisect_trt.workflows.fit import lowers_by
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.precision.delivery import grow_answer, save_best, write_answer
 from bisect_trt.workflows.precision.lowering import marked
