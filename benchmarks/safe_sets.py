@@ -1,6 +1,6 @@
 """Do the fixes of ``bisect-trt precision`` hold? Measures minimal and safe sets on models with planted outliers.
 
-    python -m benchmarks.safe_sets [KIND...] [--seeds N] [--samples N] [--autocast PYTHON] [--converter PYTHON]
+    python -m benchmarks.safe_sets [others | KIND...] [--seeds N] [--samples N] [--autocast PYTHON] [--converter PYTHON]
 
 Each tool gets one sample on which fp16 fails, and what it writes is run on 200 others of the same law, which neither it nor
 ``bisect-trt`` has seen. Everything is judged in the same way, as in ``benchmarks.precision``. PYTHON is an interpreter with
@@ -27,13 +27,16 @@ from onnx import ModelProto, TensorProto
 
 from benchmarks.figures import machine
 from benchmarks.outliers import KINDS, Arrays, Planted
+from benchmarks.pictures import PICTURES
 from benchmarks.precision import float_nodes
 from benchmarks.reduce import OUT, markdown
+from benchmarks.sequences import SEQUENCES
 from bisect_trt.graph.lower import emulate, lower_fp16
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 SEVERE = 10.0
+OTHERS = SEQUENCES | PICTURES
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,8 @@ def table(rows: list[Measured]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.safe_sets", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"any of: {', '.join(KINDS)} (default: all)")
+    known = f"any of: {', '.join(KINDS)} (default: all of these); {', '.join(OTHERS)} (others: all of these)"
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=known)
     parser.add_argument("--seeds", type=int, default=4, help="models of each kind (default: 4)")
     parser.add_argument("--samples", type=int, default=200, help="fresh samples for each model (default: 200)")
     parser.add_argument("--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]")
@@ -196,10 +200,11 @@ def main() -> None:
     others = {tool: getattr(options, tool) for tool in ("autocast", "converter") if getattr(options, tool)}
     before = machine()
     rows: list[Measured] = []
-    for kind in options.kinds or KINDS:
+    kinds = [*OTHERS] if options.kinds == ["others"] else options.kinds or [*KINDS]
+    for kind in kinds:
         for seed in range(options.seeds):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                found = measure(KINDS[kind](seed), Path(folder), options.samples, others)
+                found = measure((KINDS | OTHERS)[kind](seed), Path(folder), options.samples, others)
             rows += found
             for row in found:
                 print(row, file=sys.stderr)

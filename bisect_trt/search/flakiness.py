@@ -63,7 +63,7 @@ class Flakiness:
             number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES
         )
 
-    def confirmations(self, decisive: int) -> tuple[int, int]:
+    def confirmations(self, decisive: int, seen: int = 1) -> tuple[int, int]:
         """How often to run the answer, and each candidate whose passing its proof rests on, once more.
 
         Wrong passes on the way only cost questions; a proof is wrong only if one of the passes that it rests on is. So
@@ -72,6 +72,7 @@ class Flakiness:
 
         Args:
             decisive: How many passes the proof rests on, 1 or more.
+            seen: How many passes of each were seen already. One by which something was picked among others is none.
 
         Returns:
             How many more runs of the answer must all fail, and how many more of each of those must all pass.
@@ -83,7 +84,7 @@ class Flakiness:
                 break
             known = Flakiness(self.runs + failures, self.failures + failures, self.confidence)
             passes = next(n for n, missed in enumerate(known._missed()) if missed <= allowed or n == MOST_PASSES)
-            found = (failures, max(passes - 1, 0))
+            found = (failures, max(passes - seen, 0))
             if best is None or found[0] + decisive * found[1] < best[0] + decisive * best[1]:
                 best = found
         assert best is not None

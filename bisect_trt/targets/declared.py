@@ -25,6 +25,8 @@ class Capabilities:
         compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
         remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
         pins: Whether a build can be held to what another one chose, and kept from it; see ``Target.pinned``.
+        crowds: Operators of which a build tries kernels on the device, so that builds of several of them beside each other take
+            as long as one after the other.
     """
 
     costly: bool = False
@@ -36,6 +38,7 @@ class Capabilities:
     compiles_shapes: bool = False
     remembers_builds: bool = False
     pins: bool = False
+    crowds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from bisect_trt.graph.halves import lows_of
 from bisect_trt.graph.nodes import all_nodes
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.luck import Believed, look_again
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.probing.workers.process import run_to_end
 from bisect_trt.reporting.issue import Cause as Told
@@ -126,12 +127,24 @@ def _deliver(
         ran: Whether the target is what says good or bad, so that its latency can be measured.
     """
     console, result, about = investigation.console, investigation.result, whole or panel
-    entries = []
+    entries: list[dict[str, Any]] = []
+    doubts: list[str] = []
+
+    def again(some: Panel, units: Subset) -> Believed:
+        """Whether it is no luck that it passes with some of them turned."""
+        ways = len(found.alternatives) + len(found.also)
+        return look_again(investigation.prober, some.candidate(frozenset()), some.candidate(units), ways)
+
     failing_ms = _latency(investigation, check, about, frozenset()) if ran else None
     for units in found.alternatives:
         passes = whole is None or investigation.prober.probe(whole.candidate(units)).verdict is Verdict.PASS
+        believed = again(about if passes else panel, units)
+        if not believed.passes:
+            doubts.append(f"{' and '.join(panel.names(units))}: {believed.record.reason}")
+            continue
         latency = _latency(investigation, check, about, units) if passes and ran else None
-        entries.append(_entry(investigation, check, about, units, latency, passes=passes))
+        entries.append(_entry(investigation, check, about, units, latency, passes=passes, seen=believed.seen))
+    also = tuple(unit for unit in found.also if not doubts and again(panel, frozenset({unit})).passes)
     entries.sort(key=lambda each: (not each["whole"], len(each["switches"]), each["latency_ms"] or 0.0))
     confirmed = [entry for entry in entries if entry["whole"]]
     title = panel.target.target.title
@@ -141,8 +154,9 @@ def _deliver(
         "switches": len(panel.switches),
         "failing_ms": failing_ms,
         "alternatives": entries,
-        "also": panel.names(found.also),
+        "also": panel.names(also),
         "complete": found.complete,
+        "doubted": doubts,
     }
     result.extra |= {"cause": [entry["switches"] for entry in confirmed or entries], "cause_detail": detail}
     if whole is None:
@@ -151,6 +165,7 @@ def _deliver(
     sentences = [describe_alternative(entry, failing_ms) for entry in entries]
     if not entries:
         why = f"none of the {len(panel.switches)} switches of {title} makes it pass, nor do those of a kind together"
+        why = "; ".join(doubts) or why
         if whole is None:
             result.why = why
             console.answer(f"No cause among the switches: {why}.")
@@ -163,8 +178,8 @@ def _deliver(
         console.answer(lead + sentence)
         _tell_lines(investigation, entry)
         console.answer(f"  as options: {shlex.join(entry['options'])}")
-    if found.also:
-        console.answer(f"  {', '.join(panel.names(found.also))}: with {panel.said(found.also)} it passes too.")
+    if also:
+        console.answer(f"  {', '.join(panel.names(also))}: with {panel.said(also)} it passes too.")
     if not found.complete:
         console.answer("  There are more: these are the first that were found.")
     return [(sentence, entry["code"] or ()) for entry, sentence in zip(entries, sentences, strict=True)]
@@ -185,11 +200,10 @@ def describe_alternative(entry: dict[str, Any], failing_ms: float | None) -> str
     """One of the answers, in a sentence."""
     names = " and ".join(entry["switches"])
     ms = entry["latency_ms"]
-    cost = (
-        "" if ms is None else f" ({ms:.3g} ms" + ("" if failing_ms is None else f"; failing {failing_ms:.3g} ms") + ")"
-    )
+    times = [] if ms is None else [f"{ms:.3g} ms", *([] if failing_ms is None else [f"failing {failing_ms:.3g} ms"])]
+    seen = "; ".join([*times, *filter(None, [entry["seen"]])])
     where = "it passes" if entry["whole"] else "the minimal case passes, the whole model does not"
-    return f"{names}: with {entry['turned']}, {where}{cost}."
+    return f"{names}: with {entry['turned']}, {where}{f' ({seen})' if seen else ''}."
 
 
 def _entry(
@@ -200,6 +214,7 @@ def _entry(
     latency: float | None,
     *,
     passes: bool,
+    seen: str,
 ) -> dict[str, Any]:
     """One of the answers, as the result has it."""
     settings = panel.turned(units)
@@ -214,6 +229,7 @@ def _entry(
         "turned": panel.said(units),
         "latency_ms": latency,
         "whole": passes,
+        "seen": seen,
         "code": None if snippet is None else list(snippet.lines),
         "code_ran": None if snippet is None else _run_lines(investigation, check, panel, settings, snippet.script),
         "options": [*settings.flags(), *investigation.place_words],

@@ -189,13 +189,20 @@ def _start_others(subject: Subject, target: TargetSettings | None, workers: int)
         subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
 
 
+_FEW_CROWDING = 2
+"""On an H200 a ViT (one convolution) is built beside two others in the time of one, a ResNet-50 beside one other in twice."""
+
+
 def _room_beside(subject: Subject, target: TargetSettings | None, search: SearchSettings) -> int:
     """How many probes may run beside one that is asked because they may be asked later, where each is minutes.
 
     None where the user wants one at a time, where only the original says what others are or how often they are run, where
-    shapes may turn out to be needed free, and where few probes are allowed.
+    shapes may turn out to be needed free, where few probes are allowed, and where builds would only wait for each other.
     """
     if target is None or not target.target.capabilities.costly or subject.workers.places:
+        return 0
+    crowding = sum(node.op_type in target.target.capabilities.crowds for node in subject.network.nodes)
+    if crowding > _FEW_CROWDING:
         return 0
     if search.pin or search.repeat is not None or search.budget.probes is not None or target.target.profile(target):
         return 0

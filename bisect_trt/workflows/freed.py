@@ -18,6 +18,7 @@ from bisect_trt.graph.shapes import free_inputs
 from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import ShapeRange
@@ -121,7 +122,7 @@ def free_where_needed(investigation: Investigation, *, passes: bool) -> bool:
         fixed = replace(
             subject.original, title="the original, its shapes fixed", target=target.target.spanning(target, {})
         )
-        if prober.probe(fixed).verdict is Verdict.FAIL:
+        if prober.probe(fixed).verdict is Verdict.FAIL or not _holds(investigation, subject.original, fixed):
             return False
         console.say("  no, so pieces keep the dimensions that are free in it")
     else:
@@ -129,12 +130,22 @@ def free_where_needed(investigation: Investigation, *, passes: bool) -> bool:
     freed = free(subject, symbols, target if profile else None)
     if passes:
         original = freed.dress(_free_original(subject, freed))
-        if prober.probe(original).verdict is not Verdict.FAIL:
+        fails = prober.probe(original).verdict is Verdict.FAIL
+        if not fails:
             console.say("  no")
+        if not fails or not _holds(investigation, original, subject.original):
             return False
         console.say("  yes, so pieces keep the dimensions that are free in it")
     subject.free(freed)
     return True
+
+
+def _holds(investigation: Investigation, failing: Candidate, fixed: Candidate) -> bool:
+    """Whether it is no luck that it passes with its shapes fixed; else that is said."""
+    believed = look_again(investigation.prober, failing, fixed)
+    if not believed.passes:
+        investigation.console.say(f"  that says nothing of its shapes: {believed.record.reason}")
+    return believed.passes
 
 
 def _free_original(subject: Subject, freed: Freed) -> Candidate:

@@ -11,6 +11,7 @@ from bisect_trt.options.choices import Mode
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.prompt import PromptCheck
 from bisect_trt.search.oracle import Minimum, Question, Search, Subset, Units, Verdict
 from bisect_trt.workflows.investigation import Case, Investigation
@@ -77,7 +78,8 @@ def look_for_others(
     result.extra |= {"failures": failures, "more_failures": None}
     taken = case.minimum.units.union(*(other.units for other in also))
     try:
-        while _fails(investigation, case, rest := _rest(investigation.subject, taken)):
+        all_wanted = deliver is not None
+        while _fails(investigation, case, rest := _rest(investigation.subject, taken), sure=all_wanted):
             if deliver is None:
                 console.answer(
                     "At least one more: without these nodes the rest of the model still fails (--all finds each)."
@@ -152,14 +154,20 @@ def _cut(subject: Subject, rest: Sequence[int], *, held: bool) -> Candidate:
     return replace(candidate, title=f"the rest: {candidate.title}")
 
 
-def _fails(investigation: Investigation, case: Case, rest: Sequence[int]) -> bool:
-    """Probe the rest, and put into the result whether it fails; ``None`` there if it breaks in another way."""
+def _fails(investigation: Investigation, case: Case, rest: Sequence[int], *, sure: bool = False) -> bool:
+    """Probe the rest, and put into the result whether it fails; ``None`` there if it breaks in another way.
+
+    That it passes has to be ``sure`` where it is said that this is all.
+    """
     subject, extra = investigation.subject, investigation.result.extra
     extra["more_failures"] = None
     if not rest:
         extra["more_failures"] = False
         return False
-    record = investigation.prober.probe(_cut(subject, rest, held=case.held))
+    candidate = _cut(subject, rest, held=case.held)
+    record = investigation.prober.probe(candidate)
+    if sure and record.verdict is Verdict.PASS:
+        record = look_again(investigation.prober, subject.original, candidate).record
     if record.verdict is not Verdict.UNRESOLVED:
         extra["more_failures"] = record.verdict is Verdict.FAIL
     return record.verdict is Verdict.FAIL

@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.luck import passes_to_see
+from bisect_trt.probing.models import Models
 from bisect_trt.probing.protocol import PLACE_FOLDER, PLACE_PYTHON, Compare, Execute, Failed, Sample
 from bisect_trt.probing.workers.process import Cancel, ProcessEnd, run_to_end
 from bisect_trt.probing.workers.resources import gate
@@ -187,18 +189,24 @@ def ruled_out(
         investigation.subject,
         ["The reference (ONNX Runtime on the CPU, optimisations off) runs the model."],
     )
+    most = passes_to_see(investigation.prober)
     model = subject.models.write("ruled-out", candidate.proto)
     inputs = subject.models.feed("ruled-out.in", subject.values(candidate, candidate.inputs))
     golden = subject.models.feed("ruled-out.golden", subject.values(candidate, candidate.outputs))
     for words, other in target.target.alternatives(target):
         request = Compare(other, model, (Sample(inputs, golden),), check.tolerance)
-        try:
-            reply = subject.models.ask(request, check.timeout)
-        except BisectError:  # it cannot be set so here
-            continue
-        if isinstance(reply, Failed):
-            said.append(f"{words} it fails too, but in another way: {reply.message}.")
-        else:
-            passed = all(comparison.passed for comparison in reply.comparisons)
-            said.append(f"{words} {'it passes' if passed else 'it fails too'}.")
+        with suppress(BisectError):  # it cannot be set so here
+            said.append(f"{words} {_seen_so(subject.models, request, check.timeout, most)}.")
     return said
+
+
+def _seen_so(models: Models, request: Compare, timeout: float | None, most: int) -> str:
+    """What comes of so many runs, the end of a sentence; the first that fails is the last."""
+    for number in range(1, most + 1):
+        reply = models.ask(request, timeout)
+        once = "" if number == 1 else f", in run {number} of it"
+        if isinstance(reply, Failed):
+            return f"it fails too{once}, but in another way: {reply.message}"
+        if not all(comparison.passed for comparison in reply.comparisons):
+            return f"it fails too{once}"
+    return f"it passes ({most} of {most} runs)" if most > 1 else "it passes (1 run)"

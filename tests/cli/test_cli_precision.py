@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -344,8 +345,12 @@ def test_an_interrupted_search_goes_on(here: Path) -> None:
     assert ran.status == 0, ran.err
     result = read_json(here / "r.json")
     assert kept(result) == ["<7>", "<21>"]
-    # Each candidate once, but for the one that was interrupted.
-    assert len((here / "seen").read_text().splitlines()) == result["probes"]["run"] + 1
+    # Each candidate as often as its answer needs, but for the one that was interrupted; only the ends were run again.
+    journal = here / result["artifacts"]["run"] / "journal.jsonl"
+    decided = [json.loads(line) for line in journal.read_text().splitlines()]
+    runs = {each["key"]: each["runs"] for each in decided if each["event"] == "verdict"}
+    assert len((here / "seen").read_text().splitlines()) == sum(runs.values()) + 1
+    assert (len(runs), sum(each > 1 for each in runs.values())) == (result["probes"]["run"], 2)
 
 
 def test_a_check_that_fails_sometimes(cli: CommandLine, here: Path) -> None:

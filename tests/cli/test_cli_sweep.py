@@ -261,3 +261,43 @@ def test_what_cannot_be_swept_is_said(cli: CommandLine, here: Path, argv: list[s
     ran = cli("sweep", write(here / "model.onnx", "n", "m"), "--onnxrt", *argv)
     assert ran.status == (4 if "no size" in message else 2)
     assert message in ran.err
+
+
+@pytest.mark.parametrize("by", ["values", "size"])
+def test_values_are_told_from_sizes(cli: CommandLine, by: str) -> None:
+    """One row that overflows alone fails from its place on; a sum over all rows fails from a size on, whatever is in them."""
+    reduces = by == "size"
+    nodes = [
+        helper.make_node("Mul", ["x", "much"], ["h"], name="much"),
+        helper.make_node("ReduceSum", ["h"], ["y"], name="sum", keepdims=1)
+        if reduces
+        else helper.make_node("Identity", ["h"], ["y"], name="same"),
+    ]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1] if reduces else ["n", 2]),
+    ]
+    much = numpy_helper.from_array(np.array(1e4, np.float32), "much")
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [much])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "rows.onnx")
+    rows = np.ones((6, 2), np.float32)
+    rows[3] = 1 if reduces else 9
+    np.savez("in.npz", x=rows)
+    ran = cli(
+        "sweep",
+        "rows.onnx",
+        "--onnxrt",
+        "--fp16",
+        "--load-inputs",
+        "in.npz",
+        "--shapes",
+        "x:[1..6,2]",
+        "--json",
+        "r.json",
+    )
+    result = read_json(Path("r.json"))
+    assert result["sweep"]["smallest_failing"] == {"n": 4}, ran.out
+    assert result["sweep"]["by_values"] == (None if reduces else {"n": 3})
+    assert result["minimality"] == ("1-minimal" if reduces else "unproven")
+    assert ran.status == (0 if reduces else 3)
+    assert ("It may be the values and not the size: n=3, which passed, fails" in ran.out) != reduces

@@ -17,7 +17,7 @@ import pytest
 from conftest import CommandLine
 from fakes import Listening, NoActivations, build, journal, units_of
 from standin_runtime import TOGETHER, install
-from support import assert_gone, node_names, overflowing, read_json
+from support import assert_gone, node_names, overflowing, read_json, squares_between_convolutions
 
 from bisect_trt.cli.arguments import invocation
 from bisect_trt.probing.journal import JOURNAL, Journal, read_journal
@@ -74,6 +74,21 @@ def test_what_comes_next_is_built_beside_the_original(
     assert beside["held"]
     assert {**beside["probes"], "wasted": 0} == alone["probes"]  # what was likely may not have been asked
     assert node_names(Path("out.onnx" if command == "reduce" else "out/model.onnx")) == ["big"]
+
+
+def test_a_network_of_convolutions_is_built_alone(
+    cli: CommandLine, begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their kernels are tried on the GPU, where builds beside each other would wait for each other."""
+    monkeypatch.setenv(TOGETHER, "")
+    model = squares_between_convolutions(Path("model.onnx"))
+    alone = [
+        ran(cli, "reduce", model, "--trt", "--fp16", "-o", "out.onnx", *words) for words in ((), ("--workers", "1"))
+    ]
+    builds = [line.split()[:2] for line in begun.read_text().splitlines()]
+    assert builds[: len(builds) // 2] == builds[len(builds) // 2 :]
+    assert decisions(alone[0]) == decisions(alone[1])
+    assert alone[0]["probes"]["wasted"] == 0
 
 
 @pytest.mark.slow

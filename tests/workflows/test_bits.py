@@ -260,7 +260,8 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     assert result.minimality == "1-minimal"
 
 
-def test_names_need_not_tell_an_activation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", rest_slow([230, 100]))
+def test_names_need_not_tell_an_activation(tmp_path: Path, wrong: int) -> None:
     """The quantizer drops a Relu whose result is quantized; the zero point of one is bad, and no name says that it was one."""
     source = resnet(6, 3)
     names: dict[str, str] = {"image": "image", "logits": "logits", "": ""}
@@ -274,7 +275,7 @@ def test_names_need_not_tell_an_activation(tmp_path: Path) -> None:
     model = onnx.load(tmp_path / "model.onnx")
     tensor = names["/layer1/act1/Relu_output_0"]
     zero = next(each for each in model.graph.initializer if each.name == f"{tensor}_zero_point")
-    zero.CopyFrom(numpy_helper.from_array(np.asarray(100, np.uint8), zero.name))
+    zero.CopyFrom(numpy_helper.from_array(np.asarray(wrong, np.uint8), zero.name))
     onnx.save(model, tmp_path / "model.onnx")
     rng = np.random.default_rng(2)
     result = bisect_trt.precision(
@@ -359,6 +360,17 @@ NBITS = graph(
 NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
+DYNAMIC = graph(
+    [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]),
+        helper.make_node("MatMulInteger", ["q", "w", "qz"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "qs"], ["y"]),
+    ],
+    {"w": np.ones((8, 8), np.int8)},
+)
+
+
 OTHER = helper.make_model(
     helper.make_graph(
         [helper.make_node("Tanh", ["x"], ["other"])],
@@ -377,6 +389,12 @@ OTHER = helper.make_model(
         (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
         (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
         (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
+        (
+            DYNAMIC,
+            {"low": "int8"},
+            "(DynamicQuantizeLinear, MatMulInteger), which cannot be taken back one by one; what is quan",
+        ),
+        (DYNAMIC, {"low": "int8"}, "leave operators out (onnxruntime.quantization.quantize_dynamic: nodes_to_exclude)"),
         (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
         (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),

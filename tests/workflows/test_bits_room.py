@@ -11,6 +11,7 @@ from onnx import numpy_helper, parser
 from support import rest_slow
 
 import bisect_trt
+from bisect_trt.workflows.bits.yardstick import largest_error
 
 pytestmark = pytest.mark.usefixtures("here")
 ROWS, WIDTH, LARGEST = 6, 16, 300.0
@@ -21,8 +22,10 @@ def pair(tensor: str) -> str:
     return f"{tensor}q = QuantizeLinear({tensor}, {tensor}s, z) {tensor}d = DequantizeLinear({tensor}q, {tensor}s, z)"
 
 
-def searched(path: Path, body: str, scales: dict[str, float], **weights: np.ndarray) -> bisect_trt.Result:
-    """What is found in a model of x; scales are how far values of 127 steps reach."""
+def searched(
+    path: Path, body: str, scales: dict[str, float], last: float = 1.0, **weights: np.ndarray
+) -> bisect_trt.Result:
+    """What is found in a model of x; scales are how far values of 127 steps reach, and the last sample ``last`` times as far."""
     outputs = f"float[{ROWS}, {WIDTH}] y"
     head = '<ir_version: 8, opset_import: ["" : 13]>'
     model = parser.parse_model(f"{head} g (float[{ROWS}, {WIDTH}] x) => ({outputs}) {{ {body} }}")
@@ -32,7 +35,7 @@ def searched(path: Path, body: str, scales: dict[str, float], **weights: np.ndar
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
     onnx.save(model, path)
     rng = np.random.default_rng(1)
-    samples = [{"x": rng.standard_normal((ROWS, WIDTH)).astype(np.float32)} for _ in range(3)]
+    samples = [{"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)} for size in (1.0, 1.0, last)]
     output = path.with_name("mixed.onnx")
     return bisect_trt.precision(
         path, low="int8", target="onnxrt", inputs=samples, output=output, fresh_samples=20, sensitivity=False
@@ -93,3 +96,51 @@ def test_a_scale_that_does_no_harm_is_named_all_the_same(tmp_path: Path) -> None
     assert [group["suspected"] for group in found.extra["groups"]] == [False, True]
     advice = "; try other samples of the deployment's inputs, the model from before quantization (--reference), or a"
     assert advice in str(found.why)
+
+
+def test_what_one_sample_alone_needs_room_for_is_no_measure(tmp_path: Path) -> None:
+    """A scale that has that room is right, so what the model would be off by without it is not what is allowed."""
+    body = f"{pair('x')} t = MatMul(xd, w) {pair('t')} y = MatMul(td, v)"
+    found = searched(tmp_path / "model.onnx", body, {"x": 80, "t": 1600}, w=FIRST, v=SECOND, last=20.0)
+    assert [entry["bad_scales"] for entry in found.extra["keep_fp32"]] == [["ts"]]
+    assert found.extra["refit"]["passed"]
+
+
+def test_one_of_other_samples_is_no_measure() -> None:
+    """What is fitted to few values clips it grossly; of a sample that was fitted to, all counts."""
+    usual, gross = [{"y": 1.0}] * 3, {"y": 50.0}
+    assert largest_error("y", usual, [*usual, gross]) == 2
+    assert largest_error("y", [*usual, gross], usual) == 50
+
+
+@pytest.mark.parametrize("times", rest_slow([1.7, 1 / 1.7]))
+def test_a_stored_weight_that_is_another_one(tmp_path: Path, times: float) -> None:
+    """A scale that would do well enough is wrong all the same where the integers were made by another one."""
+    body, size = "t = MatMul(x, w0) r = Tanh(t) y = MatMul(r, w1)", np.abs(SECOND).max() / 127
+    text = f'<ir_version: 8, opset_import: ["" : 13]> g (float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y) {{ {body} }}'
+    original = parser.parse_model(text)
+    for name, value in (("w0", FIRST), ("w1", SECOND)):
+        original.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    model = parser.parse_model(text.replace("y = ", "w1 = DequantizeLinear(q, s, z) y = "))
+    stored: dict[str, np.ndarray] = {
+        "w0": FIRST.astype(np.float32),
+        "s": np.asarray(size * times, np.float32),
+        "z": np.zeros((), np.int8),
+    }
+    stored["q"] = np.rint(SECOND / size).astype(np.int8)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    for name, each in (("float", original), ("model", model)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low="int8",
+        target="onnxrt",
+        inputs=[{"x": np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float32)}],
+        reference=tmp_path / "float.onnx",
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    (kept,) = result.extra["keep_fp32"]
+    assert (kept["rule"], kept["bad_scales"]) == ("weight scale", ["s"])
+    assert f"the weight is {times:.2f}"[:-1] in kept["reason"]

@@ -183,7 +183,7 @@ def test_integers_that_become_32_bits_are_said_to(
     case = Evidence(model, ("y",), {"x": -right}, agreed, {"y": seen}, agreed, agreed)
     fault = judge(case, ToleranceOptions(), "T", "R")
     narrowed = bool(((seen >= short.min) & (seen <= short.max)).all())
-    assert (f"{past} of its int64 values" in fault.sentence) == (narrowed and past > 0)
+    assert (f" {past} of its int64 values " in fault.sentence) == (narrowed and past > 0)
     assert ("int32" in fault.sentence) == (narrowed and past > 0)
 
 

@@ -51,7 +51,7 @@ def test_commands_are_run_before_they_are_written_down(cli: CommandLine) -> None
         assert "Run here, it shows the failure." in Path("out", page).read_text()
     issue = Path("out/ISSUE.md").read_text()
     assert "With Polygraphy (`pip install polygraphy`); run here, it shows the failure:" in issue
-    assert "- In fp32 it passes." in issue
+    assert "- In fp32 it passes (4 of 4 runs)." in issue
 
 
 def test_a_command_that_shows_nothing_is_left_out(

@@ -17,14 +17,13 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.config import calibrate, is_strongly_typed, make_config
+from bisect_trt.targets.trt.config import calibrate, make_config
 from bisect_trt.targets.trt.knobs import forget_int8
 from bisect_trt.targets.trt.layers import constrain
 from bisect_trt.targets.trt.parse import Feed, Parsed, parse
 from bisect_trt.targets.trt.plans import Memory, Plan, network_key, orders
 from bisect_trt.targets.trt.selector import PIN_MISSED, PIN_REFUSED, lift, missed, replay
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.targets.trt.standalone import layers_of
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache
 from bisect_trt.targets.trt.wording import is_out_of_memory, is_poisoning, reason, signature
 
@@ -97,8 +96,8 @@ def build_engine(
     if recorder is not None:
         config.algorithm_selector = recorder
     _add_profile(config, parsed.network, settings, trt)
-    if not is_strongly_typed(settings, trt.version):
-        forget_orders(parsed.network)
+    if parsed.told is not None:
+        parsed.told.restore(parsed.network)
         lift(constrain(parsed.network, parsed.model, settings, trt))
     calibrate(config, settings, trt)
     forget_int8(trt.trt, config, parsed.network)
@@ -123,16 +122,6 @@ def build_engine(
     if own.save_engine is not None:
         write(Path(own.save_engine), content)
     return parsed, content
-
-
-def forget_orders(network: Any) -> None:
-    """Take back in what types its layers were told to run; a network that was just parsed has none."""
-    for layer in layers_of(network):
-        if layer.precision_is_set:
-            layer.reset_precision()
-        for index in range(layer.num_outputs):
-            if layer.output_type_is_set(index):
-                layer.reset_output_type(index)
 
 
 def _serialised(config: Any, parsed: Parsed, settings: TargetSettings, trt: TensorRt) -> bytes:

@@ -13,7 +13,7 @@ from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast
 from bisect_trt.targets.trt.knobs import order_layers
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.targets.trt.standalone import layers_of, nodes_of
+from bisect_trt.targets.trt.standalone import layers_of, nodes_of, typed_layers
 
 
 def layer_nodes(network: Any, model: ModelProto) -> list[int | None]:
@@ -75,10 +75,11 @@ def _reads_half(layer: Any, tensorrt: TensorRt) -> bool:
 def _hold(layer: Any, precision: Any, tensorrt: TensorRt) -> bool:
     """Whether it makes floats at all; if so, it makes them in this precision.
 
-    A Cast has its type already. What the network returns keeps the type that the model gives it.
+    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the type that the model
+    gives it.
     """
     trt = tensorrt.trt
-    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE, trt.LayerType.CAST):
+    if layer.type in typed_layers(trt):
         return False
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
     floats = [index for index, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]

@@ -17,12 +17,43 @@ from bisect_trt.graph.lower import first_output
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.config import network_flags
+from bisect_trt.targets.trt.config import is_strongly_typed, network_flags
 from bisect_trt.targets.trt.knobs import NoSuch, plug_instancenorm, set_parser_flags
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.targets.trt.standalone import layers_of
 from bisect_trt.targets.trt.wording import reason, signature
 
 Feed = Mapping[str, NDArray[Any]]
+
+
+class Orders:
+    """In what types the parser itself told layers to run.
+
+    That of 8.6 tells QuantizeLinear to make INT8, without which the builder refuses the network.
+    """
+
+    def __init__(self, network: Any) -> None:
+        self._precisions: dict[int, Any] = {}
+        self._outputs: dict[tuple[int, int], Any] = {}
+        for place, layer in enumerate(layers_of(network)):
+            if layer.precision_is_set:
+                self._precisions[place] = layer.precision
+            for index in range(layer.num_outputs):
+                if layer.output_type_is_set(index):
+                    self._outputs[place, index] = layer.get_output_type(index)
+
+    def restore(self, network: Any) -> None:
+        """Take back all that its layers were told since."""
+        for place, layer in enumerate(layers_of(network)):
+            if place in self._precisions:
+                layer.precision = self._precisions[place]
+            elif layer.precision_is_set:
+                layer.reset_precision()
+            for index in range(layer.num_outputs):
+                if (place, index) in self._outputs:
+                    layer.set_output_type(index, self._outputs[place, index])
+                elif layer.output_type_is_set(index):
+                    layer.reset_output_type(index)
 
 
 @dataclass
@@ -32,12 +63,14 @@ class Parsed:
     Attributes:
         network: TensorRT's own.
         model: The model as parsed: shape inputs are initializers now, every node has a name of its own.
+        told: What the parser told its layers, where types are not the graph's alone.
         skipped: Outputs of the model that TensorRT does not hand out, with the reason.
         _parser: Kept because the weights in the network are the parser's.
     """
 
     network: Any
     model: ModelProto
+    told: Orders | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     _parser: Any = None
 
@@ -82,7 +115,8 @@ def _parse(model: ModelProto, path: Path, settings: TargetSettings, tensorrt: Te
     if not parser.parse(model.SerializeToString(), str(path)):
         message = _why(model, parser, tensorrt)
         raise BuildError(message, signature=signature(message, names_of(model.graph)))
-    return Parsed(network, model, _parser=parser)
+    told = None if is_strongly_typed(settings, tensorrt.version) else Orders(network)
+    return Parsed(network, model, told, _parser=parser)
 
 
 def _why(model: ModelProto, parser: Any, tensorrt: TensorRt) -> str:

@@ -271,9 +271,15 @@ def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
     return found
 
 
+def typed_layers(trt: Any) -> tuple[Any, ...]:
+    """Kinds of layers that have their type already: telling them another breaks the build, or the quantization."""
+    kinds = trt.LayerType
+    return kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE
+
+
 def hold(trt: Any, layer: Any, precision: Any) -> None:
     """Have a layer that makes floats make them in one type; what the network returns keeps the model's."""
-    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE, trt.LayerType.CAST):
+    if layer.type in typed_layers(trt):
         return
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
     floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]

@@ -76,6 +76,7 @@ class TensorRtTarget(Target):
         compiles_shapes=True,
         remembers_builds=True,
         pins=True,
+        crowds=frozenset({"Conv", "ConvTranspose"}),
     )
     engines = TensorRtEngines()
     options = TrtOptions

@@ -9,6 +9,7 @@ from pathlib import Path
 from bisect_trt.probing.builtin import BuiltinCheck
 from bisect_trt.probing.fresh_check import SEVERE
 from bisect_trt.probing.journal import Record
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.metric_check import MetricCheck
 from bisect_trt.probing.prober import DoesNotReproduce
 from bisect_trt.reporting.result import Result
@@ -231,7 +232,7 @@ def _deliver(task: Task, case: Case, told: Told) -> Result:
     if climb is None and told.ladder is not None and told.ladder.groups != kept:
         kept = told.ladder.groups
         told = _held_with(task, case, replace(told, kept=kept), task, kept)
-    record, minimum = _written(last, kept, output, minimum, again=True)
+    record, minimum = _written(last, kept, output, minimum)
     if climb is not None:
         minimum = _on_all_rungs(minimum, climb.answer.minimum)
         told = _held_with(task, case, told, climb.task, climb.answer.units)
@@ -239,7 +240,7 @@ def _deliver(task: Task, case: Case, told: Told) -> Result:
     if task.settings.minimal_output is not None:
         path = task.settings.minimal_output
         units = told.minimum.units if climb is None else climb.answer.minimum.units
-        _, minimum = _written(last, units, path, minimum, again=True)
+        _, minimum = _written(last, units, path, minimum)
         task.result.artifacts["minimal"] = str(path)
     measure_whole(task, last.lowering.read_back(kept, output))
     fill_in_bits(task, replace(told, minimum=replace(told.minimum, proven=minimum.proven)), task.outcome(record))
@@ -250,11 +251,13 @@ def _deliver(task: Task, case: Case, told: Told) -> Result:
     return task.result
 
 
-def _written(task: Task, units: Subset, path: Path, minimum: Minimum, *, again: bool) -> tuple[Record, Minimum]:
+def _written(task: Task, units: Subset, path: Path, minimum: Minimum) -> tuple[Record, Minimum]:
     """Write a set, read it back and probe it; the minimum, unproven if that does not pass."""
     task.lowering.write(units, path)
     candidate = replace(task.lowering.read_back(units, path), title=f"{path.name}, read back")
-    record = task.prober.probe(candidate, again=again)
+    believed = look_again(task.prober, task.lowering.candidate(frozenset()), candidate)
+    record = believed.record
+    task.console.say(f"  {believed.seen or record.reason}")
     problem = checker_problem(checkable(task.subject), path) if task.lowering.writes_model(path) else None
     if record.verdict is not Verdict.PASS:
         return record, replace(minimum, proven=False, why=f"the final re-check of {path} disagreed: {record.reason}")

@@ -93,7 +93,7 @@ def open_case(subject: Subject, settings: PrecisionSettings, *, guess: bool = Fa
     misfits = with_contradictions(subject, plain, with_suspicions(subject, plain, misfits))
     yardstick = None
     if settings.target is not None:
-        yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found], references)
+        yardstick = measure_yardstick(subject, plain, [each for found in misfits for each in found])
     return Case(lowering, quantized, plain, misfits, yardstick)
 
 
@@ -164,8 +164,7 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
     if operators:
         raise UsageError(
             f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
-            "cannot be taken back one by one; quantize in QDQ format (onnxruntime.quantization: "
-            "quant_format=QuantFormat.QDQ) and give that model."
+            f"cannot be taken back one by one; {_instead(operators)}."
         )
     left = next(iter(quantized.left.values()), None)
     if left is not None:
@@ -180,6 +179,17 @@ def chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSet
 def integer_operators(subject: Subject) -> list[str]:
     """The operators of the model, its bodies and its functions that compute with integers themselves, by name."""
     return sorted({node.op_type for node in all_nodes(subject.network.proto) if _is_integer_operator(node.op_type)})
+
+
+def _instead(operators: Sequence[str]) -> str:
+    """What to do with a model that such operators quantize."""
+    if any(op.startswith("DynamicQuantize") for op in operators):
+        return (
+            "what is quantized as the model runs has no stored scale that could be wrong, but for its weights: leave operators "
+            "out (onnxruntime.quantization.quantize_dynamic: nodes_to_exclude) until it is right, or quantize by quantize_static "
+            "in QDQ format and give that model"
+        )
+    return "quantize in QDQ format (onnxruntime.quantization: quant_format=QuantFormat.QDQ) and give that model"
 
 
 def _is_integer_operator(op: str) -> bool:

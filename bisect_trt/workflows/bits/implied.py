@@ -55,10 +55,22 @@ class _Seen:
         """Whether there is nothing below 0."""
         return self.zero == self.grid.low
 
+    @property
+    def room(self) -> float:
+        """From its least to its largest value."""
+        return self.scale * (self.grid.high - self.grid.low)
+
+    @property
+    def misplaced(self) -> bool:
+        """Whether the zero point is not where all of the values need it, by its own scale or by the one that they need."""
+        steps = self.grid.high - self.grid.low
+        scales = self.scale, (self.high - min(self.low, 0.0)) / steps
+        wanted = [self.grid.low - self.low / scale if scale > 0 else math.inf for scale in scales]
+        return any(abs(each - self.zero) > steps / 8 for each in wanted)
+
     def off(self, size: float, usual: float) -> float:
         """How many bits the scale is off from what values of a range of ``size`` need."""
-        room = self.scale * (self.grid.high - self.grid.low)
-        return abs(math.log2(room / size / usual)) if size > 0 and room > 0 else math.inf
+        return abs(math.log2(self.room / size / usual)) if size > 0 and self.room > 0 else math.inf
 
 
 def with_implied(subject: Subject, groups: Sequence[Group], weights: Stored, original: Network | None) -> list[Group]:
@@ -174,9 +186,10 @@ def _is_relu(seen: _Seen, positive: float, both: float, vote: float | None) -> b
         return True
     if seen.at_end:  # but where the scale has room for all, the zero point is what is wrong
         return not (both < _NEAR - lean and positive > _FAR + lean)
-    wanted = seen.grid.low - seen.low / seen.scale if seen.scale > 0 else math.inf
-    misplaced = abs(wanted - seen.zero) > (seen.grid.high - seen.grid.low) / 8
-    return misplaced and (lean > 0 or (positive < _NEAR and both > _FAR)) and positive < both + lean
+    # Calibrated on more than one sample, a scale may well have more room than this one's values need, but hardly less.
+    has_room, has_less = seen.room > max(seen.high, 0.0), seen.room < seen.high - min(seen.low, 0.0)
+    near, far = (_FAR, _NEAR) if has_room and has_less else (_NEAR, _FAR)
+    return seen.misplaced and (lean > 0 or (positive < near and both > far)) and positive < both + lean
 
 
 def _votes(network: Network, pairs: Sequence[Pair], at_end: Mapping[str, bool]) -> dict[str, float]:

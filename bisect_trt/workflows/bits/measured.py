@@ -14,11 +14,13 @@ from bisect_trt.graph.qdq import Pair
 from bisect_trt.probing.activations import Reference
 from bisect_trt.tensors.grid import Grid, along, ranges
 from bisect_trt.workflows.bits.counting import what_counts
-from bisect_trt.workflows.bits.misfit import BIT, Misfit, lost_among, pair_outputs, problems, stored_problems
+from bisect_trt.workflows.bits.misfit import BIT, Misfit, Problem, lost_among, pair_outputs, problems, stored_problems
 from bisect_trt.workflows.bits.plain import Plain
 from bisect_trt.workflows.bits.stored import constant_of
 from bisect_trt.workflows.subject import Subject
 
+_OTHERWISE = 0.3
+"""Bits that a slice of a stored weight is larger or smaller than rounding by its scale makes it."""
 _BYTE, _ENOUGH_DB = 255, 44.0
 """With more steps than these a value past the calibrated range costs many bits, and does no harm while what is left is as much as
 8 bits make of values of both signs: 127 steps for four deviations."""
@@ -53,7 +55,8 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
         spread = [along(each, value.shape, pair.axis, pair.block) for each in (scale, zero, fitted, fitted_zero)]
         exact = value.astype(np.float64)
         signal += float(np.mean(np.square(exact)))
-        own += float(np.mean(np.square(grid.rounded(exact, spread[0], spread[1]) - exact)))
+        mine = grid.rounded(exact, spread[0], spread[1])
+        own += float(np.mean(np.square(mine - exact)))
         best = grid.rounded(exact, spread[2], spread[3])
         fit += float(np.mean(np.square(best - exact)))
         if scale.size == 1:
@@ -61,6 +64,8 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
         bottom, top = grid.ends(np.abs(spread[0]), spread[1])
         slack = np.abs(spread[0]) * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
+    off = _stored_otherwise(subject, pair, (scale, zero), values[0], mine)
+    own = own if off is None else off[0]
     own_db, fit_db = _decibels(signal, own), _decibels(signal, fit)
     could = min(fit_db, _ENOUGH_DB) if grid.high - grid.low > _BYTE else fit_db
     lost = 0.0 if not signal else min(max((could - own_db) / BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
@@ -76,11 +81,49 @@ def _look(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Refer
         min(lost + among, 32.0),
         own_db,
         fit_db,
-        lows=tuple(lows),
-        highs=tuple(highs),
         drowned=among > 0,
     )
-    return replace(seen, problems=tuple(problems(network, seen, grid, values, symmetric=symmetric)))
+    others = problems(network, seen, grid, values, symmetric=symmetric)
+    return replace(seen, problems=(*(() if off is None else (off[1],)), *others))
+
+
+def _stored_otherwise(
+    subject: Subject, pair: Pair, by: tuple[NDArray[Any], NDArray[Any]], value: NDArray[Any], rounded: NDArray[Any]
+) -> tuple[float, Problem] | None:
+    """What is wrong with a weight that is stored as another one than the original has, and the mean square of what it is off by.
+
+    Its integers were made by the scale that it had: with another one they are no longer the weight, however well that fits.
+    A quantizer that lets one weight make up for another leaves each slice as large as rounding does.
+
+    Args:
+        subject: The model.
+        pair: Where the weight is dequantized.
+        by: Its scale and zero point.
+        value: The weight in the original.
+        rounded: The same rounded by that scale.
+    """
+    steps = constant_of(subject, pair.tensor) if not pair.quantize else None
+    if steps is None or steps.shape != value.shape:
+        return None
+    scale, zero = (along(each, value.shape, pair.axis, pair.block) for each in by)
+    made = (steps.astype(np.float64) - zero) * scale
+    slices = 1 if by[0].size == 1 or pair.block else value.shape[pair.axis]
+    exact, right, stored = (
+        np.moveaxis(each.astype(np.float64), 0 if slices == 1 else pair.axis, 0).reshape(slices, -1)
+        for each in (value, rounded, made)
+    )
+    wanted, found = (np.abs((exact * each).sum(axis=1)) for each in (right, stored))
+    live = (wanted > 0) & (found > 0)
+    off = np.where(live, np.abs(np.log2(np.where(live, found, 1) / np.where(live, wanted, 1))), 0)
+    worst = int(off.argmax())
+    if off[worst] < _OTHERWISE:
+        return None
+    where = "the weight" if (off[live] >= _OTHERWISE).all() else f"slice {worst} of the weight"
+    sentence = (
+        f"{where} is {found[worst] / np.square(exact[worst]).sum():.3g} times what it is in the model from before quantization: "
+        "the scale is wrong, or what is stored was made by another one"
+    )
+    return float(np.mean(np.square(stored - exact))), ("weight scale", sentence)
 
 
 def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[NDArray[Any]]:

@@ -50,8 +50,6 @@ class Misfit:
         snr_db: Signal to noise of the tensor as it is quantized.
         fitted_db: The same with the fitted scale.
         problems: What is wrong: a rule and a sentence, each.
-        lows: The least values, of each sample; of the shape of the scale.
-        highs: The largest.
         drowned: Whether no scale fits: with room for the largest channel most of the others are lost.
     """
 
@@ -67,27 +65,7 @@ class Misfit:
     snr_db: float | None = None
     fitted_db: float | None = None
     problems: tuple[Problem, ...] = ()
-    lows: tuple[Array, ...] = ()
-    highs: tuple[Array, ...] = ()
     drowned: bool = False
-
-    def fitted_without(self, sample: int) -> tuple[Array, Array] | None:
-        """The scale and zero point that fit the other samples; those for all where there are none."""
-        grid = Grid.of(self.pair.type_name)
-        if (
-            grid is None
-            or self.scale is None
-            or self.fitted_scale is None
-            or self.fitted_zero is None
-            or self.zero is None
-        ):
-            return None
-        lows, highs = ([each for place, each in enumerate(ends) if place != sample] for ends in (self.lows, self.highs))
-        if len(self.lows) < 2 or not lows:
-            return self.fitted_scale, self.fitted_zero
-        symmetric = grid.signed and not self.zero.any()
-        scale, zero = grid.fit(np.minimum.reduce(lows), np.maximum.reduce(highs), symmetric=symmetric)
-        return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
 
     @property
     def bad(self) -> bool:

@@ -14,6 +14,7 @@ from bisect_trt.graph.network import Network
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.unquantize import drop_unused, rescale
 from bisect_trt.probing.candidate import Candidate
+from bisect_trt.probing.luck import look_again
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.workflows.bits.misfit import Misfit
 from bisect_trt.workflows.bits.stored import constant_of
@@ -69,6 +70,8 @@ def try_refit(task: Task, misfits: Sequence[Sequence[Misfit]], kept: Subset) -> 
     title = f"all quantized, {len(found)} scales fitted"
     candidate = marked(Candidate(model, tuple(network.inputs), tuple(network.outputs), title), "refitted")
     record = task.prober.probe(candidate)
+    if record.verdict is Verdict.PASS:
+        record = look_again(task.prober, task.lowering.candidate(frozenset()), candidate).record
     if record.verdict is not Verdict.PASS:
         return Refit(tuple(found), passed=False, reason=record.reason)
     output = task.settings.output

@@ -2,8 +2,9 @@
 
 Any fixed number is of no use: int8 costs one model a tenth of a percent and another one five. So the model itself is the
 measure, with every scale and zero point fitted to the values that its tensors have on the samples here (minimum and maximum,
-times what scales usually are in this model, which was calibrated on other data). Its mean absolute error is what the types
-and the number of layers cost; a model that is off by more than half as much again is off because of something else.
+times what scales usually are in this model, which was calibrated on other data), and with the bad ones fitted alone. Its mean
+absolute error is what the types and the number of layers cost; a model that is off by more than half as much again is off
+because of something else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from onnx import TensorProto, numpy_helper
 from bisect_trt.graph.network import Network
 from bisect_trt.graph.unquantize import rescale, unquantize
 from bisect_trt.options.choices import Algorithm, ErrorStat
-from bisect_trt.probing.activations import Reference
 from bisect_trt.probing.protocol import Failed, Series
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.fresh import FreshSamples
@@ -42,6 +42,8 @@ FLOOR = 1e-2
 WAYS = ("alike", "permuted")
 """How fresh samples are made: rescaled ones would leave the ranges that were calibrated, which is what clipping is for."""
 _SAMPLES, _MORE = 8, 8
+_ALIKE = 2.0
+"""Of samples that were not fitted to, so many times the middle error count."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -79,16 +81,13 @@ class Yardstick:
         )
 
 
-def measure_yardstick(
-    subject: Subject, plain: Plain, misfits: Sequence[Misfit], references: Sequence[Reference]
-) -> Yardstick | None:
+def measure_yardstick(subject: Subject, plain: Plain, misfits: Sequence[Misfit]) -> Yardstick | None:
     """Run the model with scales that fit; ``None`` if that does not run.
 
     Args:
         subject: The model.
         plain: The same in floats.
         misfits: How its tensors fit.
-        references: The runs that they were fitted to, of the first samples.
     """
     ratio = usual_ratio(misfits)
     model = fitted_model(subject, plain, misfits, ratio)
@@ -104,18 +103,24 @@ def measure_yardstick(
         made = run_all(subject, "fitted", model, samples)
     if made is None or wanted is None:
         return None
-    pairs = list(zip(wanted, made, strict=True))
-    for place in range(len(references) if len(references) > 1 else 0):  # as calibration on other data is
-        left = fitted_model(subject, plain, misfits, ratio, place)
-        alone = run_all(subject, "fitted-to-others", left, [references[place].inputs])
-        pairs += [] if alone is None else [(wanted[place], alone[0])]
-    errors: dict[str, float] = {}
-    sizes: dict[str, float] = {}
-    for right, seen in pairs:
-        for name, error in mean_errors(right, seen).items():
-            errors[name] = max(errors.get(name, 0.0), error)
-            sizes[name] = max(sizes.get(name, 0.0), float(np.mean(np.abs(right[name].astype(np.float64)))))
+    given = len(subject.samples[:_SAMPLES])
+    every = [mean_errors(*pair) for pair in zip(wanted, made, strict=True)]
+    found, others = every[:given], every[given:]
+    mended = run_all(subject, "mended", fitted_model(subject, plain, misfits, ratio, bad=True), samples[:given])
+    found += [] if mended is None else [mean_errors(*pair) for pair in zip(wanted[:given], mended, strict=True)]
+    errors = {name: largest_error(name, found, others) for name in dict.fromkeys(n for each in found for n in each)}
+    sizes = {name: max(float(np.mean(np.abs(right[name].astype(np.float64)))) for right in wanted) for name in errors}
     return Yardstick(errors, sizes, len(samples), ratio, model) if errors else None
+
+
+def largest_error(name: str, found: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]) -> float:
+    """The largest error of an output: of a sample that was fitted to, or of others as far as these are alike.
+
+    What is fitted to few values, such as the ten scores of each of three samples, clips others grossly now and then, which
+    calibration on many samples would not.
+    """
+    own, more = ([each[name] for each in some if name in each] for some in (found, others))
+    return max([*own, *(min(error, _ALIKE * float(np.median(own + more))) for error in more)])
 
 
 def mean_errors(right: Mapping[str, NDArray[Any]], seen: Mapping[str, NDArray[Any]]) -> dict[str, float]:
@@ -130,7 +135,7 @@ def mean_errors(right: Mapping[str, NDArray[Any]], seen: Mapping[str, NDArray[An
 
 
 def fitted_model(
-    subject: Subject, plain: Plain, misfits: Sequence[Misfit], ratio: float = 1.0, without: int | None = None
+    subject: Subject, plain: Plain, misfits: Sequence[Misfit], ratio: float = 1.0, *, bad: bool = False
 ) -> onnx.ModelProto:
     """The model with every scale and zero point fitted; in floats what no scale fits, and weights that are stored quantized.
 
@@ -139,7 +144,7 @@ def fitted_model(
         plain: The same in floats.
         misfits: How its tensors fit.
         ratio: How many times the scales that fit.
-        without: The number of a sample that they are not fitted to, if so.
+        bad: Whether that is done with bad ones alone: the others may be fitted to more samples than there are here.
     """
     network = subject.network
     changed: dict[int, tuple[TensorProto, TensorProto | None]] = {}
@@ -149,10 +154,8 @@ def fitted_model(
         if each.drowned or not each.pair.quantize:
             stored.append(each.pair)
             weights |= {} if each.drowned else _requantized(network, plain, each)
-        elif each.fitted_scale is not None:
-            fit = None if without is None else each.fitted_without(without)
-            now = each if fit is None else replace(each, fitted_scale=fit[0], fitted_zero=fit[1])
-            changed |= refitted(network, now, ratio, f"fitted.{number}")
+        elif each.fitted_scale is not None and (each.bad or not bad):
+            changed |= refitted(network, each, ratio, f"fitted.{number}")
     model = onnx.ModelProto()
     model.CopyFrom(network.proto)
     rescale(model, changed)

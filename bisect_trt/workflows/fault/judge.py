@@ -73,7 +73,8 @@ def _in_32_bits(evidence: Evidence, who: str) -> str:
         found += int(np.count_nonzero((value < short.min) | (value > short.max)))
     if not found:
         return ""
-    return f" {found} of its int64 values are past what 32 bits hold, and {who} gives none that is: it computes them in int32."
+    past = "1 of its int64 values is" if found == 1 else f"{found} of its int64 values are"
+    return f" {past} past what 32 bits hold, and {who} gives none that is: it computes them in int32."
 
 
 def _own(evidence: Evidence, arbiter: Values, tolerance: ToleranceOptions) -> Error | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.errors import UsageError
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.ledger import BudgetSpent
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Minimum, Subset
@@ -32,10 +33,14 @@ class Hiding:
     Attributes:
         marks: Their names, in topological order.
         minimum: What the search ended with.
+        holds: Whether they do so each time.
+        seen: How often that was seen, in words.
     """
 
     marks: tuple[str, ...]
     minimum: Minimum
+    holds: bool = True
+    seen: str = "seen once"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -44,7 +49,9 @@ class Hiding:
             "marks": list(self.marks),
             "minimality": proven,
             "why": self.minimum.why,
-            "workaround": len(self.marks) <= _USEFUL,
+            "seen": self.seen,
+            "holds": self.holds,
+            "workaround": self.holds and len(self.marks) <= _USEFUL,
         }
 
 
@@ -69,8 +76,10 @@ def report_hiding(investigation: Investigation, look: Look, layers: Layerwise, b
     else:
         known = investigation.result.extra["hiding"] = hiding.to_json()
         role = "an output" if len(hiding.marks) == 1 else "outputs"
-        gone = f"as {role} of the model too, the failure is gone ({known['minimality']})."
-        if known["workaround"]:
+        gone = f"as {role} of the model too, the failure is gone ({known['minimality']}; {hiding.seen})."
+        if not hiding.holds:
+            console.answer(f"No workaround: with {_named(investigation, hiding.marks)} marked, {hiding.minimum.why}.")
+        elif known["workaround"]:
             console.answer(f"A workaround: with {_named(investigation, hiding.marks)} {gone}")
         else:
             console.answer(f"No workaround, with so many: with {_named(investigation, hiding.marks)} {gone}")
@@ -108,7 +117,16 @@ def find_hiding(look: Look, names: Sequence[str], prober: Prober, most: int = MO
         if not passed:
             raise
         minimum = Minimum(min(passed, key=len), proven=False, why=str(spent))
-    return None if minimum is None else Hiding(tuple(names[place] for place in sorted(minimum.units)), minimum)
+    if minimum is None:
+        return None
+    hiding = Hiding(tuple(names[place] for place in sorted(minimum.units)), minimum)
+    try:
+        believed = look_again(prober, look.subject.original, marked_candidate(look, names, minimum.units))
+    except BudgetSpent as spent:
+        return replace(hiding, minimum=replace(minimum, proven=False, why=str(spent)))
+    if not believed.passes:
+        minimum = replace(minimum, proven=False, why=believed.record.reason)
+    return replace(hiding, minimum=minimum, holds=believed.passes, seen=believed.seen or hiding.seen)
 
 
 def marked_candidate(look: Look, names: Sequence[str], marks: Subset) -> Candidate:

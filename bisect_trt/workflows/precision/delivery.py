@@ -16,6 +16,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.graph.copying import copy_file
 from bisect_trt.graph.externals import external_files
 from bisect_trt.probing.journal import Record
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.outcome import Outcome
 from bisect_trt.probing.prober import Prober
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -159,12 +160,19 @@ def write_answer(task: Task, answer: Answer) -> Minimum:
             task.result.extra |= {"uses": [], "said": []}
             task.result.culprits = task.subject.describe_searched(minimum.units)
             raise
-    record = prober.probe(lowering.read_back(keep, output), again=True)
+    nothing = lowering.candidate(frozenset())
+    believed = look_again(prober, nothing, lowering.read_back(keep, output))
+    record = believed.record
+    task.console.say(f"  {believed.seen or record.reason}")
     problem = checker_problem(checkable(task.subject), output) if lowering.writes_model(output) else None
     if record.verdict is not Verdict.PASS:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {record.reason}")
     elif problem is not None:
         minimum = replace(minimum, proven=False, why=f"ONNX's checker refuses {output}: {problem}")
+    elif minimum.proven and minimum.units != keep:
+        minimal = look_again(prober, nothing, lowering.candidate(minimum.units)).record
+        if minimal.verdict is not Verdict.PASS:
+            minimum = replace(minimum, proven=False, why=f"of the minimal set: {minimal.reason}")
     task.result.artifacts["mixed"] = str(output)
     if task.settings.minimal_output is not None:
         minimum = _write_minimal(task, minimum, task.settings.minimal_output)

@@ -102,6 +102,7 @@ def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcom
         tolerance = replace(task.settings.tolerance, precision=Precision(task.settings.precision))
     fresh = FreshCheck(check, samples.files, tolerance)
     runner = Runner(fresh, task.subject.workspace, task.subject.reference)
+    runner.flakiness = task.prober.runner.flakiness
     candidate = built(task, task.lowering.candidate(units))
     title = f"{candidate.title}, on {what}"
     record = Prober(runner, task.prober.ledger, 1).probe(_told_apart(replace(candidate, title=title), what, samples))

@@ -139,6 +139,20 @@ class Sized:
         """What a point is called: its sizes."""
         return ", ".join(f"{each.name}={size}" for each, size in zip(self._swept, point, strict=True))
 
+    def with_end_of(self, larger: Point, point: Point) -> Candidate | None:
+        """The model at a point, fed the last of what a larger one is fed; ``None`` where the reference does not run that."""
+        models, shapes, scratch = self._investigation.subject.models, self.shapes(point), self._files(point)[0].parent
+        values = {
+            name: value[tuple(slice(had - wanted, None) for had, wanted in zip(value.shape, shapes[name], strict=True))]
+            for name, value in self.inputs(larger).items()
+        }
+        inputs, golden = scratch / "end.in.npz", scratch / "end.golden.npz"
+        save_npz(inputs, values)
+        if models.collect(models.write("sized", self.proto), inputs, golden) is not None:
+            return None
+        title = f"{self.title(point)}, with the last values of {self.title(larger)}"
+        return replace(self.candidate(point), title=title, values={**load_npz(inputs), **load_npz(golden)})
+
     def candidate(self, point: Point, *, fixed: bool = False) -> Candidate:
         """The model at a point that was not refused; ``fixed`` to its sizes, as the target was set up before, or free."""
         inputs, golden = (load_npz(path) for path in self._files(point))

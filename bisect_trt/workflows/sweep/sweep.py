@@ -23,6 +23,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.npz import save_npz
 from bisect_trt.workflows.investigation import Investigation
 from bisect_trt.workflows.settings import CheckSettings
+from bisect_trt.workflows.sweep.by_values import by_values
 from bisect_trt.workflows.sweep.dimensions import Dimension, SweepSettings, dimensions
 from bisect_trt.workflows.sweep.sized import Sized
 from bisect_trt.workflows.sweep.taken import below, strided
@@ -85,6 +86,13 @@ def sweep(investigation: Investigation, settings: SweepSettings) -> Result:
     if unsteady is not None:
         result.minimality = "unproven"
         result.why = f"the failure comes and goes: {unsteady}, so that it is not of a size alone"
+    other = by_values(investigation, sized, smallest, below, seen) if unsteady is None else None
+    told["by_values"] = None if other is None else _sizes(swept, other)
+    if other is not None:
+        result.minimality = "unproven"
+        said = f"{_named(swept, other)}, which passed, fails with the last values of {_named(swept, smallest)}"
+        result.why = f"it may be the values and not the size: {said}"
+        console.answer(f"  It may be the values and not the size: {said}; which of them, `bisect-trt samples` finds.")
     _leave(investigation, settings, sized, swept, smallest, steady=unsteady is None)
     return result
 

@@ -14,6 +14,7 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.graph.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probing.candidate import Candidate
 from bisect_trt.probing.fresh_check import error_of
+from bisect_trt.probing.luck import look_again
 from bisect_trt.probing.protocol import Compare, Failed, Sample
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -164,18 +165,19 @@ class Prover:
         return Measured(len(samples) - len(off), len(samples), worst, reply.latency_ms, why)
 
     def prove(self, way: Way, candidate: Candidate, target: TargetSettings | None = None) -> Way:
-        """A way that passed once in the search: as it was written, once more, and on fresh inputs."""
-        record = self.investigation.prober.probe(candidate, again=True)
-        if record.verdict is not Verdict.PASS:
-            return replace(way, passes=False, why=record.reason)
-        outcome = self.investigation.outcome(record)
+        """A way that passed once in the search: as it was written, so often that it is no luck, and on fresh inputs."""
+        believed = look_again(self.investigation.prober, self.investigation.subject.original, candidate)
+        if not believed.passes:
+            return replace(way, passes=False, why=believed.record.reason)
+        outcome = self.investigation.outcome(believed.record)
         worst = max((error_of(comparison) for comparison in outcome.comparisons), default=None)
         measured = self.measure(candidate.proto, target)
         if measured is None:
-            return replace(way, passes=True, worst_error=worst, why="no fresh inputs are to be had of this model")
+            none = "no fresh inputs are to be had of this model"
+            return replace(way, passes=True, worst_error=worst, why=_joined(believed.seen, none))
         if measured.worst_error is not None:
             worst = max(worst or 0.0, measured.worst_error)
-        held = f"held on {measured.passed} of {measured.samples} fresh inputs"
+        held = _joined(believed.seen, f"held on {measured.passed} of {measured.samples} fresh inputs")
         passes = measured.passed == measured.samples
         why = held if passes else f"{held}: {measured.why}"
         return replace(
@@ -186,3 +188,7 @@ class Prover:
             fresh=(measured.samples, measured.passed),
             why=why,
         )
+
+
+def _joined(*said: str) -> str:
+    return "; ".join(filter(None, said))

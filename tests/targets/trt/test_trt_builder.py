@@ -20,10 +20,17 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import builder
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.builder import build_engine
-from bisect_trt.targets.trt.parse import Parsed, name_nodes
+from bisect_trt.targets.trt.parse import Orders, Parsed, name_nodes
 from bisect_trt.targets.trt.plans import network_key
 
 on_each = pytest.mark.parametrize("version", [OLD, WEAK])
+
+
+PARSERS_OWN = {"QuantizeLinear": "INT8", "DequantizeLinear": "INT8", "Softmax": "a type"}
+"""What the stand-in's parser tells layers by itself: TensorRT 8.6's tells those that quantize to make INT8."""
+
+
+QUANTIZING = (("Quantize", "x", "q"), ("Dequantize", "q", "d"))
 
 
 class Tensor(StandIn):
@@ -88,10 +95,15 @@ class Builds:
     def _parse(self, model: onnx.ModelProto, *_: Any) -> Parsed:
         self.parsed += 1
         # What a Constant makes cannot be held to a type.
-        kinds = {"Constant": "CONSTANT"}
+        kinds = {"Constant": "CONSTANT", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
         layers = [Layer(self._version, node.name, kinds.get(node.op_type, "SOFTMAX")) for node in model.graph.node]
+        for layer, node in zip(layers, model.graph.node, strict=True):
+            if node.op_type in PARSERS_OWN:
+                layer.precision = PARSERS_OWN[node.op_type]
+                layer.set_output_type(0, PARSERS_OWN[node.op_type])
         values = {"num_inputs": 0, "num_outputs": 0, "num_layers": len(layers), "get_layer": layers.__getitem__}
-        return Parsed(StandIn(self._version, "INetworkDefinition", values), model)
+        network = StandIn(self._version, "INetworkDefinition", values)
+        return Parsed(network, model, Orders(network))
 
     def _build(self, network: StandIn, _: StandIn) -> bytes:
         self.told.append([network.get_layer(index).told for index in range(network.num_layers)])
@@ -130,6 +142,31 @@ def test_a_model_is_parsed_once_whatever_is_kept(version: str, path: Path, monke
     assert builds.told == fresh
     assert builds.parsed == 1
     assert len({repr(told) for told in fresh}) == 4
+
+
+@on_each
+def test_what_the_parser_told_stays(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is kept, held or built before: a layer that quantizes and does not make INT8 makes TensorRT refuse the network."""
+    pair = [onnx.helper.make_node(f"{op}Linear", [read, "s"], [made], name=made) for op, read, made in QUANTIZING]
+    last = onnx.helper.make_node("Softmax", ["d"], ["y"], name="y")
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 4)) for name in ("x", "y")]
+    scale = onnx.numpy_helper.from_array(np.array(0.1, np.float32), "s")
+    path = tmp_path / "q.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([*pair, last], "g", ends[:1], ends[1:], [scale])), path)
+    builds = Builds(version, monkeypatch)
+    types = make_tensorrt(version).trt.DataType
+    last_told = []
+    for number, keep in enumerate([(), ("y",), ("q", "d", "y"), ()]):
+        builds(path, replace(trt_target("fp16", keep=keep), held=number == 1))
+        assert builds.told[-1][:2] == [("INT8", "INT8")] * 2
+        last_told.append(builds.told[-1][2])
+    assert last_told == [
+        ("a type", "a type"),
+        (types.FLOAT, types.FLOAT),
+        (types.FLOAT, types.FLOAT),
+        ("a type", "a type"),
+    ]
+    assert builds.parsed == 1
 
 
 @on_each

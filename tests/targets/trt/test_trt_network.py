@@ -272,7 +272,9 @@ class Parsing:
         self.unmarked: list[str] = []
         self._version, self._shapes, self._error = version, shapes, error
         self.tensorrt.parser = self._parser  # type: ignore[method-assign]  # a parser that finds faults
-        self.tensorrt.builder.values["create_network"] = lambda _: StandIn(version, "INetworkDefinition")
+        self.tensorrt.builder.values["create_network"] = lambda _: StandIn(
+            version, "INetworkDefinition", {"num_layers": 0}
+        )
 
     def _parser(self, network: Any) -> StandIn:
         def parse(content: bytes, path: str) -> bool:
