@@ -43,7 +43,7 @@ def look_again(prober: Prober, failing: Candidate, passing: Candidate, ways: int
 
     Args:
         prober: Probed both.
-        failing: What fails without it. It is run again too, as often as that makes it less in all.
+        failing: What fails without it. Unless each time takes minutes it is run again too, as often as that makes it less in all.
         passing: What passed.
         ways: How many such answers there are; all of them are to hold with that confidence.
 
@@ -58,7 +58,7 @@ def look_again(prober: Prober, failing: Candidate, passing: Candidate, ways: int
         rate = f"{flakiness.failures} of {flakiness.runs} fail without"
         return Believed(record, f"{flakiness.passes_needed} runs in a row pass, {rate}")
     failures, passes = _how_often(check, flakiness, ways)
-    lost = failures and _passes_now(prober, failing, failures)
+    lost = bool(failures) and _passes_now(prober, failing, failures)
     again = replace(passing, title=_title(passing, passes), again=True, runs=1 if lost else passes)
     record = prober.probe(again)
     if lost:
@@ -77,11 +77,11 @@ def passes_to_see(prober: Prober) -> int:
 
 
 def _how_often(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
-    """How often to run what fails, and what passes; once where each time takes long and nobody has asked how often."""
+    """How often to run what fails, and what passes; once, what passes alone, where each time is minutes and nobody has measured."""
     target = getattr(check, "target", None)
     costly = isinstance(check, MetricCheck) or (target is not None and target.target.capabilities.costly)
     if costly and flakiness.runs == 1:
-        return 1, 1
+        return 0, 1
     return flakiness.confirmations(ways, seen=0)
 
 
