@@ -77,7 +77,7 @@ def passes_to_see(prober: Prober) -> int:
 
 
 def _how_often(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
-    """How often to run what fails, and what passes; once, what passes alone, where each time is minutes and nobody has measured."""
+    """How often to run what fails, and what passes; once, and not what fails, where each is minutes and nobody has measured."""
     target = getattr(check, "target", None)
     costly = isinstance(check, MetricCheck) or (target is not None and target.target.capabilities.costly)
     if costly and flakiness.runs == 1:
