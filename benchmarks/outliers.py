@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from _builder import GraphBuilder
 
 Arrays = dict[str, npt.NDArray[Any]]
+Weights = npt.NDArray[np.float32]
 Draw = Callable[[np.random.Generator], Arrays]
 WIDTH, TOKENS, VOCABULARY, HEADS = 96, 24, 1000, 4
 IMAGE = 32
@@ -112,12 +113,8 @@ def attention(g: GraphBuilder, x: str, scope: str, mask: str | None, tokens: int
     return dense(g, mixed, f"{scope}/out_proj", (WIDTH, WIDTH), 0.3)
 
 
-def mlp(g: GraphBuilder, x: str, scope: str, plant: Plant, block: int) -> str:
-    """The part of a block that writes outliers."""
-    hidden = 2 * WIDTH
-    first, second = g.draw((WIDTH, hidden), WIDTH**-0.5), g.draw((hidden, WIDTH), 0.3 * hidden**-0.5)
-    bias, how = g.draw((WIDTH,), 0.05), plant.blocks.get(block)
-    channel, size = int(plant.rng.integers(WIDTH)), plant.magnitude()
+def plant_outlier(how: str | None, channel: int, size: float, first: Weights, second: Weights, bias: Weights) -> None:
+    """Plant an outlier into the matrices and the last bias of a part of a block, in place."""
     if how == "bias":
         bias[channel] = size
     elif how == "row":
@@ -125,6 +122,15 @@ def mlp(g: GraphBuilder, x: str, scope: str, plant: Plant, block: int) -> str:
     elif how == "pair":
         first[:, channel] *= abs(size) ** 0.5
         second[channel] *= 2.0
+
+
+def mlp(g: GraphBuilder, x: str, scope: str, plant: Plant, block: int) -> str:
+    """The part of a block that writes outliers."""
+    hidden = 2 * WIDTH
+    first, second = g.draw((WIDTH, hidden), WIDTH**-0.5), g.draw((hidden, WIDTH), 0.3 * hidden**-0.5)
+    bias, how = g.draw((WIDTH,), 0.05), plant.blocks.get(block)
+    channel, size = int(plant.rng.integers(WIDTH)), plant.magnitude()
+    plant_outlier(how, channel, size, first, second, bias)
     made = linear(g, x, f"{scope}/fc1", first, g.draw((hidden,), 0.05))
     return linear(g, g.op("Relu", made, scope=scope), f"{scope}/fc2", second, bias)
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto
 
-from benchmarks.outliers import Arrays, Plant, Planted, layer_norm
+from benchmarks.outliers import Arrays, Plant, Planted, Weights, layer_norm, plant_outlier
 
 from _builder import GraphBuilder  # isort: skip - the import before makes it known
 
-Weights = npt.NDArray[np.float32]
 FLOAT, INT64 = int(TensorProto.FLOAT), int(TensorProto.INT64)
 W = 48
 """How wide the residual stream is."""
@@ -33,13 +31,7 @@ def planted(
     first, second = g.draw((read, hidden), read**-0.5), g.draw((hidden, made), 0.3 * hidden**-0.5)
     bias, how, size = g.draw((made,), 0.05), plant.blocks.get(block), plant.magnitude()
     channel = int(plant.rng.integers(min(hidden, made)))
-    if how == "bias":
-        bias[channel] = size
-    elif how == "row":
-        second[:, channel] *= abs(size) / 0.3
-    elif how == "pair":
-        first[:, channel] *= abs(size) ** 0.5
-        second[channel] *= 2.0
+    plant_outlier(how, channel, size, first, second, bias)
     return first, second, bias
 
 
