@@ -13,7 +13,7 @@ from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, lowers_by_cast
 from bisect_trt.targets.trt.knobs import order_layers
 from bisect_trt.targets.trt.settings import TrtSettings
-from bisect_trt.targets.trt.standalone import layers_of, nodes_of, typed_layers
+from bisect_trt.targets.trt.standalone import hold, layers_of, nodes_of
 
 
 def layer_nodes(network: Any, model: ModelProto) -> list[int | None]:
@@ -48,10 +48,10 @@ def constrain(network: Any, model: ModelProto, settings: TargetSettings, tensorr
     low = types.BF16 if settings.bf16 else types.HALF
     told: list[str] = []
     for layer, kept in zip(layers_of(network), _kept(network, model, settings, tensorrt), strict=True):
-        if kept and _hold(layer, types.FLOAT, tensorrt):
+        if kept and hold(tensorrt.trt, layer, types.FLOAT):
             told.append(layer.name)
         elif kept is False:
-            _hold(layer, low, tensorrt)
+            hold(tensorrt.trt, layer, low)
     return told + order_layers(tensorrt.trt, layers_of(network), settings.of(TrtSettings).layer_precisions)
 
 
@@ -70,23 +70,3 @@ def _reads_half(layer: Any, tensorrt: TensorRt) -> bool:
     half = tensorrt.trt.DataType.HALF
     tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
     return any(tensor is not None and tensor.dtype == half for tensor in tensors)
-
-
-def _hold(layer: Any, precision: Any, tensorrt: TensorRt) -> bool:
-    """Whether it makes floats at all; if so, it makes them in this precision.
-
-    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the type that the model
-    gives it.
-    """
-    trt = tensorrt.trt
-    if layer.type in typed_layers(trt):
-        return False
-    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
-    floats = [index for index, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
-    if not floats or any(outputs[index].is_shape_tensor for index in floats):
-        return False
-    layer.precision = precision
-    for index in floats:
-        if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
-            layer.set_output_type(index, precision)
-    return True

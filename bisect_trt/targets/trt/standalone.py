@@ -271,24 +271,23 @@ def nodes_of(network: Any, nodes: list[list[Any]]) -> list[Any]:
     return found
 
 
-def typed_layers(trt: Any) -> tuple[Any, ...]:
-    """Kinds of layers that have their type already: telling them another breaks the build, or the quantization."""
+def hold(trt: Any, layer: Any, precision: Any) -> bool:
+    """Have a layer that makes floats make them in one type, and say whether it makes any.
+
+    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the model's.
+    """
     kinds = trt.LayerType
-    return kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE
-
-
-def hold(trt: Any, layer: Any, precision: Any) -> None:
-    """Have a layer that makes floats make them in one type; what the network returns keeps the model's."""
-    if layer.type in typed_layers(trt):
-        return
+    if layer.type in (kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE):
+        return False
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
     floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
     if not floats or any(outputs[index].is_shape_tensor for index in floats):
-        return
+        return False
     layer.precision = precision
     for index in floats:
         if precision == trt.DataType.FLOAT or not outputs[index].is_network_output:
             layer.set_output_type(index, precision)
+    return True
 
 
 def load_cudart() -> Any:
