@@ -9,7 +9,7 @@ PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/p
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 PYTEST_WORKERS ?= 2
 # Tests that run no model: for the inner loop.
-QUICK := tests/search tests/tensors tests/reporting tests/docs --ignore tests/reporting/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
+QUICK := tests/search tests/tensors tests/report tests/docs --ignore tests/report/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
 
 .PHONY: demo check test truth fuzz chaos lint format docs site release bench test-slow test-lowest clean
 .DELETE_ON_ERROR:
@@ -50,7 +50,7 @@ truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact?
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, each of which must end with a sentence; properties on examples that no test had; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m hypothesis
-	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probing/test_kill.py
+	BISECT_TRT_KILLS=50 $(BIN)/python -m pytest -q tests/probe/test_kill.py
 
 chaos: $(STAMP)  ## Three hundred kills, a Ray cluster that loses nodes, full disks, jumping clocks, edited journals; an hour.
 	$(BIN)/python -m pip install --quiet --editable '.[ray]'
@@ -75,9 +75,8 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## What is generated: the options' page, from their declarations; the modules', from docstrings; the README's picture.
-	$(BIN)/python -m bisect_trt.cli.reference > docs/reference.md
-	$(BIN)/python docs/modules.py > docs/modules.md
+docs: $(STAMP)  ## What is generated: the options' page, from their declarations, and the README's picture.
+	$(BIN)/python docs/reference.py > docs/reference.md
 	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
 
 site: $(STAMP)  ## The pages of docs/ as a site in build/site, which opens from the disk; fails if a link or the navigation lacks one.

@@ -63,7 +63,7 @@ def _tensorrt() -> tuple[Any, float]:
 
 def _build(path: Path, precision: str, trt: Any) -> dict[str, Any]:  # noqa: ANN401 - TensorRT's own
     """Build once: seconds by part, bytes, and what TensorRT said of its caches."""
-    from bisect_trt.targets.interpreter import load_proto  # noqa: PLC0415 - what is measured
+    from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - what is measured
     from bisect_trt.targets.settings import TargetSettings  # noqa: PLC0415 - as above
     from bisect_trt.targets.trt import builder  # noqa: PLC0415 - as above
     from bisect_trt.targets.trt.parse import name_nodes  # noqa: PLC0415 - as above

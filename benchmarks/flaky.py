@@ -25,15 +25,15 @@ import onnx
 from onnx import helper
 
 from benchmarks.figures import Figure
-from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.journal import Journal
-from bisect_trt.probing.ledger import Budget, Ledger
-from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.prober import DoesNotReproduce, Prober
-from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.workspace import Workspace
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.journal import Journal
+from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import DoesNotReproduce, Prober
+from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.confirm import confirm
-from bisect_trt.search.oracle import Again, Oracle, Search, Transcript, Units, Verdict, about_units
+from bisect_trt.search.oracle import Again, Oracle, Transcript, Units, Verdict, about_units
 from bisect_trt.search.strategy import minimise
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bisect_trt.probing.journal import Record
-    from bisect_trt.probing.workers.process import Cancel
-    from bisect_trt.probing.workspace import CandidateFiles
+    from bisect_trt.probe.journal import Record
+    from bisect_trt.probe.workspace import CandidateFiles
     from bisect_trt.search.oracle import Minimum
+    from bisect_trt.worker.process import Cancel
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def simulate(
     except DoesNotReproduce:
         return None
     else:
-        minimum, confirmed = prober.search(Search(Verdict.FAIL, algorithm), build, original)
+        minimum, confirmed = prober.search(algorithm, build, original)
         # A search that knows of a flaky failure states a confidence, and is not called proven.
         proven = minimum.proven and confirmed and prober.runner.flakiness.passes_needed == 1
         return Ended(minimum.units == wanted, proven, len(ledger.records), check.runs)

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.figures import Figure
-from bisect_trt.search.flakiness import expected_verdicts
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.search.sequential import MeanTest
+from bisect_trt.search.statistics import MeanTest, expected_verdicts
 from bisect_trt.search.strategy import minimise
 
 SEARCHES = 500

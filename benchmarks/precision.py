@@ -29,7 +29,7 @@ from onnx import ModelProto, TensorProto
 
 from benchmarks.figures import machine
 from benchmarks.reduce import OUT, markdown
-from bisect_trt.graph.lower import emulate, tensor_dtypes
+from bisect_trt.onnxlib.lower import emulate, tensor_dtypes
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
-    from bisect_trt.reporting.result import Result
+    from bisect_trt.report.result import Result
     from bisect_trt.search.oracle import Verdict
 
     __version__: str
@@ -52,7 +52,7 @@ _HOMES = {
     "BisectError": "errors",
     "UnavailableError": "errors",
     "UsageError": "errors",
-    "Result": "reporting.result",
+    "Result": "report.result",
     "Verdict": "search.oracle",
 }
 

@@ -52,15 +52,15 @@ def _age() -> float:
 
 
 def _prepare(words: set[str]) -> None:
-    from bisect_trt.probing.workers import guard, spare  # noqa: PLC0415 - a fifth of what --help takes
+    from bisect_trt.worker import guard, worker  # noqa: PLC0415 - a fifth of what --help takes
 
     guard.guard.adopt()
     if words & _NEEDS_WORKER:
-        spare.start_spare(compares="--check" not in words)
+        worker.start_spare(compares="--check" not in words)
 
 
 def _end(status: int) -> NoReturn:
-    spare = sys.modules.get("bisect_trt.probing.workers.spare")
+    spare = sys.modules.get("bisect_trt.worker.worker")
     if spare is not None:
         spare.end_spare()
     for stream in (sys.stdout, sys.stderr):

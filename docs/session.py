@@ -25,7 +25,7 @@ SHOWN = (
     r"  yes: ",
     r"  237 of|  first mismatch",
     r"Pow .* fails alone|fp16 cannot hold",
-    r"To mend it|  held on",
+    r"Fix: |  held on",
     r"A way around it|Report",
     r"MISMATCH",
 )

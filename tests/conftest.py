@@ -16,9 +16,9 @@ from support import Ran
 
 from bisect_trt.cli.main import main
 from bisect_trt.errors import BisectError
-from bisect_trt.probing.workers import worker
-from bisect_trt.probing.workers.spare import keep_spare
 from bisect_trt.targets.trt.api import tensorrt
+from bisect_trt.worker import worker
+from bisect_trt.worker.worker import keep_spare
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -92,7 +92,7 @@ def cli(
     """
     keep_spare(2)
     if request.node.get_closest_marker("other_tools") is None:
-        monkeypatch.setattr("bisect_trt.workflows.trials.find_tool", lambda _: None)
+        monkeypatch.setattr("bisect_trt.commands.trials.find_tool", lambda _: None)
 
     def run(*argv: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bisect-trt", *map(str, argv)])

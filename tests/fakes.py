@@ -9,7 +9,7 @@ import select
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.options.choices import Mode
-from bisect_trt.probing.candidate import Candidate
-from bisect_trt.probing.journal import Journal, Record
-from bisect_trt.probing.ledger import Budget, Ledger
-from bisect_trt.probing.outcome import CANCELLED, Ending, Outcome
-from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.journal import Journal, Record
+from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
+from bisect_trt.worker.process import Cancel
 
 Predicate = Callable[[Subset], Verdict]
 Algorithm = Callable[[Ask], Minimum]
@@ -155,7 +155,6 @@ class FakeRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.prober.close()
         self.ledger.close()
 
     def reduce(self, count: int, algorithm: Algorithm, repeat: int = 1, *, rest: bool = False) -> Minimum:
@@ -164,12 +163,10 @@ class FakeRun:
         original = build(range(count))
         if repeat > 1:
             self.prober.probe_original(original, repeat=repeat, units=count)
-        search = over_units(Verdict.FAIL, algorithm)
-        if not rest:
-            return self.prober.search_from(original, search, build)
-        search = replace(search, then=lambda found: Units(whole - found.units))
+        search = over_units(algorithm)
         minimum = self.prober.search_from(original, search, build)
-        self.prober.probe(build(whole - minimum.units))
+        if rest:
+            self.prober.probe(build(whole - minimum.units))
         return minimum
 
 

@@ -17,7 +17,7 @@ UNSTEADY = Path(__file__).parent / "unsteady"
 SERVER = """
 import json, os, sys
 from bisect_trt.cli.main import main
-from bisect_trt.probing.workers.spare import keep_spare
+from bisect_trt.worker.worker import keep_spare
 
 keep_spare(2)
 answers = os.fdopen(os.dup(1), "w")

@@ -18,14 +18,13 @@ import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.commands.from_options import tolerance_options
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.given import from_words
-from bisect_trt.options.spec import entries
-from bisect_trt.probing.command import CommandCheck
-from bisect_trt.probing.outcome import Outcome
-from bisect_trt.probing.workspace import CandidateFiles
+from bisect_trt.options.spec import make_group
+from bisect_trt.probe.outcome import Outcome
+from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.workflows.from_options import tolerance_options
 
 Group = TypeVar("Group")
 SHAPE = (2, 3)
@@ -65,8 +64,7 @@ def rest_slow(values: Iterable[Any], now: int = 1) -> list[Any]:
 
 def read_options(group: type[Group], **words: Any) -> Group:
     """A group of options from words of a command line."""
-    plain = {entry.name: () if entry.several else entry.default for entry in entries(group)}
-    return from_words(group, {**plain, **words})
+    return make_group(group, words, words=True)
 
 
 def tolerances(**words: Any) -> ToleranceOptions:
@@ -297,7 +295,7 @@ def node_names(path: Path) -> list[str]:
 def guard_of(driver: int) -> int:
     """The process that ends what a driver has started, if the driver itself is ended."""
     children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
-    (guard,) = (int(pid) for pid in children if b"select.select" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (guard,) = (int(pid) for pid in children if b"socket.recv_fds" in Path(f"/proc/{pid}/cmdline").read_bytes())
     return guard
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
-from bisect_trt.probing.places import environments, indexes
-from bisect_trt.reporting.console import Console
+from bisect_trt.report.console import Console
+from bisect_trt.worker import environments, indexes
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202egnp.\u2066\r\nFirst mismatch: nothing.\n\t\x9b31m\u2028"
 """What clears a screen, names a window, turns text around, and pretends to be another line."""

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import onnx
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 from onnx import helper
 
-from bisect_trt.api.keywords import PLACE, Keywords
-from bisect_trt.api.types import Check, Inputs, Model
-from bisect_trt.errors import UsageError
-from bisect_trt.graph.save import check_annotated
-from bisect_trt.graph.surgeon import IR_WITHOUT_INITIALIZER_INPUTS
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.metric import Metric
-from bisect_trt.options.run import Run, RunOptions
-from bisect_trt.options.shared import Check as CheckOptions
-from bisect_trt.options.shared import Data, General, Places, Search
-from bisect_trt.options.spec import changed
-from bisect_trt.probing.claim import claimed_path, claimed_run
-from bisect_trt.probing.ledger import BudgetSpent
-from bisect_trt.probing.prober import DoesNotReproduce
-from bisect_trt.probing.times import account, whole
-from bisect_trt.probing.workers.spare import keep_spare
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console, QuietConsole
-from bisect_trt.reporting.notebook import NotebookConsole, notebook
-from bisect_trt.reporting.result import Result
-from bisect_trt.targets.options import Target, selectable
-from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.binding import CALL_FILE, Binding, bind_function
-from bisect_trt.workflows.commands import COMMANDS
-from bisect_trt.workflows.from_options import (
+from bisect_trt.commands.binding import CALL_FILE, Binding, bind_function
+from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.from_options import (
     check_files,
     check_settings,
     compare_files,
@@ -48,14 +27,37 @@ from bisect_trt.workflows.from_options import (
     metric_settings,
     model_settings,
 )
-from bisect_trt.workflows.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
-from bisect_trt.workflows.job import Job
-from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.rebuilt import RebuiltPasses
-from bisect_trt.workflows.record import leave_record
-from bisect_trt.workflows.settings import CheckSettings, ModelSettings
+from bisect_trt.commands.from_torch import SUFFIX, Exported, export_file, export_module, is_torch
+from bisect_trt.commands.job import Job
+from bisect_trt.commands.places import open_places
+from bisect_trt.commands.rebuilt import RebuiltPasses
+from bisect_trt.commands.record import leave_record
+from bisect_trt.commands.settings import CheckSettings, ModelSettings
+from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.cut import IR_WITHOUT_INITIALIZER_INPUTS
+from bisect_trt.onnxlib.save import check_annotated
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
+from bisect_trt.options.run import Run, RunOptions
+from bisect_trt.options.shared import Check as CheckOptions
+from bisect_trt.options.shared import Data, General, Places, Search
+from bisect_trt.options.spec import Params, changed, entries
+from bisect_trt.probe.claim import claimed_path, claimed_run
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.probe.times import account, whole
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console, QuietConsole
+from bisect_trt.report.notebook import NotebookConsole, notebook
+from bisect_trt.report.result import Result
+from bisect_trt.targets.options import Target, selectable
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
+from bisect_trt.worker.worker import keep_spare
 
 Group = TypeVar("Group")
+PLACE = Path("model.onnx")
+"""In place of the model's path, and of the output's where it goes into the run's folder, until these are known."""
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
 _OUTPUTS = {
     "diagnose": "reproducer",
@@ -69,8 +71,31 @@ _FREE = ("verbose", "overwrite", "annotate", "workers", "max_probes", "max_time"
 """Options that do not change what a verdict is about, so that a run goes on with other ones too."""
 
 
+class TorchModel(Protocol):
+    """A ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; PyTorch need not be installed."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Its parameters, by which it is told from other things."""
+
+
+class Tensor(Protocol):
+    """A ``torch.Tensor``, or what else is an array."""
+
+    def __array__(self) -> NDArray[Any]:
+        """Its values."""
+
+
+Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | gs.Graph | TorchModel
+"""Its path, or the model itself, which is not changed."""
+Values: TypeAlias = Mapping[str, NDArray[Any]]
+Inputs: TypeAlias = Values | Sequence[Values] | str | Path | Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Any]
+"""One sample, several, or a file as ``--load-inputs`` takes; of a module one argument, a tuple of them, or a dict by name."""
+Check: TypeAlias = Callable[..., object] | str | Sequence[str]
+"""A function, or a command as after ``--check``."""
+
+
 class Call:
-    """A call of a Python function as the :class:`~bisect_trt.workflows.searching.Door` of its command.
+    """A call of a Python function as the :class:`~bisect_trt.commands.searching.Door` of its command.
 
     Attributes:
         resumed: Whether the run goes on with what an earlier call has learned.
@@ -109,16 +134,28 @@ class Call:
         Raises:
             UsageError: An option does not exist, or the folder cannot be made.
         """
-        given = Keywords(options, target=target, **named)
-        words = given.words(_FREE)
+        given = {
+            **options,
+            **{name: value for name, value in named.items() if value is not None and value is not False},
+        }
+        _refuse_target(check, target)
+        if target is not None:
+            given.setdefault(target, True)  # one that has a value says it by a keyword of its name
+        fixed = {name: value for name, value in sorted(given.items()) if name not in _FREE}
+        words = [f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()]
         home = _OUTPUTS.get(command)
-        self._own, *shared = (kind for kind in COMMANDS[command] if kind not in (Run, General))
-        own: dict[str, Any] = {} if command == "run" else {"model": PLACE}
-        own |= {} if home is None else {"output": PLACE if output is None else output}
-        self._groups: dict[type, Any] = {self._own: given.group(self._own, **own)}
-        _refuse_target(check)
-        self._groups |= {kind: given.group(kind) for kind in shared}
-        given.finish(command)
+        groups = [kind for kind in COMMANDS[command] if kind not in (Run, General)]
+        known = {entry.name for kind in groups for entry in entries(kind)} - {
+            "model",
+            *([] if home is None else ["output"]),
+        }
+        for name in given.keys() - known:
+            raise UsageError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.")
+        given |= {} if command == "run" else {"model": PLACE}
+        given |= {} if home is None else {"output": PLACE if output is None else output}
+        self._params = Params(groups, given, words=False)
+        own: Any = self._params[groups[0]]
+        self._own = own
         self._function = check if callable(check) else None
         if not callable(check) and check is not None:
             if not isinstance(check, Sequence):
@@ -129,7 +166,7 @@ class Call:
         self._given, self._inputs = model, inputs
         self._proto = as_proto(model)
         path = PLACE if self._proto is not None or is_torch(model) else as_path(model)
-        self._annotation: Path | None = getattr(self._groups[self._own], "annotate", None)
+        self._annotation: Path | None = getattr(self._own, "annotate", None)
         if self._annotation is not None:
             check_annotated(self._annotation, path)
         self.folder = Workspace.new_folder(command, path) if run is None else Path(run)
@@ -138,7 +175,7 @@ class Call:
             raise UsageError(f"run: {self.folder} exists and is no run of a Python function; name another folder.")
         Workspace(self.folder)
         if home is not None and output is None:
-            self._groups[self._own].output = self.folder / home
+            self._own.output = self.folder / home
         self._console = Console(int(verbose) - 1) if verbose else _quiet_console(command)
         self._result = Result(command)
 
@@ -148,10 +185,7 @@ class Call:
         return bool(self[CheckOptions].check) or self._function is not None
 
     def __getitem__(self, group: type[Group]) -> Group:
-        if group not in self._groups:
-            self._groups[group] = group()
-        found: Group = self._groups[group]
-        return found
+        return self._params[group]
 
     def _placed(self) -> ModelSettings:
         """The model, and what it is fed; what was given as values is written into the run's folder."""
@@ -190,7 +224,7 @@ class Call:
         return replace(settings, data=replace(settings.data, load_inputs=(*settings.data.load_inputs, *files)))
 
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
-        """What says good or bad; see :class:`~bisect_trt.workflows.searching.Door`.
+        """What says good or bad; see :class:`~bisect_trt.commands.searching.Door`.
 
         Raises:
             UsageError: Nothing does, the command does not exist, or something that was given would do nothing.
@@ -292,13 +326,16 @@ def _quiet_console(command: str) -> Console:
     return QuietConsole() if show is None else NotebookConsole(command, show)
 
 
-def _refuse_target(check: object) -> None:
-    """Make sure that a target's name does not stand where a check belongs.
+def _refuse_target(check: object, target: str | None) -> None:
+    """Make sure that there is such a target, and that no target's name stands where a check belongs.
 
     Raises:
-        UsageError: It does, and no program has that name.
+        UsageError: It is not so, and no program has the name of the check.
     """
-    if isinstance(check, str) and check in {plugin.name for plugin in selectable()} and shutil.which(check) is None:
+    known = [plugin.name for plugin in selectable()]
+    if target is not None and target not in known:
+        raise UsageError(f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.")
+    if isinstance(check, str) and check in known and shutil.which(check) is None:
         raise UsageError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
 
 

@@ -13,13 +13,11 @@ import numpy as np
 import onnx
 
 from bisect_trt import __version__
-from bisect_trt.api.call import as_proto
-from bisect_trt.api.keywords import target_second
-from bisect_trt.api.looks import assert_matches, compare
-from bisect_trt.api.types import Inputs, Model, TargetName
-from bisect_trt.graph.externals import external_files
-from bisect_trt.probing.places.sent.facts import installed
-from bisect_trt.probing.workspace import sha256_of
+from bisect_trt.api import assert_matches, compare, target_second
+from bisect_trt.api.call import Model, as_proto
+from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.probe.workspace import sha256_of
+from bisect_trt.worker.facts import installed
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
 _DATA = ("seed", "val_range", "input_shapes", "iterations", "load_inputs", "external_data_dir")
@@ -54,14 +52,7 @@ class References:
         self.hits = 0
         self.misses = 0
 
-    @target_second
-    def assert_matches(
-        self,
-        model: Model,
-        inputs: Inputs | None = None,
-        target: TargetName = "onnxrt",
-        **options: Any,  # noqa: ANN401 - of many types
-    ) -> None:
+    def assert_matches(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - of many types
         """:func:`bisect_trt.assert_matches`, against the reference of an earlier run where there is one.
 
         Where something is off, all is run again without it: a diagnosis looks at every tensor.
@@ -71,7 +62,9 @@ class References:
             UsageError: Something was asked for that cannot be done as asked.
             UnavailableError: Something needed is not there.
         """
-        options |= {} if inputs is None else {"inputs": inputs}
+        args, options = target_second(args, options, optional=False)
+        options |= dict(zip(("model", "inputs", "target"), args, strict=False))
+        model, target = options.pop("model"), options.pop("target", "onnxrt")
         key = self.key(model, options)
         if key is None or self._folder is None:
             assert_matches(model, target=target, **options)

@@ -18,21 +18,20 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import bisect_trt
-from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.main import invocation
+from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.record import leave_record
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
-from bisect_trt.graph.save import check_output
-from bisect_trt.options.given import Given
+from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
-from bisect_trt.probing.times import account, whole
-from bisect_trt.reporting.ci import workflow_commands, write_junit
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
-from bisect_trt.reporting.story import LogFile
-from bisect_trt.workflows.commands import COMMANDS
-from bisect_trt.workflows.record import leave_record
+from bisect_trt.options.spec import Params
+from bisect_trt.probe.times import account, whole
+from bisect_trt.report.ci import workflow_commands, write_junit
+from bisect_trt.report.console import Console, LogFile
+from bisect_trt.report.result import Result
 
-Work = Callable[[Given, Console, Result], Result]
-"""Given the options, a console, and an empty result, which it fills in as it goes."""
+Work = Callable[[Console, Result], Result]
+"""Takes a console and an empty result, which it fills in as it goes."""
 _HOMES: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -50,19 +49,26 @@ _HOMES: dict[str, str] = {
 
 def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
     """Do what a command line asks for, and end the process."""
-    given = Given(values)
     work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
+    groups = COMMANDS[name]
+
+    def read() -> Params:
+        return Params(groups, values, words=True)
+
     try:
-        if General in COMMANDS[name]:
-            _finish(work, name, given, given[General])
+        if General in groups:
+            general = Params((General,), values, words=True)[General]
         elif "json" in values:
-            own: Any = given[COMMANDS[name][0]]
-            _finish(work, name, given, General(json=own.json))
-        with said_of_the_system():
-            work(given)
+            own: Any = read()[groups[0]]
+            general = General(json=own.json)
+        else:
+            with said_of_the_system():
+                work(read())
+            sys.exit(0)
     except BisectError as error:
         fail(error)
-    sys.exit(0)
+    # The other options are read where an error is written to --json too.
+    _finish(lambda console, result: work(read(), console, result), name, general)
 
 
 def fail(error: BisectError) -> NoReturn:
@@ -71,7 +77,7 @@ def fail(error: BisectError) -> NoReturn:
     sys.exit(int(error.status))
 
 
-def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
+def _finish(work: Work, name: str, general: General) -> NoReturn:
     """Do the work of a command; write its result however it ends; exit with its status."""
     console = Console(general.verbosity, live=True)
     result = Result(name)
@@ -84,7 +90,7 @@ def _finish(work: Work, name: str, given: Given, general: General) -> NoReturn:
     except BisectError as error:
         fail(error)
     with invocation.kept, Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
-        status = _work(lambda: work(given, console, result), console, result, general)
+        status = _work(lambda: work(console, result), console, result, general)
     sys.exit(int(status))
 
 
@@ -225,7 +231,7 @@ class Interrupts:
     """A context manager within which a second Ctrl-C does not wait for what the first one set off.
 
     The process then ends without a further word of Python; what it has started is ended by the guard
-    (``probing/workers/guard.py``), as after ``kill -9``.
+    (``worker/guard.py``), as after ``kill -9``.
     """
 
     def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:

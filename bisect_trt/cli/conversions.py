@@ -6,31 +6,30 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from bisect_trt.cli.jobs import exported, open_job
+from bisect_trt.commands.convert import EngineSettings, LowerSettings, convert_to_onnx
+from bisect_trt.commands.extract import ExtractSettings
+from bisect_trt.commands.from_options import model_settings
+from bisect_trt.commands.from_torch import SUFFIX
+from bisect_trt.commands.sanitize import SanitizeSettings
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.save import check_output
+from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.choices import Form
 from bisect_trt.options.commands import Convert, Extract, Sanitize
-from bisect_trt.options.given import Given
 from bisect_trt.options.shared import Data
-from bisect_trt.probing.workers.guard import scratch
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
+from bisect_trt.options.spec import Params
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target
-from bisect_trt.workflows.convert import EngineSettings, LowerSettings, convert_to_onnx
-from bisect_trt.workflows.extract import ExtractSettings
-from bisect_trt.workflows.from_options import model_settings
-from bisect_trt.workflows.from_torch import SUFFIX
-from bisect_trt.workflows.picture import check_picture
-from bisect_trt.workflows.sanitize import SanitizeSettings
+from bisect_trt.worker.guard import scratch
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 
 
-def convert(given: Given, console: Console, result: Result) -> Result:
+def convert(given: Params, console: Console, result: Result) -> Result:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
     own, target, data = given[Convert], given[Target], given[Data]
     check_output(own.output, overwrite=own.overwrite)
-    form = own.convert_to or (Form.ONNX if own.output.suffix in _ONNX_SUFFIXES else Form.TRT)
+    form = Form.ONNX if own.output.suffix in _ONNX_SUFFIXES else Form.TRT
     if own.calibration_cache is not None and not target.int8:
         raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
     if form is Form.ONNX:
@@ -70,29 +69,25 @@ def _lowering(own: Convert, target: Target) -> LowerSettings:
     return LowerSettings(own.model, "fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
 
 
-def extract(given: Given, console: Console, result: Result) -> Result:
+def extract(given: Params, console: Console, result: Result) -> Result:
     """Cut a piece out of a model."""
     own, data = given[Extract], given[Data]
     with_inputs = bool(data.load_inputs or data.data_loader_script)
     ends = tuple(own.inputs), tuple(own.outputs)
-    settings = ExtractSettings(*ends, own.output, bool(data.input_shapes), with_inputs, own.timeout, own.visual)
-    if own.visual is not None:
-        check_picture(own.visual)
-        check_output(own.visual, overwrite=own.overwrite)
+    settings = ExtractSettings(*ends, own.output, bool(data.input_shapes), with_inputs, own.timeout)
     check_output(settings.output, overwrite=own.overwrite)
     if with_inputs:
         check_output(settings.values, overwrite=own.overwrite)
     return open_job(own.model, given, console, result).extract(settings)
 
 
-def sanitize(given: Given, console: Console, result: Result) -> Result:
+def sanitize(given: Params, console: Console, result: Result) -> Result:
     """Fold constants and clean a model up."""
     own = given[Sanitize]
     settings = SanitizeSettings(
         own.output,
         own.override_input_shapes,
         own.fold_constants,
-        own.fold_size_threshold,
         own.shape_inference,
         own.cleanup,
         own.toposort,

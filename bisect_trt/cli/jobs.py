@@ -6,30 +6,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.cli.arguments import invocation
-from bisect_trt.graph.save import check_annotated
-from bisect_trt.options.compare import Compare
-from bisect_trt.options.given import Given
-from bisect_trt.options.metric import Metric
-from bisect_trt.options.shared import Data, Places
-from bisect_trt.probing.claim import claimed_path, claimed_run
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
-from bisect_trt.targets.options import Target
-from bisect_trt.tensors.npz import save_npz
-from bisect_trt.workflows.binding import Binding
-from bisect_trt.workflows.from_options import (
+from bisect_trt.cli.main import invocation
+from bisect_trt.commands.binding import Binding
+from bisect_trt.commands.from_options import (
     compare_files,
     data_files,
     metric_files,
     metric_settings,
     model_settings,
 )
-from bisect_trt.workflows.from_torch import SUFFIX, export_file
-from bisect_trt.workflows.job import Job
-from bisect_trt.workflows.places import open_places
-from bisect_trt.workflows.settings import ModelSettings
+from bisect_trt.commands.from_torch import SUFFIX, export_file
+from bisect_trt.commands.job import Job
+from bisect_trt.commands.places import open_places
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.onnxlib.save import check_annotated
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
+from bisect_trt.options.shared import Data, Places
+from bisect_trt.options.spec import Params
+from bisect_trt.probe.claim import claimed_path, claimed_run
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+from bisect_trt.targets.options import Target
+from bisect_trt.tensors.npz import save_npz
 
 
 def open_run(
@@ -68,7 +68,7 @@ def open_run(
 
 def open_job(
     model: Path,
-    given: Given,
+    given: Params,
     console: Console,
     result: Result,
     files: Iterable[Path] = (),
@@ -120,7 +120,7 @@ def exported(settings: ModelSettings, folder: Path, console: Console, result: Re
 
 def open_target_job(
     model: Path,
-    given: Given,
+    given: Params,
     console: Console,
     result: Result,
     files: Iterable[Path] = (),

@@ -1,16 +1,87 @@
-"""The entry point: reads the words, and only then imports what does the work."""
+"""The command line: Typer's commands, made from the option groups of each command.
+
+Typer reads one value after a flag. Command lines of this kind of tool have several (``--input-shapes a:[1] b:[2]``), and
+``--check`` takes all that follows; :func:`expand` rewrites both to repeated options first. Nothing but the options is
+imported until a command line has been read, and only the named command's options are given to Typer.
+"""
 
 from __future__ import annotations
 
+import inspect
 import io
+import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
 
-from bisect_trt.cli.arguments import invocation, refuse_foreign, respell, rewrite
-from bisect_trt.cli.parser import parse, several
-from bisect_trt.errors import BisectError
-from bisect_trt.workflows.commands import COMMANDS
+import typer
+
+import bisect_trt
+from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.options.spec import Entry, entries, title
+
+PROGRAM = "bisect-trt"
+CHECK = "--check"
+TENSOR = "TENSOR"
+"""The metavar of values that are names of the model's tensors."""
+COMMON = frozenset(
+    {
+        *("onnxrt", "trt", "fp16", "bf16", "int8", "keep_fp32", "providers", "trt_max_shapes", "pool_limit", "plugins"),
+        *("on", "atol", "rtol", "check_error_stat", "metric", "max_drop", "input_shapes", "load_inputs", "val_range"),
+        *("workers", "max_time", "check", "fail_regex", "fail_code", "timeout", "json", "report", "verbose", "quiet"),
+    }
+)
+"""The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
+RENAMED = {
+    "--art-dir": "--artifacts-dir",
+    "--compare-func": "--compare",
+    "--exclude-outputs": "--onnx-exclude-outputs",
+    "--iter-artifact": "--candidate",
+    "--l2-tolerance": "--l2-threshold",
+    "--model-input-shapes": "--input-shapes",
+    "--postprocess-func": "--postprocess",
+    "--psnr-tolerance": "--psnr-threshold",
+    "--silent": "--quiet",
+    "--snr-tolerance": "--snr-threshold",
+    "--trt-exclude-outputs": "--onnx-exclude-outputs",
+    "--trt-outputs": "--onnx-outputs",
+}
+"""Polygraphy's names of options that have another name here."""
+IGNORED = frozenset(
+    {
+        *("--force-fallback-shape-inference", "--no-onnxruntime-shape-inference", "--no-remove-intermediate"),
+        "--use-subprocess",
+    }
+)
+"""Polygraphy's switches for what is always done here."""
+_NUMBER = re.compile(r"-(\.?\d|inf$)")
+
+
+@dataclass
+class Invocation:
+    """What was typed.
+
+    Attributes:
+        argv: The words after the program's name.
+        resumed: The folder of the run that goes on, if one does.
+        folder: The run's folder, once it is open.
+        began: When the process began, on the monotonic clock, if it is one of its own.
+        kept: Context managers that end with the process: locks of the run's folder.
+    """
+
+    argv: tuple[str, ...] = ()
+    resumed: Path | None = None
+    folder: Path | None = None
+    began: float | None = None
+    kept: ExitStack = field(default_factory=ExitStack)
+
+
+invocation = Invocation()
 
 
 def main(began: float | None = None) -> NoReturn:
@@ -24,18 +95,186 @@ def main(began: float | None = None) -> NoReturn:
 
 def run_command_line(argv: Sequence[str]) -> NoReturn:
     """Run a command line, the words after the program's name, and end the process."""
-    named = next((word for word in argv if word in COMMANDS), None)
-    words = respell(argv)
-    try:
-        refuse_foreign(words)
-        parse(words if named is None else rewrite(words, several(named)), _perform)
-    except BisectError as error:
-        from bisect_trt.cli.app import fail  # noqa: PLC0415 - it takes NumPy and ONNX, and a command line is read without
-
-        fail(error)
-
-
-def _perform(name: str, values: dict[str, Any]) -> NoReturn:
-    from bisect_trt.cli.app import perform  # noqa: PLC0415 - as above
+    name, values = parse(argv)
+    from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
     perform(name, values)
+
+
+def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Read a command line.
+
+    Returns:
+        The name of the command, and the values of its options by field name, ``None`` where not given.
+
+    Raises:
+        SystemExit: Help, the version or a completion was asked for (status 0), or a word is wrong (status 2).
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
+    named = next((word for word in argv or _completed() if word in COMMANDS), None)
+    app = make_app(named, lambda name, values: found.append((name, values)))
+    try:
+        app(argv if named is None else expand(argv, several(named)), prog_name=PROGRAM)
+    except SystemExit as ending:
+        if ending.code or not found:
+            raise
+    return found[0]
+
+
+def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) -> typer.Typer:
+    """Typer's application, with the options of one command; the others have their name and summary only."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.",
+    )
+    app.callback()(_program)
+    for name, groups in COMMANDS.items():
+        said = _plain(" ".join((groups[0].__doc__ or "").split()))
+        app.command(name, help=said)(_function(name, groups if name == named else (), run))
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {bisect_trt.__version__}")
+        raise typer.Exit
+
+
+_VERSION = typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+
+
+def _program(version: Annotated[bool, _VERSION] = False) -> None:
+    pass
+
+
+def _function(
+    name: str, groups: tuple[type, ...], run: Callable[[str, dict[str, Any]], object]
+) -> Callable[..., object]:
+    """A function from which Typer makes a command with the options of some groups."""
+
+    def function(**values: Any) -> None:  # noqa: ANN401 - of many types
+        values.pop("help_all", None)
+        run(name, values)
+
+    parameters = [_parameter(entry, group, groups[0]) for group in groups for entry in entries(group)]
+    if any(group is not groups[0] for group in groups):
+        said = "Show all options, also the rarely used ones, and exit."
+        everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help=said)
+        parameters.append(_keyword("help_all", Annotated[bool, everything], False))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    return function
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401 - of many types
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        for parameter in context.command.params:
+            if hasattr(parameter, "hidden"):
+                parameter.hidden = False
+        typer.echo(context.get_help(), nl=False)
+        raise typer.Exit
+
+
+def _parameter(entry: Entry, group: type, own: type) -> inspect.Parameter:
+    """A parameter of a function as Typer reads them."""
+    words = entry.option.read is not None or entry.form == "named"
+    one: Any = str if words else entry.kind
+    kind = list[one] if entry.several else one
+    if entry.option.count:
+        default: Any = 0
+    else:
+        default, kind = (inspect.Parameter.empty, kind) if entry.required else (None, Optional[kind])  # noqa: UP045 - not a type expression
+    known: dict[str, Any] = {"help": _plain(entry.option.help), "show_default": _shown(entry) or False}
+    if entry.option.metavar is not None or words or entry.option.positional:
+        known["metavar"] = entry.placeholder
+    if entry.placeholder == TENSOR:
+        known["autocompletion"] = tensors
+    if entry.option.positional:
+        return _keyword(entry.name, Annotated[kind, typer.Argument(**known)], default)
+    known |= {"count": entry.option.count} if entry.option.count else {}
+    if one is int and not entry.several:
+        known |= {"min": entry.option.min, "max": entry.option.max}
+    known["hidden"] = group is not own and entry.name not in COMMON
+    known["rich_help_panel"] = None if group is own else title(group)
+    return _keyword(entry.name, Annotated[kind, typer.Option(*entry.flags, **known)], default)
+
+
+def _plain(text: str) -> str:
+    """A text in which Rich sees no markup."""
+    return text.replace("[", "\\[")
+
+
+def _shown(entry: Entry) -> str:
+    """The default, for ``--help``; empty where the help says it or there is none to say."""
+    plain = entry.required or entry.several or entry.option.read or entry.option.count or entry.kind is bool
+    if plain or entry.default is None:
+        return ""
+    return str(entry.default.value if isinstance(entry.default, Enum) else entry.default)
+
+
+def several(name: str) -> frozenset[str]:
+    """The flags of a command that take several values."""
+    return frozenset(
+        flag for group in COMMANDS[name] for entry in entries(group) if entry.several for flag in entry.flags
+    )
+
+
+def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
+    """Write ``--flag a b`` as ``--flag=a --flag=b``, and each word after ``--check`` as ``--check=word``.
+
+    Args:
+        words: The command line without the program's name.
+        several: The flags of its command that take several values.
+    """
+    done: list[str] = []
+    current = ""
+    for place, given in enumerate(words):
+        flag, equals, value = given.partition("=")
+        word = RENAMED.get(flag, flag) + equals + value
+        if word in IGNORED:
+            current = ""
+        elif word == CHECK and CHECK in several:
+            return done + ([f"{CHECK}={each}" for each in words[place + 1 :]] or [f"{CHECK}="])
+        elif word in several:
+            current = word
+            if place + 1 == len(words) or _is_flag(words[place + 1]):
+                done.append(word)  # without a value, which Typer refuses
+        elif current and not _is_flag(word):
+            done.append(f"{current}={word}" if current.startswith("--") else f"{current}{word}")
+        else:
+            current = ""
+            done.append(word)
+    return done
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word)
+
+
+def _completed() -> list[str]:
+    """The words of the command line that a shell completes; it passes them in its environment."""
+    return f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
+
+
+def tensors(incomplete: str) -> list[str]:
+    """The tensors of the model on the command line that begin with a text; none if it cannot be read."""
+    model = next((word for word in _completed() if word.endswith((".onnx", ".onnxtxt"))), None)
+    if model is None:
+        return []
+    import onnx  # noqa: PLC0415 - no other part of a completion needs it
+
+    try:
+        graph = onnx.load(model, load_external_data=False).graph
+    except Exception:  # a completion is no place to report a damaged file
+        return []
+    weights = {tensor.name for tensor in graph.initializer}
+    names = [value.name for value in graph.input if value.name not in weights]
+    names += [name for node in graph.node for name in node.output if name]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

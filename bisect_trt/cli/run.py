@@ -9,27 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.cli.jobs import open_target_job
+from bisect_trt.commands.compare import compare_settings, targets_to_run
+from bisect_trt.commands.compare_saved import check_average, compare_saved
+from bisect_trt.commands.from_options import data_options, metric_settings, model_settings, tolerance_options
+from bisect_trt.commands.metric_commands import refuse_beside_metric, score_saved
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.save import check_output
+from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Drop, Metric
 from bisect_trt.options.reading import TopK
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Places, Plots
-from bisect_trt.options.spec import changed
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
+from bisect_trt.options.spec import Params, changed
+from bisect_trt.report.console import Console
+from bisect_trt.report.plots import check_plots
+from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target, selectable
 from bisect_trt.tensors.npz import replacing
-from bisect_trt.workflows.compare.average import check_average
-from bisect_trt.workflows.compare.saved import compare_saved
-from bisect_trt.workflows.compare.scored import refuse_beside_metric, score_saved
-from bisect_trt.workflows.compare.wanted import compare_settings, targets_to_run
-from bisect_trt.workflows.from_options import data_options, metric_settings, model_settings, pictures, tolerance_options
 
 
-def run(given: Given, console: Console, result: Result) -> Result:
+def run(given: Params, console: Console, result: Result) -> Result:
     """Compare a target with the reference, or with saved results, or saved results alone."""
     own, options = given[Run], given[RunOptions]
     if own.model is None:
@@ -58,7 +57,7 @@ def run(given: Given, console: Console, result: Result) -> Result:
     return job.compare(settings)
 
 
-def _compare_saved(given: Given, console: Console, result: Result) -> Result:
+def _compare_saved(given: Params, console: Console, result: Result) -> Result:
     """Compare saved results alone.
 
     Raises:
@@ -72,6 +71,7 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
     if metric is not None:
         refuse_beside_metric(options)
         return score_saved(options.load_outputs, metric, console, result)
+    check_plots(given[Plots])
     tolerance = tolerance_options(given[Compare], None, nonfinite_equal=False)
     if options.check_average:
         check_average(tolerance, fail_fast=options.fail_fast)
@@ -83,7 +83,7 @@ def _compare_saved(given: Given, console: Console, result: Result) -> Result:
         result,
         fail_fast=options.fail_fast,
         average=options.check_average,
-        pictures=pictures(given[Plots]),
+        plots=given[Plots],
     )
 
 

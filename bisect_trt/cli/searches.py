@@ -6,32 +6,32 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bisect_trt.cli.arguments import invocation
 from bisect_trt.cli.jobs import open_target_job
-from bisect_trt.graph.save import check_output
+from bisect_trt.cli.main import invocation
+from bisect_trt.commands import searching
+from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.from_options import case_of, check_files, check_settings
+from bisect_trt.commands.job import Job
+from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import Compare
-from bisect_trt.options.given import Given
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Check, Data, Places, Search
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
+from bisect_trt.options.spec import Params
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.workflows import searching
-from bisect_trt.workflows.commands import COMMANDS
-from bisect_trt.workflows.from_options import case_of, check_files, check_settings
-from bisect_trt.workflows.job import Job
-from bisect_trt.workflows.settings import CheckSettings
 
 Group = TypeVar("Group")
 
 
 class CommandLine:
-    """A command line as the :class:`~bisect_trt.workflows.searching.Door` of its command."""
+    """A command line as the :class:`~bisect_trt.commands.searching.Door` of its command."""
 
     python = False
 
-    def __init__(self, given: Given, console: Console, result: Result) -> None:
+    def __init__(self, given: Params, console: Console, result: Result) -> None:
         """Nothing is opened yet; ``result`` has the command's name."""
         self._given, self._console, self._result = given, console, result
         self._groups = COMMANDS[result.command]
@@ -43,10 +43,10 @@ class CommandLine:
         return bool(self[Check].check)
 
     def __getitem__(self, group: type[Group]) -> Group:
-        return self._given[group] if group in self._groups else group()
+        return self._given[group]
 
     def checks(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:  # noqa: ARG002 - a target of no use is told of later
-        """What says good or bad; see :class:`~bisect_trt.workflows.searching.Door`."""
+        """What says good or bad; see :class:`~bisect_trt.commands.searching.Door`."""
         checks = check_settings(self[Check], target, self[Compare], self[Places])
         if checks.candidate is not None:
             check_output(checks.candidate, overwrite=True)  # whether it is somebody else's file is seen later
@@ -55,7 +55,7 @@ class CommandLine:
     def finish(
         self, work: Callable[[Job], Result], checks: CheckSettings | None = None, files: Iterable[Path] = ()
     ) -> Result:
-        """Open the run, and do the work; see :class:`~bisect_trt.workflows.searching.Door`."""
+        """Open the run, and do the work; see :class:`~bisect_trt.commands.searching.Door`."""
         own: Any = self._given[self._groups[0]]
         job = open_target_job(
             own.model,
@@ -70,7 +70,7 @@ class CommandLine:
         return work(job)
 
 
-def _search(given: Given, console: Console, result: Result) -> Result:
+def _search(given: Params, console: Console, result: Result) -> Result:
     """Do what the command of the result's name does."""
     story: Callable[[searching.Door], Result] = getattr(searching, result.command)
     return story(CommandLine(given, console, result))
@@ -79,10 +79,10 @@ def _search(given: Given, console: Console, result: Result) -> Result:
 cause = diagnose = layerwise = precision = reduce = repeat = samples = sweep = workaround = _search
 
 
-def releases(given: Given, console: Console, result: Result) -> Result:
+def releases(given: Params, console: Console, result: Result) -> Result:
     """Find the release in which a failure appeared: of a model, or of a reproducer with its values."""
     model, inputs = case_of(given[Releases].model)
-    given = given.but(model=model, on=(), mixed_places=False)  # each release is a place of its own
+    given[Releases].model = model
     if not (given[Data].load_inputs or given[Data].data_loader_script):
-        given = given.but(load_inputs=inputs)
+        given[Data].load_inputs = inputs
     return _search(given, console, result)

@@ -29,18 +29,6 @@ class Measure(str, Enum):
     """Peak signal-to-noise ratio in dB, at least --psnr-threshold."""
     SNR = "snr"
     """Signal-to-noise ratio in dB, at least --snr-threshold."""
-    LPIPS = "lpips"
-    """Learned perceptual distance of images, at most --lpips-threshold."""
-    L0 = "l0"
-    """The share of elements beyond both tolerances, at most --accuracy-threshold; so are all that follow."""
-    L1 = "l1"
-    """Mean absolute error."""
-    MSE = "mse"
-    """Mean squared error."""
-    LINF = "linf"
-    """Largest absolute error."""
-    COS = "cos"
-    """1 less the cosine similarity."""
 
 
 class Algorithm(str, Enum):
@@ -58,8 +46,6 @@ class Algorithm(str, Enum):
     SNR = "snr"
     QUALITY_METRICS = "quality_metrics"
     """``psnr`` and ``snr``."""
-    PERCEPTUAL_METRICS = "perceptual_metrics"
-    """LPIPS."""
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -71,25 +57,8 @@ class Algorithm(str, Enum):
             self.PSNR: (Measure.PSNR,),
             self.SNR: (Measure.SNR,),
             self.QUALITY_METRICS: (Measure.PSNR, Measure.SNR),
-            self.PERCEPTUAL_METRICS: (Measure.LPIPS,),
         }
         return names.get(self, ())
-
-
-class AccuracyAlgorithm(str, Enum):
-    """How ``trtexec`` compares with its ``--loadRefOutputs``."""
-
-    L0 = "l0"
-    L1 = "l1"
-    L2 = "l2"
-    """Its name for the mean squared error."""
-    LINF = "lInf"
-    COS = "cos"
-
-    @property
-    def measure(self) -> Measure:
-        """What it is called here."""
-        return Measure.MSE if self is self.L2 else Measure(self.value.lower())
 
 
 class Mode(str, Enum):
@@ -112,15 +81,6 @@ class Minimise(str, Enum):
     """Nodes in fp32."""
     LATENCY = "latency"
     """Milliseconds, among the sets of nodes that were seen to be enough."""
-
-
-class Cost(str, Enum):
-    """What the cheapest assignment of precisions has the least of."""
-
-    LATENCY = "latency"
-    """Milliseconds of one run."""
-    BYTES = "bytes"
-    """Bytes of weights."""
 
 
 class Form(str, Enum):

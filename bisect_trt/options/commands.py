@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.options.choices import Depth, Form, Show
-from bisect_trt.options.reading import shape, size, tolerance
-from bisect_trt.options.shared import Model, RunFolder, drawing, time_out, to_file
+from bisect_trt.options.reading import shape
+from bisect_trt.options.shared import Model, RunFolder, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
 
 
@@ -28,7 +28,6 @@ class Extract:
         default_factory=list
     )
     timeout: Annotated[float | None, time_out("the reference", "10 minutes")] = None
-    visual: Annotated[Path | None, drawing("the piece")] = None
     overwrite: Annotated[bool, switch("Write over files that exist.")] = False
 
 
@@ -47,13 +46,10 @@ class Sanitize:
             need_name=True,
         ),
     ] = field(default_factory=dict)
-    fold_constants: Annotated[bool, option(help="Store what depends on no input.")] = True
-    fold_size_threshold: Annotated[
-        int, option(metavar="SIZE", help="Do not store a value that is larger, such as 512K; default 16M.", read=size)
-    ] = 16 << 20
-    shape_inference: Annotated[bool, option(help="Fold the shapes that inference finds too.")] = True
-    cleanup: Annotated[bool, option(help="Take away what nothing reads.")] = True
-    toposort: Annotated[bool, option(help="Sort the nodes.")] = True
+    fold_constants: Annotated[bool, option(help="Do not fold constants.")] = True
+    shape_inference: Annotated[bool, option(help="Do not fold inferred shapes.")] = True
+    cleanup: Annotated[bool, option(help="Do not remove unused nodes and weights.")] = True
+    toposort: Annotated[bool, option(help="Do not sort the nodes topologically.")] = True
     timeout: Annotated[float | None, time_out("one run", "10 minutes")] = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
@@ -64,9 +60,6 @@ class Convert:
 
     model: Model
     output: Annotated[Path, to_file("Where it goes.")]
-    convert_to: Annotated[
-        Form | None, option(help="What to write; default onnx if the file's name ends so, else an engine.")
-    ] = None
     fp_to_fp16: Annotated[bool, switch("The same as --fp16, for an ONNX model.")] = False
     io_fp16: Annotated[bool, switch("Lower the graph's inputs and outputs too, for an ONNX model.")] = False
     calibration_cache: Annotated[
@@ -91,15 +84,12 @@ class Inspect:
         list[Show],
         option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
     ] = field(default_factory=list)
-    show_values: Annotated[bool, option("-s", "--show-values", help="Of data: the same as --show values.")] = False
-    histogram: Annotated[bool, switch("Of data: the same as --show histogram.")] = False
     display_as: Annotated[
         Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
     ] = None
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
-    show_all: Annotated[bool, option("-a", "--all", help="Accepted: all samples are always shown.")] = False
     mode: Annotated[
         Depth | None, option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
     ] = None
@@ -107,10 +97,6 @@ class Inspect:
         Path | None, option(metavar="DIR", help="Where the files of the model's weights lie.")
     ] = None
     ignore_external_data: Annotated[bool, switch("Read only the model's own file; the others may be missing.")] = False
-    visual: Annotated[Path | None, drawing("a model")] = None
-    of: Annotated[
-        Path | None, option(metavar="RUN", help="With --visual: colour it by what this run found, the culprit first.")
-    ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
@@ -130,9 +116,6 @@ class Diff:
     bad: Annotated[list[Path], option("-b", "--bad", metavar="PATH", help="Files or folders of bad builds.")] = field(
         default_factory=list
     )
-    folder: Annotated[
-        Path | None, option("--dir", metavar="DIR", help="A folder with good/ and bad/, as by its name alone.")
-    ] = None
     json: Annotated[Path | None, option(metavar="FILE", help="Write it as JSON too.")] = None
 
 
@@ -157,17 +140,6 @@ class Log:
     run: RunFolder = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
     times: Annotated[bool, switch("Print where the time went, of each probe and in all.")] = False
-    atol: Annotated[
-        dict[str, float],
-        option(
-            metavar="[OUT:]TOL",
-            help="Say what this absolute tolerance would have changed, from what was kept; nothing is run.",
-            read=tolerance,
-        ),
-    ] = field(default_factory=dict)
-    rtol: Annotated[
-        dict[str, float], option(metavar="[OUT:]TOL", help="The same of a relative tolerance.", read=tolerance)
-    ] = field(default_factory=dict)
 
 
 @dataclass
@@ -190,6 +162,3 @@ class View:
     ] = None
     port: Annotated[int, option(min=0, max=65535, help="Where to listen on 127.0.0.1; 0 for any free one.")] = 0
     no_browser: Annotated[bool, switch("Only say the address; open no browser.")] = False
-    once: Annotated[Path | None, option(metavar="FILE", help="Write what the page shows now into FILE, and end.")] = (
-        None
-    )

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import AccuracyAlgorithm, Algorithm, ErrorStat, Measure
+from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.reading import TopK, decibels, one_of, places, quantile, similarity, tolerance, top_k
 from bisect_trt.options.spec import Option, option, switch
 
@@ -22,8 +22,8 @@ def tolerances(help: str) -> Option:  # noqa: A002 - as every command line libra
 
 
 def threshold(stem: str, unit: str, help: str, read: Callable[[Any], Any]) -> Option:  # noqa: A002 - as above
-    """Declare how good one number of an output has to be; Polygraphy calls some of them tolerances."""
-    return option(f"--{stem}-threshold", f"--{stem}-tolerance", metavar=f"[OUT:]{unit}", help=help, read=read)
+    """Declare how good one number of an output has to be."""
+    return option(f"--{stem}-threshold", metavar=f"[OUT:]{unit}", help=help, read=read)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Compare:
         dict[str, Enum],
         option(
             metavar="[OUT:]STAT",
-            help="elemwise (the default), max, mean, median, quantile, l2, cosine, psnr, snr, lpips, l0, l1, mse, linf or cos.",
+            help="elemwise (the default), max, mean, median, quantile, l2, cosine, psnr or snr.",
             read=one_of(ErrorStat, Measure),
         ),
     ] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Compare:
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
     compare_as: Annotated[
         Algorithm,
-        option("--compare", "--compare-func", help="As numbers, as indices, or by one number for each output."),
+        option("--compare", help="As numbers, as indices, or by one number for each output."),
     ] = Algorithm.SIMPLE
     l2_threshold: Annotated[
         PerOutput, threshold("l2", "TOL", "Largest L2 norm of the error; default 1e-5.", tolerance)
@@ -66,26 +66,6 @@ class Compare:
     snr_threshold: Annotated[
         PerOutput, threshold("snr", "DB", "Least signal-to-noise ratio; default 20.", decibels)
     ] = field(default_factory=dict)
-    lpips_threshold: Annotated[
-        PerOutput,
-        threshold(
-            "lpips", "TOL", "Largest perceptual distance of images; default 0.1. Needs the extra lpips.", tolerance
-        ),
-    ] = field(default_factory=dict)
-    accuracy_algorithm: Annotated[
-        AccuracyAlgorithm | None,
-        option("--accuracy-algorithm", "--accuracyAlgorithm", help="As trtexec compares; needs --accuracy-threshold."),
-    ] = None
-    accuracy_threshold: Annotated[
-        PerOutput,
-        option(
-            "--accuracy-threshold",
-            "--accuracyThreshold",
-            metavar="[OUT:]TOL",
-            help="The most that l0, l1, mse, linf and cos may be.",
-            read=tolerance,
-        ),
-    ] = field(default_factory=dict)
     index_tolerance: Annotated[
         dict[str, int],
         option(metavar="[OUT:]N", help="For --compare indices: how many places one may be away.", read=places),
@@ -93,8 +73,6 @@ class Compare:
     postprocess: Annotated[
         dict[str, TopK],
         option(
-            "--postprocess",
-            "--postprocess-func",
             metavar="[OUT:]top-K[,axis=N]",
             help="Compare the indices of the K largest values instead.",
             read=top_k,
@@ -113,7 +91,6 @@ class Compare:
         """
         given = {
             f"--compare {self.compare_as.value}": self.compare_as is not Algorithm.SIMPLE,
-            "--accuracy-algorithm": self.accuracy_algorithm is not None,
             "--postprocess": bool(self.postprocess),
             "--no-shape-check": self.no_shape_check,
             "--compare-func-script": self.compare_func_script is not None,

@@ -51,8 +51,8 @@ class Metric:
         str | None,
         option(
             metavar="NAME|FILE[:FUNC]",
-            help="What the outputs on the set are worth, not how far each is off: top-1 (top-K), map, cosine, psnr, snr, "
-            "perplexity, kl, wer, each with :OUTPUT if need be; or a Python file with a metric(outputs, reference, labels).",
+            help="What the outputs on the set are worth, not how far each is off: top-1 (top-K), cosine, psnr or "
+            "snr, each with :OUTPUT if need be; or a Python file with a metric(outputs, reference, labels).",
         ),
     ] = None
     max_drop: Annotated[
@@ -67,9 +67,7 @@ class Metric:
     max: Annotated[
         float | None, option(metavar="VALUE", help="What it may be at most; less is better.", read=finite)
     ] = None
-    lower_is_better: Annotated[
-        bool, switch("Of the FILE's metric less is better; of perplexity, kl and wer it is so.")
-    ] = False
+    lower_is_better: Annotated[bool, switch("A smaller number of the FILE's metric is better.")] = False
 
     def words(self) -> list[str]:
         """What was said, as options of a command line."""

@@ -26,10 +26,6 @@ class MoreTargets:
 
     onnx: Annotated[bool, switch("ONNX's reference evaluator as a target, beside another or alone.")] = False
     onnxrt_reference: Annotated[bool, switch("The reference itself as a target beside the others.")] = False
-    also_providers: Annotated[
-        list[str],
-        option(metavar="LIST", help="ONNX Runtime with these providers as one more target, such as cuda,cpu."),
-    ] = field(default_factory=list)
     fp_to_fp16: Annotated[bool, switch("The target runs a model with fp16 nodes: --fp16, lowered by Casts.")] = False
 
 
@@ -40,8 +36,6 @@ class RunOptions:
     onnx_outputs: Annotated[
         list[str],
         option(
-            "--onnx-outputs",
-            "--trt-outputs",
             metavar="TENSOR",
             help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all, mark unfused.",
         ),
@@ -50,9 +44,6 @@ class RunOptions:
     onnx_exclude_outputs: Annotated[
         list[str],
         option(
-            "--onnx-exclude-outputs",
-            "--trt-exclude-outputs",
-            "--exclude-outputs",
             metavar="TENSOR",
             help="Tensors to leave out, by name, glob or op:TYPE.",
         ),
@@ -65,11 +56,9 @@ class RunOptions:
     self_check: Annotated[
         bool,
         switch(
-            "Compare the target with itself, not with the reference: the same input again, after another, in a batch, "
-            "beside other sessions."
+            "Compare the target with itself, not with the reference: the same input again, after another, in a batch."
         ),
     ] = False
-    use_subprocess: Annotated[bool, switch("Accepted: it is always so.")] = False
     fail_fast: Annotated[bool, switch("Stop at the first output that does not match.")] = False
     check_average: Annotated[bool, switch("Of each output, the average over samples decides, not each sample.")] = False
     timeout: Annotated[float | None, time_out("the target")] = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Cost, Minimise, Mode
+from bisect_trt.options.choices import Minimise, Mode
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
@@ -71,8 +71,8 @@ class Reduce:
     min_good: Annotated[
         Path | None, option(metavar="FILE", help="Where the largest passing model next to it goes.")
     ] = None
-    reduce_inputs: Annotated[bool, option(help="Whether the start of the graph may move.")] = True
-    reduce_outputs: Annotated[bool, option(help="Whether the end of the graph may move.")] = True
+    reduce_inputs: Annotated[bool, option(help="Keep the start of the graph.")] = True
+    reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
     find_all: FindAll = False
     annotate: Annotation = None
@@ -150,10 +150,6 @@ class Precision:
             read=rungs,
         ),
     ] = None
-    cost: Annotated[
-        Cost | None,
-        option(help="By what a --ladder's assignments are compared; latency where it can be measured, else bytes."),
-    ] = None
     reference: Annotated[
         Path | None, option(metavar="MODEL", help="The model from before quantization: what is right, and its weights.")
     ] = None
@@ -164,7 +160,7 @@ class Precision:
             help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
         ),
     ] = None
-    sensitivity: Annotated[bool, option(help="Of a quantized model, measure what each group costs alone.")] = True
+    sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
     annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 
@@ -258,7 +254,7 @@ class Repeat:
 
 @dataclass
 class Samples:
-    """Find which of many inputs fail, what they have in common, and the smallest of them that still fails."""
+    """Find which of many inputs fail, and the smallest input that still fails."""
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path("minimal-input.npz")

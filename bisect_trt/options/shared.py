@@ -24,11 +24,6 @@ def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Opt
     return seconds(f"Time {what} may take; default {default}.")
 
 
-def drawing(what: str) -> Option:
-    """Declare where a picture goes."""
-    return option(metavar="FILE", help=f"Draw {what} as SVG, many nodes as the modules and blocks that they are of.")
-
-
 def to_file(help: str, metavar: str = "FILE") -> Option:  # noqa: A002 - as every command line library calls it
     """Declare where the result goes."""
     return option("-o", "--output", metavar=metavar, help=help)
@@ -89,7 +84,7 @@ class Check:
         list[Path], option(metavar="FILE", help="Files a check leaves, sorted into good/ and bad/.")
     ] = field(default_factory=list)
     artifacts_dir: Annotated[
-        Path, option("--artifacts-dir", "--art-dir", metavar="DIR", help="Where --artifacts are sorted to.")
+        Path, option("--artifacts-dir", metavar="DIR", help="Where --artifacts are sorted to.")
     ] = Path("artifacts")
     show_output: Annotated[bool, switch("Show all that a check prints, after each probe.")] = False
     hide_fail_output: Annotated[bool, switch("With --show-output: but not what failing candidates print.")] = False
@@ -102,8 +97,6 @@ class Data:
     input_shapes: Annotated[
         dict[str, tuple[int, ...]],
         option(
-            "--input-shapes",
-            "--model-input-shapes",
             metavar="NAME:[D,...]",
             help="Shapes of inputs with free dimensions.",
             read=shape,
@@ -140,15 +133,6 @@ class Data:
             "default an eighth of the free memory, at most 1024.",
         ),
     ] = None
-    model_swap_mb: Annotated[
-        int | None,
-        option(
-            metavar="MIB",
-            min=0,
-            help="Past so much memory, as far as its weights tell, run a model on the target slice by slice; "
-            "default half of the free memory.",
-        ),
-    ] = None
     memory_limit: Annotated[
         int | None,
         option(
@@ -173,22 +157,21 @@ class Search:
         float, option(metavar="P", min=0.5, max=0.999999, help="How sure to be, if it fails only sometimes.")
     ] = 0.99
     pin: Annotated[bool, switch("Hold all builds to what the first that fails chose (TensorRT's tactics).")] = False
-    shrink: Annotated[bool, option(help="Also make the tensors of the minimal case smaller.")] = True
+    shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = True
     max_probes: Annotated[int | None, option(metavar="N", min=1, help="Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
 
 @dataclass
 class Plots:
-    """Pictures of the errors, drawn with matplotlib (extra: plots)."""
+    """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
     save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Where the errors of each output are.")] = None
-    show_heatmaps: Annotated[bool, switch("Open these pictures, saved or not.")] = False
+    show_heatmaps: Annotated[bool, switch("Open these plots, saved or not.")] = False
     save_error_metrics_plot: Annotated[
         Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
     ] = None
-    show_error_metrics_plot: Annotated[bool, switch("Open these pictures, saved or not.")] = False
-    save_histograms: Annotated[Path | None, option(metavar="DIR", help="How values and errors are distributed.")] = None
+    show_error_metrics_plot: Annotated[bool, switch("Open these plots, saved or not.")] = False
 
 
 @dataclass

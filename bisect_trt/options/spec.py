@@ -1,13 +1,23 @@
-"""How an option is declared, the annotation of a field in a group of options (a dataclass), and how a group is read."""
+"""How an option is declared, as the annotation of a dataclass field, and how a group of options is made from values.
+
+The values are words of a command line or Python objects; both are read and checked by the same functions.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
+import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bisect_trt.errors import UsageError
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True)
@@ -102,15 +112,14 @@ class Entry:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How it is written, ``--on/--no-on`` for what can be turned off."""
+        """How it is written; what is on by default has only ``--no-NAME``, in Click's form `` /--no-NAME``."""
         plain = self.name.replace("_", "-")
-        off = f"/--no-{plain}" if self.kind is bool and not self.option.switch else ""
-        return self.option.flags or (f"--{plain}{off}",)
+        return self.option.flags or ((f" /--no-{plain}",) if self.default is True else (f"--{plain}",))
 
     @property
     def flag(self) -> str:
         """How it is written in messages."""
-        return next(flag for flag in self.flags if flag.startswith("--")).partition("/")[0]
+        return next(flag for flag in map(_shown_flag, self.flags) if flag.startswith("--"))
 
     @property
     def several(self) -> bool:
@@ -130,6 +139,10 @@ class Entry:
         if issubclass(self.kind, Enum):
             return "|".join(str(choice.value) for choice in self.kind)
         return "N" if self.kind is int else self.name.upper()
+
+
+def _shown_flag(flag: str) -> str:
+    return flag.removeprefix(" /")
 
 
 def entries(group: type) -> tuple[Entry, ...]:
@@ -165,6 +178,168 @@ def _optional(kind: Any) -> bool:  # noqa: ANN401 - an annotation
 def _plain(kind: Any) -> type:  # noqa: ANN401 - an annotation
     """The type itself; what :attr:`Option.read` makes of words may be of any."""
     return kind if isinstance(kind, type) else str
+
+
+class Params:
+    """The parameters of one invocation: an instance of each group of options of its command."""
+
+    def __init__(self, groups: Iterable[type], values: Mapping[str, Any], *, words: bool) -> None:
+        """Read the values of all groups; see :func:`make_group`."""
+        known = {group: [entry.name for entry in entries(group)] for group in groups}
+        self._groups: dict[type, Any] = {
+            group: make_group(group, {name: values[name] for name in names if name in values}, words=words)
+            for group, names in known.items()
+        }
+
+    def __contains__(self, group: type) -> bool:
+        return group in self._groups
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._groups.values())
+
+    def __getitem__(self, group: type[Group]) -> Group:
+        """The group; with its defaults if the command does not have it."""
+        if group not in self._groups:
+            self._groups[group] = group()
+        found: Group = self._groups[group]
+        return found
+
+
+def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = False) -> Group:
+    """A group of options from values; ``None`` and, on a command line, an empty list count as not given.
+
+    Args:
+        group: The group.
+        values: Values by field name. A text stands for what it means on a command line where the option reads words.
+        words: Whether the values come from a command line: errors then name the flag, not the keyword.
+
+    Raises:
+        UsageError: A value has another type or range than the option takes.
+    """
+    known = {entry.name: entry for entry in entries(group)}
+    given = {name: value for name, value in values.items() if value is not None and not (words and value == [])}
+    return group(
+        **{name: _value(known[name], known[name].flag if words else f"{name}:", each) for name, each in given.items()}
+    )
+
+
+def _value(entry: Entry, called: str, value: Any) -> Any:  # noqa: ANN401 - of many types
+    read = _reader(entry, called)
+    if entry.form == "named":
+        value = _named(entry, called, value, read)
+    elif entry.form == "list":
+        pairs = value.items() if isinstance(value, Mapping) else value
+        value = [read(each) for each in ([value] if _is_single(value) else pairs)]
+    else:
+        value = read(value)
+    return value if entry.option.check is None else entry.option.check(value)
+
+
+def _reader(entry: Entry, called: str) -> Callable[[Any], Any]:
+    convert = entry.option.read or _BY_TYPE.get(entry.kind) or entry.kind
+
+    def read(value: Any) -> Any:  # noqa: ANN401 - of many types
+        try:
+            found = convert(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            wanted: object = error
+            if isinstance(convert, type) and issubclass(convert, Enum):
+                wanted = f"one of {', '.join(each.value for each in convert)}"
+            raise UsageError(f"{called} {value!s:.60}: give {wanted}.") from error
+        if isinstance(found, int | float) and (complaint := out_of_range(entry, found)):
+            raise UsageError(f"{called} {complaint}")
+        return _usable(called, found) if entry.kind is Path and isinstance(found, Path) else found
+
+    return read
+
+
+def _named(entry: Entry, called: str, value: Any, read: Callable[[Any], Any]) -> dict[str, Any]:  # noqa: ANN401 - of many types
+    """One value for each tensor, by its name; ``''`` for all that are not named.
+
+    What follows the last colon of a word is the value, so names may contain colons.
+
+    Raises:
+        UsageError: A name is missing or given twice.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): read(each) for name, each in value.items()}
+    several = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+    words: Sequence[Any] = value if several else [value]
+    found: dict[str, Any] = {}
+    for word in words:
+        name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
+        if entry.option.need_name and not colon:
+            raise UsageError(f"{called} {word!s:.60}: the {entry.option.about} is missing; give {entry.placeholder}.")
+        if name in found:
+            raise UsageError(f"{called} is given twice for {f'{name!r}' if name else f'all {entry.option.about}s'}.")
+        found[name] = read(text)
+    return found
+
+
+def _is_single(value: Any) -> bool:  # noqa: ANN401 - of many types
+    """Whether it is one value; a text is one, not its letters."""
+    return isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+
+
+def _usable(called: str, path: Path) -> Path:
+    """The path; absolute if it begins with a dash, so that no command takes it for an option.
+
+    Raises:
+        UsageError: No file can have it: too long a name, links in a circle, a folder without permission.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise UsageError(f"{called} {path!s:.60}: {error.strerror}; give another path.") from error
+    except ValueError as error:
+        raise UsageError(f"{called} {error} in {str(path)!r:.60}; give another path.") from error
+    return path.absolute() if str(path).startswith("-") else path
+
+
+def _bool(value: Any) -> bool:  # noqa: ANN401 - of many types
+    if isinstance(value, str | bytes) or value not in (True, False):
+        raise ValueError("True or False")
+    return bool(value)
+
+
+def _int(value: Any) -> int:  # noqa: ANN401 - of many types
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError("a whole number") from None
+
+
+def _float(value: Any) -> float:  # noqa: ANN401 - of many types
+    if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
+        raise ValueError("a number")
+    return value if isinstance(value, int) else float(value)
+
+
+def _str(value: Any) -> str:  # noqa: ANN401 - of many types
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("a text")
+    return str(value)
+
+
+def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("a path")
+    return Path(value)
+
+
+_BY_TYPE: Mapping[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}
+
+
+def out_of_range(entry: Entry, value: float) -> str | None:
+    """The complaint about a number that the option does not take; NaN is in no range."""
+    low, high = entry.option.min, entry.option.max
+    if (low is None or value >= low) and (high is None or value <= high):
+        return None
+    return f"{value} is not {'' if low is None else f'at least {low:g}'}{' and ' * (None not in (low, high))}" + (
+        "." if high is None else f"at most {high:g}."
+    )
 
 
 def changed(group: object) -> dict[str, Any]:

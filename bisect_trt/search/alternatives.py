@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bisect_trt.search.minimality import make_minimal
+from bisect_trt.search.delta_debugging import make_minimal
 from bisect_trt.search.oracle import Ask, Subset, Verdict
 from bisect_trt.search.strategy import find_culprits
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from heapq import nsmallest
 
-from bisect_trt.search.flakiness import Flakiness
-from bisect_trt.search.minimality import make_smallest, neighbours
+from bisect_trt.search.delta_debugging import make_smallest, neighbours
 from bisect_trt.search.oracle import (
     Again,
     Completion,
@@ -25,6 +24,7 @@ from bisect_trt.search.oracle import (
     Verdict,
     about_units,
 )
+from bisect_trt.search.statistics import Flakiness
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bisect_trt.search.counters import reduce_by_counters, worth_counting
+from bisect_trt.search.delta_debugging import make_minimal, reduce_by_counters, worth_counting
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept, Singles, partition
-from bisect_trt.search.minimality import make_minimal
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Search, Subset, Verdict, over_units
 
 _SHORT = 1 / 4
@@ -125,7 +124,7 @@ def keep_if_enough(count: int, most: int) -> Search[Minimum | None]:
     def story(ask: Ask) -> Minimum | None:
         return find_keep(everything, ask, most=most) if ask(frozenset(everything)) is Verdict.PASS else None
 
-    return over_units(Verdict.PASS, story)
+    return over_units(story)
 
 
 def _prove(kept: Kept, steps: list[str]) -> Minimum:

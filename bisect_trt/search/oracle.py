@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 
 class Verdict(str, Enum):
@@ -27,7 +27,6 @@ class Verdict(str, Enum):
 
 
 Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
 
 
 Subset = frozenset[int]
@@ -105,20 +104,8 @@ Oracle = Callable[[Question], Verdict]
 """Says what a check says of the candidate that a question is about."""
 
 
-@dataclass(frozen=True)
-class Search(Generic[Result_co]):
-    """A search: what it is after, and how it goes about it.
-
-    Attributes:
-        goal: The verdict of the sets of units that are looked for, which supersets of them mostly have too: ``FAIL`` for
-            what is needed to fail, ``PASS`` for what is enough to keep.
-        algorithm: A plain function of an oracle. It may be called several times and must ask the same each time.
-        then: What will be asked after the search of what it found, if anything; who has nothing else to do may begin with that.
-    """
-
-    goal: Verdict
-    algorithm: Callable[[Oracle], Result_co]
-    then: Callable[[Any], Question | None] | None = None
+Search = Callable[[Oracle], Result]
+"""A search: a plain function of an oracle. It may be called several times and must ask the same each time."""
 
 
 class Transcript:
@@ -147,9 +134,9 @@ def about_units(oracle: Oracle) -> Ask:
     return lambda units: oracle(Units(units))
 
 
-def over_units(goal: Verdict, algorithm: Callable[[Ask], Result]) -> Search[Result]:
+def over_units(algorithm: Callable[[Ask], Result]) -> Search[Result]:
     """A search that asks about sets of units only."""
-    return Search(goal, lambda oracle: algorithm(about_units(oracle)))
+    return lambda oracle: algorithm(about_units(oracle))
 
 
 Ask = Callable[[Subset], Verdict]

@@ -1,26 +1,156 @@
-"""Which sizes fail: where boundaries matter, by bisection between them, and by the rules that what was seen obeys.
+"""Which sizes fail: landmarks, bisection between them, and the simple rule of one dimension that all tried sizes obey.
 
-Failures over sizes need not be monotone, so no answer here is about a size that was not tried: a rule is a guess that fits all
-that was, and is said with their number.
+Failures over sizes need not be monotone, so no answer is about a size that was not tried: a rule only describes those that were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.size_conditions import Point
-from bisect_trt.search.size_relations import explore, foretells
-from bisect_trt.search.size_rules import Rule, fit, intervals
 
+Point = tuple[int, ...]
+"""A size for each dimension that is swept."""
 AskSize = Callable[[Point], Verdict]
 
 WINDOW = 18
 """So many sizes in a row show every period up to half of it twice."""
 _CHECKS = 8
-"""At so many sizes, spread over those not tried, a rule is put to the test."""
+"""A rule is tested at so many sizes, spread over those not tried."""
+_MOST_PERIOD = 64
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the sizes that fail have in common.
+
+    Attributes:
+        kind: ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``between`` (``low`` and ``high``), ``only``
+            (``low``), ``outside`` (of ``low`` to ``high``, which pass), ``residue`` or ``but_residue`` (``remainder`` modulo
+            ``period``, between ``low`` and ``high``).
+        low: The smallest size that was seen to fail; of ``outside`` to pass.
+        high: The largest.
+        period: Of a residue.
+        remainder: The same.
+    """
+
+    kind: str
+    low: int | None = None
+    high: int | None = None
+    period: int | None = None
+    remainder: int | None = None
+
+    def fails(self, size: int) -> bool:
+        """What it says of a size."""
+        if self.kind in ("never", "always"):
+            return self.kind == "always"
+        if self.kind == "from":
+            return size >= (self.low or 0)
+        if self.kind == "up_to":
+            return size <= (self.high or 0)
+        inside = (self.low or 0) <= size <= (self.high or 0)
+        if self.period is None:
+            return inside is not (self.kind == "outside")
+        return inside and (size % self.period == self.remainder) is (self.kind == "residue")
+
+    def describe(self) -> str:
+        """In words, after "fails"."""
+        if self.period is None:
+            return {
+                "never": "at no size",
+                "always": "at every size",
+                "from": f"from {self.low} on",
+                "up_to": f"up to {self.high}",
+                "between": f"from {self.low} to {self.high}",
+                "only": f"at {self.low} only",
+                "outside": f"at all sizes but {self.low}" + (f" to {self.high}" if self.high != self.low else ""),
+            }[self.kind]
+        sizes = {(2, 1): "odd sizes", (2, 0): "even sizes"}.get(
+            (self.period, self.remainder or 0),
+            f"multiples of {self.period}"
+            if not self.remainder
+            else f"sizes that leave {self.remainder} when divided by {self.period}",
+        )
+        span = f"from {self.low} to {self.high}"
+        return f"at {sizes}, {span}" if self.kind == "residue" else f"at all but {sizes}, {span}"
+
+
+def fit(seen: Mapping[int, Verdict]) -> Rule | None:
+    """The simplest rule that every size which was tried obeys; ``None`` if none of these does."""
+    fails = sorted(size for size, verdict in seen.items() if verdict is Verdict.FAIL)
+    passes = sorted(size for size, verdict in seen.items() if verdict is Verdict.PASS)
+    if not fails:
+        return Rule("never") if passes else None
+    low, high = fails[0], fails[-1]
+    inside = [size for size in passes if low < size < high]
+    kinds = {
+        "always": not passes,
+        "from": bool(passes) and low > passes[-1],
+        "up_to": bool(passes) and high < passes[0],
+        "only": len(fails) == 1,
+        "between": not inside,
+    }
+    simple = next((kind for kind, fits in kinds.items() if fits), None)
+    if simple is not None:
+        return Rule(simple, low, high)
+    if inside == passes and not any(passes[0] < size < passes[-1] for size in fails):
+        return Rule("outside", passes[0], passes[-1])
+    return _residue(fails, inside)
+
+
+def _residue(fails: Sequence[int], inside: Sequence[int]) -> Rule | None:
+    """A rule of remainders between the first size that fails and the last; ``inside`` pass and lie there too."""
+    low, high = fails[0], fails[-1]
+    for period in range(2, min(_MOST_PERIOD, high - low) + 1):
+        for kind, ours, others in (("residue", fails, inside), ("but_residue", inside, fails)):
+            remainders = {size % period for size in ours}
+            if len(ours) > 2 and len(remainders) == 1 and not any(size % period in remainders for size in others):
+                return Rule(kind, low, high, period, remainders.pop())
+    return None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Sizes in a row: all of those that were tried have one verdict.
+
+    Attributes:
+        sizes: Its ends, both tried.
+        verdict: Of those that were tried.
+        tried: These.
+        inferred: The ends of each row of sizes between them that was not.
+    """
+
+    sizes: tuple[int, int]
+    verdict: Verdict
+    tried: tuple[int, ...]
+    inferred: tuple[tuple[int, int], ...]
+
+
+def intervals(sizes: Sequence[int], seen: Mapping[int, Verdict]) -> list[Interval]:
+    """The sizes that were tried, in rows of one verdict, with what lies untried inside of each."""
+    found: list[list[int]] = []
+    for size in sorted(seen):
+        if found and seen[found[-1][-1]] is seen[size]:
+            found[-1].append(size)
+        else:
+            found.append([size])
+    places = {size: place for place, size in enumerate(sizes)}
+    return [
+        Interval(
+            (tried[0], tried[-1]),
+            seen[tried[0]],
+            tuple(tried),
+            tuple(
+                (sizes[places[one] + 1], sizes[places[other] - 1])
+                for one, other in pairwise(tried)
+                if places[other] - places[one] > 1
+            ),
+        )
+        for tried in found
+    ]
 
 
 def landmarks(sizes: Sequence[int], more: Iterable[int] = ()) -> list[int]:
@@ -159,7 +289,7 @@ def sweep_points(
     """Try the sizes of one dimension, or of several, that say most.
 
     Several are tried on a coarse grid of their landmarks first; then each by itself, through a point that fails with sizes as
-    small as they may be, or the middle one if none fails; then what tells the rules apart that fit, and what is left is spread.
+    small as they may be, or the middle one if none fails; what is left is spread over all points.
 
     Args:
         axes: The sizes of each dimension.
@@ -200,31 +330,25 @@ def _sweep_grid(
     most: int,
     seen: Mapping[Point, Verdict],
 ) -> None:
+    """Try a coarse grid, then each dimension through the smallest point that fails, and spread what is left over all points."""
     coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 3)
-    alike = sorted(set(axes[0]).intersection(*axes[1:]))
     for point in product(*coarse):
         at(point)
-    for size in alike[len(alike) // 3 :: max(len(alike) // 3, 1)][:2]:
-        at((size,) * len(axes))
     failing = [point for point, verdict in seen.items() if verdict is Verdict.FAIL]
     base = min(failing, key=lambda point: (prod(point), point), default=tuple(axis[len(axis) // 2] for axis in coarse))
     if failing:
         base = _lowest(axes, base, at)
-    each = max(most - len(seen), 0) // (4 * len(axes))
+    each = max(most - len(seen), 0) // (2 * len(axes))
     for place, axis in enumerate(axes):
 
         def along(size: int, place: int = place) -> Verdict:
             return at((*base[:place], size, *base[place + 1 :]))
 
         sweep_line(axis, along, marks[place], each)
-    explore(axes, at, seen)
-    # What is left is spread over all points, by steps that meet no multiple of an axis' length for long.
-    number = prod(map(len, axes))
-    for turn in range(number):
-        point = nth(axes, turn * 7919 % number)
-        foretold = foretells(seen, point)
-        if point not in seen and foretold not in (None, at(point)):
-            explore(axes, at, seen)
+    # The steps meet no multiple of an axis' length for long.
+    grid = Grid(axes)
+    for turn in range(len(grid)):
+        at(grid[turn * 7919 % len(grid)])
 
 
 def _lowest(axes: Sequence[Sequence[int]], point: Point, ask: AskSize) -> Point:
@@ -240,13 +364,29 @@ def _lowest(axes: Sequence[Sequence[int]], point: Point, ask: AskSize) -> Point:
     return point
 
 
-def nth(axes: Sequence[Sequence[int]], number: int) -> Point:
-    """The point of a number, the last size counting fastest."""
-    sizes = []
-    for axis in reversed(axes):
-        number, place = divmod(number, len(axis))
-        sizes.append(axis[place])
-    return tuple(reversed(sizes))
+class Grid:
+    """All points of some dimensions, by their number; the last size counts fastest."""
+
+    def __init__(self, axes: Sequence[Sequence[int]]) -> None:
+        """``axes`` has the sizes of each dimension."""
+        self._axes = axes
+
+    def __len__(self) -> int:
+        return prod(map(len, self._axes))
+
+    def __getitem__(self, number: int) -> Point:
+        sizes = []
+        for axis in reversed(self._axes):
+            number, place = divmod(number, len(axis))
+            sizes.append(axis[place])
+        return tuple(reversed(sizes))
+
+    def number(self, point: Point) -> int:
+        """The number of a point."""
+        number = 0
+        for axis, size in zip(self._axes, point, strict=True):
+            number = number * len(axis) + axis.index(size)
+        return number
 
 
 def _coarse(axes: Sequence[Sequence[int]], most: int) -> list[list[int]]:

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bisect_trt.options.choices import Mode
-from bisect_trt.search.counters import reduce_by_chance, reduce_by_counters, worth_counting
+from bisect_trt.search.delta_debugging import make_smallest, reduce_by_chance, reduce_by_counters, worth_counting
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, Singles, skipping
-from bisect_trt.search.minimality import make_smallest
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Subset, Tally, Verdict
 
 
@@ -99,8 +98,6 @@ _CERTAIN_OF_FEW = 2
 Pattern = Callable[[int], Subset]
 """The units that a unit belongs together with, itself included."""
 
-PrefixSearch = Callable[[Sequence[int], Subset, Ask], int]
-
 
 def alone(unit: int) -> Subset:
     """No pattern."""
@@ -171,23 +168,6 @@ def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
     return weights(kept.units)
 
 
-def earliest_failing_end(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
-    """The shortest failing prefix: the graph's inputs are kept, only its end moves.
-
-    Args:
-        units: In topological order; together they fail.
-        ask: The oracle.
-        search: How to look for the length.
-    """
-    return frozenset(units[: search(units, frozenset(), ask)])
-
-
-def latest_failing_start(units: Sequence[int], ask: Ask, search: PrefixSearch = shortest_failing_prefix) -> Subset:
-    """The shortest failing suffix: the graph's outputs are kept, only its start moves."""
-    backwards = units[::-1]
-    return frozenset(backwards[: search(backwards, frozenset(), ask)])
-
-
 def minimise(
     units: Sequence[int],
     ask: Ask,
@@ -233,22 +213,23 @@ def minimise(
     return replace(minimum, steps=tuple(steps))
 
 
-_ONE_END = "only the {} of the graph could move, and with one unit {} it was seen not to fail"
-
-
 def shrink_end(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Minimum:
-    """The earliest end at which the failure shows, the start kept.
+    """The earliest end at which the failure shows: the shortest failing prefix.
 
     Args:
         units: In topological order; together they are known to fail.
         ask: The oracle.
         mode: ``linear`` tries each end in turn, the others bisect.
     """
-    search = shortest_failing_prefix_by_steps if mode is Mode.LINEAR else shortest_failing_prefix
-    return Minimum(earliest_failing_end(units, ask, search), proven=True, why=_ONE_END.format("end", "earlier"))
+    return _shortest(units, ask, mode, "only the end of the graph could move, and with one unit earlier")
 
 
 def shrink_start(units: Sequence[int], ask: Ask, mode: Mode = Mode.AUTO) -> Minimum:
-    """The latest start from which the failure shows, the end kept."""
+    """The latest start from which the failure shows: the shortest failing suffix; see :func:`shrink_end`."""
+    return _shortest(units[::-1], ask, mode, "only the start of the graph could move, and with one unit later")
+
+
+def _shortest(units: Sequence[int], ask: Ask, mode: Mode, why: str) -> Minimum:
     search = shortest_failing_prefix_by_steps if mode is Mode.LINEAR else shortest_failing_prefix
-    return Minimum(latest_failing_start(units, ask, search), proven=True, why=_ONE_END.format("start", "later"))
+    failing = frozenset(units[: search(units, frozenset(), ask)])
+    return Minimum(failing, proven=True, why=f"{why} it was seen not to fail")

@@ -15,11 +15,11 @@ from bisect_trt.targets.base import Target
 GROUP = "bisect_trt.targets"
 """Each entry names a subclass of :class:`~bisect_trt.targets.base.Target`; the entry's name is the target's."""
 _BUILT_IN = {
-    "onnxrt": "bisect_trt.targets.onnxrt.target:OnnxRuntimeTarget",
+    "onnxrt": "bisect_trt.targets.onnxrt:OnnxRuntimeTarget",
     "trt": "bisect_trt.targets.trt.target:TensorRtTarget",
-    "openvino": "bisect_trt.targets.openvino.target:OpenVinoTarget",
-    "through": "bisect_trt.targets.through.target:ThroughTarget",
-    "onnx": "bisect_trt.targets.evaluator.target:EvaluatorTarget",
+    "openvino": "bisect_trt.targets.openvino:OpenVinoTarget",
+    "through": "bisect_trt.targets.through:ThroughTarget",
+    "onnx": "bisect_trt.targets.evaluator:EvaluatorTarget",
 }
 
 

@@ -1,27 +1,35 @@
-"""What a target is: the plug-in that knows all about one runtime. What plug-ins import is here, or named here.
+"""The plug-in of a runtime: class ``Target``, and the declarations that it makes. A plug-in imports what it needs from here.
 
-It stays long because it is one class, whose methods are read side by side by whoever writes another target.
+It stays long because it is one class, whose methods are read side by side by an author of another target.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from bisect_trt.targets.declared import Capabilities, Engines, Minimal, NotReproducible, Package, Script
-from bisect_trt.targets.runtimes import Arrays, EngineLayer, Lowering, Runtime, Session
+from bisect_trt.targets.runtime import (
+    ELSEWHERE,
+    Arrays,
+    EngineLayer,
+    Interpreter,
+    LocalRuntime,
+    Lowering,
+    Runtime,
+    Session,
+)
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from onnx import ModelProto
 
-    from bisect_trt.targets.chosen import Choice
+    from bisect_trt.targets.choices import Choice
     from bisect_trt.targets.options import TargetOptions
     from bisect_trt.targets.settings import TargetSettings
-    from bisect_trt.targets.switches import Looked, Snippet, Switch
+    from bisect_trt.targets.switches import Looked, Switch
 
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "Capabilities",
     "EngineLayer",
     "Engines",
+    "Interpreter",
     "Lowering",
     "Minimal",
     "NotReproducible",
@@ -59,8 +68,115 @@ Value = Any
 """What a setting is set to: a plain value or a tuple, whatever its field says."""
 ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The smallest, the most usual and the largest shape of an input."""
-ELSEWHERE = "weights.folder"
-"""Beside candidates: names the folders with the weights' files that do not lie there themselves, NUL between them."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target is like, where workflows go about it one way or the other.
+
+    Attributes:
+        costly: Whether a probe is minutes rather than milliseconds.
+        timed: Whether how long a model runs on it is worth measuring.
+        chooses_precision: Whether it may run in fp32 what it may run in a low precision, unless it is held to that.
+        lowers_layers: Whether it may lower a model itself, layer by layer; see ``Runtime.lowers_by``.
+        runs_more: Whether it may run operators that the reference cannot, such as plugins.
+        sliced: Whether a model that is too large for memory may be run on it slice by slice.
+        compiles_shapes: Whether it compiles a model for the shapes it is fed, so that others take another session.
+        remembers_builds: Whether a process that has built before builds alike, so that a fresh build takes a fresh process.
+        pins: Whether a build can be held to what another one chose, and kept from it; see ``Target.pinned``.
+        crowds: Operators of which a build tries kernels on the device, so that builds of several of them beside each other take
+            as long as one after the other.
+    """
+
+    costly: bool = False
+    timed: bool = False
+    chooses_precision: bool = False
+    lowers_layers: bool = False
+    runs_more: bool = False
+    sliced: bool = False
+    compiles_shapes: bool = False
+    remembers_builds: bool = False
+    pins: bool = False
+    crowds: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NotReproducible:
+    """That a setting is not said to others.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """How ``reproduce.py`` runs a model.
+
+    Attributes:
+        needs: The packages that takes, in words.
+        modules: The modules that it is made of, each after those it needs. They import nothing of bisect-trt but each other
+            and what :mod:`bisect_trt.targets.reproduce` imports, and define ``make`` as :mod:`bisect_trt.targets.runtime` says.
+        settings: What ``make`` is given: plain values.
+        hints: What ``load`` is given of the model: plain values.
+    """
+
+    needs: str
+    modules: tuple[str, ...]
+    settings: Mapping[str, Any]
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Minimal:
+    """The model that is to be reproduced.
+
+    Attributes:
+        file: The file that the target runs.
+        lowered: Whether the low precision is in that file already.
+        inputs: The names of its inputs.
+        outputs: The names of its outputs.
+        nodes: Of each of its nodes the name and the outputs.
+    """
+
+    file: str
+    lowered: bool = False
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of an index that a target comes as, a release at a time.
+
+    Attributes:
+        name: As the index calls it, in its canonical form.
+        numpy_before: Releases that were built for an older NumPy than the newest, and do not say so: those before this one
+            need the NumPy that is named, as ``((1, 19), "numpy<2")``.
+    """
+
+    name: str
+    numpy_before: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def numpy(self, release: tuple[int, ...]) -> str:
+        """The NumPy that a release works with, as a requirement."""
+        return next((needs for before, needs in self.numpy_before if release < before), "numpy")
+
+
+class Engines(Protocol):
+    """Of a target that compiles models into files: how it is set up to read and write those."""
+
+    def load(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Run a prebuilt engine instead of the model."""
+
+    def save(self, settings: TargetSettings, engine: Path) -> TargetSettings:
+        """Leave the engine of what is run."""
+
+    def calibrate(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it is there."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +223,10 @@ class Target(ABC):
         packages: Those of an index that it comes as.
         files: Those of its own settings that are paths of files which it reads.
         not_reproducible: Its own settings that are not said in a reproducer, with the reason.
-        sent: The modules that a place gets to run it there, the last one as :mod:`bisect_trt.probing.places.sent.server` says;
-            empty if it runs here alone.
+        sent: The modules that run it, each after those it needs; the last one is its runner, see
+            :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into ``reproduce.py``. Empty for
+            a target that only runs here, by its own :meth:`make_runtime`.
+        reads_graph: Whether its :meth:`hints` are needed for every model.
         sent_files: More of its own settings that are files which a place has to be sent.
         sent_back: Those that are files which it writes when a model is loaded, and that come back from a place.
         stays: Whether it is run here whatever places there are.
@@ -130,19 +248,29 @@ class Target(ABC):
     files: ClassVar[tuple[str, ...]] = ()
     not_reproducible: ClassVar[Mapping[str, NotReproducible]] = {}
     sent: ClassVar[tuple[str, ...]] = ()
+    reads_graph: ClassVar[bool] = False
     sent_files: ClassVar[tuple[str, ...]] = ()
     sent_back: ClassVar[tuple[str, ...]] = ()
     stays: ClassVar[bool] = False
     rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("start",)}
 
-    @abstractmethod
     def make_runtime(self, settings: TargetSettings) -> Runtime:
-        """What runs models; called in a worker process. The runtime's package is imported here and not before.
+        """Return what runs models; called in a worker process. The runtime's package is imported here and not before.
+
+        The last module of :attr:`sent` is the runner; a target without one overrides this method.
 
         Raises:
-            UnavailableError: It is not there, or has no such provider, or no GPU.
-            UsageError: It has no such option.
+            UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
+            UsageError: The runtime has no such option.
         """
+        return LocalRuntime(settings)
+
+    def plain(self, settings: TargetSettings) -> dict[str, Any]:
+        """Return the settings as a runner takes them: those of all targets, and its own beside them."""
+        return {
+            **{name: value for name, value in settings.to_json().items() if name != "own"},
+            **asdict(settings.of(self.own)),
+        }
 
     def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
         """What ``doctor`` finds, in a process of its own: what there is and what it is, as a version.
@@ -180,8 +308,18 @@ class Target(ABC):
         """
         return None
 
+    def changes_model(self, settings: TargetSettings, facts: Mapping[str, Any]) -> bool:
+        """Whether what :meth:`lower` returns computes anything else than the model, and does not only name its nodes."""
+        return True
+
     def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What it has to know of a model in a place, as plain values; the arguments are those of :meth:`lower`."""
+        """Return what its runner has to know of a model, as plain values; the arguments are those of :meth:`lower`."""
+        return {}
+
+    def local_hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, feed: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """Return more hints for a runner in this process, which may be functions; ``model`` is what :meth:`hints` has read."""
         return {}
 
     def describe(self, settings: TargetSettings) -> str:
@@ -209,9 +347,18 @@ class Target(ABC):
         return [(name, getattr(own, name)) for name in names if getattr(own, name) != getattr(defaults, name)]
 
     def script(self, settings: TargetSettings, model: Minimal) -> Script:
-        """How ``reproduce.py`` runs a model: by way of bisect-trt, where the target says no other."""
-        needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
-        return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
+        """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none."""
+        if not self.sent:
+            needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
+            return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
+        hints = {
+            "inputs": list(model.inputs),
+            "outputs": list(model.outputs),
+            "lowered": model.lowered,
+            "nodes": [[name, list(outputs)] for name, outputs in model.nodes] if settings.keep or settings.held else [],
+        }
+        own = replace(settings, own=self.own(**self.reproducible(settings)))
+        return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
 
     def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
         """How another tool (``polygraphy`` for ``polygraphy run``, ``trtexec``) is asked for it, after the model's name.
@@ -279,8 +426,8 @@ class Target(ABC):
         pins = [choice for choice in choices if choice.pins]
         return self.pinned(settings, pins) if pins else None
 
-    def snippet(self, settings: TargetSettings) -> Snippet | None:
-        """The settings as Python to paste; ``None`` if it has no such words."""
+    def snippet(self, settings: TargetSettings) -> tuple[str, ...] | None:
+        """The settings as lines of Python to paste, with the model's file as ``m``; ``None`` if it has no such words."""
         return None
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:

@@ -1,33 +1,51 @@
-"""How ``reproduce.py`` runs a model on a target that says no other way: by way of bisect-trt, as it was when it failed."""
+"""The runner of a target without one of its own: ``reproduce.py`` runs it by way of bisect-trt, as it was when it failed."""
 
 from __future__ import annotations
 
-import os
 import pathlib
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-from bisect_trt.targets.standalone import Refused
-
-
-def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The outputs of the model, by name."""
-    import bisect_trt
-    from bisect_trt.targets.base import make_runtime
-    from bisect_trt.targets.messages import BuildError, RunError
-    from bisect_trt.targets.settings import TargetSettings
-
-    print(f"bisect-trt {bisect_trt.__version__}")
-    os.chdir(path.parent)  # files that the target reads are named from here
-    runtime = make_runtime(TargetSettings.from_json(settings["target"]))
-    try:
-        return runtime.load(path, inputs).run(inputs)
-    except BuildError as error:
-        raise Refused("build", error.message) from error
-    except RunError as error:
-        raise Refused("run", error.message) from error
+from bisect_trt.targets.messages import BuildError, RunError
 
 
-def sign(refused: Refused, names: list[str]) -> str:
-    """The signature of a refusal."""
-    cause: Any = refused.__cause__
-    return str(cause.sign(names))
+class InstalledRunner:
+    """A plug-in's own runtime as a runner.
+
+    Attributes:
+        facts: The version of bisect-trt.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """``settings`` has the whole of ``TargetSettings`` as ``target``."""
+        import bisect_trt
+        from bisect_trt.targets.base import make_runtime
+        from bisect_trt.targets.settings import TargetSettings
+
+        self.facts = {"version": f"of bisect-trt {bisect_trt.__version__}"}
+        self._runtime = make_runtime(TargetSettings.from_json(settings["target"]))
+        self._session: Any = None
+
+    def load(
+        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
+    ) -> InstalledRunner:
+        """Prepare a model."""
+        self._session = self._as_ours(lambda: self._runtime.load(path, feed))
+        return self
+
+    def run(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the outputs, by name."""
+        return self._as_ours(lambda: self._session.run(inputs))
+
+    def _as_ours(self, call: Any) -> Any:
+        """Call a function; its failures become those of this script, which has classes of the same names."""
+        from bisect_trt.targets import messages
+
+        try:
+            return call()
+        except messages.RuntimeFailure as error:
+            kind = BuildError if isinstance(error, messages.BuildError) else RunError
+            raise kind(error.message, signature=error.masked) from error
+
+
+make = InstalledRunner

@@ -1,18 +1,112 @@
-"""How a runtime fails."""
+"""What every ``runner.py`` shares: the failures of a runtime, and the signatures by which two failures compare equal.
+
+It needs the standard library alone, because its source is sent to remote workers and joined into ``reproduce.py``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
-from bisect_trt.targets.signatures import clean_message, mask_message
+TINY_MODEL = (
+    b'\x08\x07:<\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x04tinyZ\x10\n\x01x\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01n'
+    b"b\x10\n\x01y\x12\x0b\n\t\x08\x01\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\r"
+)
+"""An ONNX model with one Identity node. A runtime that refuses it refuses its settings."""
+_ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL)
+"""Its codes, and the file that it was given, which is mostly one of ours: who reads the message knows of which model it is."""
+# A file and line of its source, mostly followed by the C++ signature of the function there.
+_SOURCE_PLACE = re.compile(
+    r"\S+\.(?:h|cc|cpp|cu|cuh):\d+ "
+    r"(?:[^()\n]{0,200}?::[^()\s]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? )?"
+)
+_RUNNING = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: ")
+# After it come all the kernels that do not fit.
+_CANDIDATES = re.compile(r"\.? Encountered following errors: .*", re.DOTALL)
 
-if TYPE_CHECKING:
-    import onnx
+_PATH_OR_ADDRESS = re.compile(r"0x[0-9a-fA-F]+|(?<![\w>)])[\w.+-]*/[^\s\"',:;()]+")
+_NUMBERS = re.compile(r"\d+(?:\s*[,x]\s*-?\d+)*")
+
+_NAMED = r"{}(?<![\w/.]){}{}(?:_\w+)?(?: \[\w+\])?(?![\w/])"
+"""A known name, and what a runtime derives from it: a number, an operator or a word before or after it."""
+_A_WORD = r"(?:(?<=node )|(?<=layer )|(?<=tensor )|(?<=name: )|(?<=['\"(])|^(?=\w+:))"
+"""Where a word is a name: a tensor may be called ``axis``, and messages speak of an axis too."""
+_OPERANDS = r"\((?:\"[^\"]*\"(?:: [\w()]+)?,\s*)*\)"
+_ORT_NODE = re.compile(rf"\(\"[^\"]*\", (\w+), \"([^\"]*)\", -?\d+\) : {_OPERANDS} -> {_OPERANDS}")
+"""``("name", Op, "domain", -1) : ("x": tensor(float),) -> ("y": tensor(float),)``."""
+_THING = r"node|input|output|initializer|tensor|layer|parameter|value|edge"
+_QUOTED_NAME = re.compile(
+    rf"(?i)\b((?:(?:{_THING})s?(?: with)?(?: name)?|name|fused)(?: ?: ?| ))(?:'[^']*'|\"[^\"]*\"|\((?:fused )?[^()\s]*\))"
+)
+"""What a message says is a name, whoever gave it: the runtime names what it makes itself."""
+_PLAIN_NAME = re.compile(rf"(?i)\b((?:{_THING}|name): )[^\s'\"()\[\]{{}}#,;:]+")
+_GENERATED = re.compile(r"[\w/.]+_token_\d+(?!\w)")
+_LIST = re.compile(r"(['\"]?)#\1(?:, ?\1#\1)+")
+"""Names in a row, masked; how many there are is the model's matter."""
+_MOST_PASSES = 8
+
+
+def clean_message(message: str) -> str:
+    """A runtime's message on one line, without what says nothing to a user: codes, and places in its source."""
+    text = _CANDIDATES.sub("", _ORT_PREFIX.sub("", message.strip()))
+    text = _SOURCE_PLACE.sub("", _RUNNING.sub(r"\1 node \2: ", text))
+    return re.sub(r"\s+", " ", text).strip().rstrip(".")
+
+
+def mask_message(message: str, names: Iterable[str] = ()) -> str:
+    """A message as a template: names, numbers, addresses and paths masked.
+
+    Args:
+        message: What the runtime says, cleaned.
+        names: Of the model's nodes and tensors. What derives from one (``fused NAME``, ``NAME_nchwc``) is masked too, and
+            so is what the message itself calls a name, for a runtime gives names to what it makes.
+    """
+    return mask_values(mask_names(message, names))
+
+
+def mask_names(text: str, names: Iterable[str]) -> str:
+    """The names alone."""
+    for name in sorted(set(names), key=len, reverse=True):
+        if name and name in text:
+            word = name.isalpha()
+            text = re.sub(
+                _NAMED.format(_A_WORD if word else "", "" if word else r"(?:\w+_)?", re.escape(name)), "#", text
+            )
+    for _ in range(_MOST_PASSES):  # a list in a list
+        masked = _QUOTED_NAME.sub(r"\1#", _ORT_NODE.sub(r"(#, \1, \2)", text))
+        masked = _LIST.sub("#", _GENERATED.sub("#", _PLAIN_NAME.sub(r"\1#", masked)))
+        if masked == text:
+            break
+        text = masked
+    return text
+
+
+def mask_values(text: str) -> str:
+    """Addresses, paths and numbers alone; a list of numbers, such as a shape, counts as one."""
+    return _NUMBERS.sub("#", _PATH_OR_ADDRESS.sub("#", text))
+
+
+_TYPE = re.compile(r"\b(?:tensor|seq|optional|map)\((?:[^()]|\([^()]*\))*\)")
+_BRACKETS = re.compile(r"\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"")
+_OPERATOR = re.compile(r"\b[A-Z]\w*(?= node\b)")
+
+
+def error_class(signature: str) -> str:
+    """The signature without operands: types, operators and whatever else stands in brackets or quotes.
+
+    Two failures of one class broke in the same function of the runtime, but not on the same.
+    """
+    text = _OPERATOR.sub("#", _TYPE.sub("#", signature))
+    while True:
+        masked = re.sub(r"#(?:[ ,:]*#)+", "#", _BRACKETS.sub("#", text))
+        if masked == text:
+            return text
+        text = masked
 
 
 class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours
-    """The runtime does not run the model.
+    """A runtime fails to build or run a model.
 
     Attributes:
         message: Why, in the runtime's words, on one line.
@@ -46,15 +140,15 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
 
 
 class BuildError(RuntimeFailure):
-    """It refuses the model."""
+    """The runtime refuses the model."""
 
 
 class RunError(RuntimeFailure):
-    """It takes the model and fails while running it."""
+    """The runtime takes the model and fails while running it."""
 
 
-def names_of(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name of a node or tensor of a graph, those in bodies of control flow too."""
+def names_of(graph: Any) -> Iterator[str]:  # noqa: ANN401 - a GraphProto; there may be no ONNX
+    """Every name of a node or tensor of an ONNX graph, also in bodies of control flow."""
     for value in (*graph.input, *graph.output):
         yield value.name
     for tensor in graph.initializer:

@@ -77,21 +77,6 @@ class Looked:
     suspects: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Snippet:
-    """Settings as lines of Python that a user pastes.
-
-    Attributes:
-        lines: The code; the model's file is ``m`` in it.
-        script: A whole program with these lines in it that runs a model, to see that they do what they say. Its arguments:
-            the model, an ``.npz`` with the values of its inputs as ``arr_0``, ``arr_1``, ... in the order of the model's
-            inputs, and where its outputs go in the same way. ``None`` where there is none.
-    """
-
-    lines: tuple[str, ...]
-    script: str | None = None
-
-
 def precision_switches(settings: TargetSettings) -> list[Switch]:
     """Each low precision that it may run in, left out."""
 

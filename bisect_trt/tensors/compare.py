@@ -1,6 +1,13 @@
-"""The comparison of a target's outputs with the reference's.
+"""The comparison of a target's outputs with the reference's: element by element, as indices, by measures, or by a user's script.
 
-Before it, what was asked for is done to both: the largest elements taken, shapes brought together.
+The numbers and the verdict are those of Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the
+reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error
+``|t - r| / |r|`` with 2**-52 in place of a floating-point ``r`` of 0, means accumulated in float32. An error that is
+NaN, also from the same Inf or NaN on both sides, is beyond any tolerance.
+
+Three deliberate differences, each where Polygraphy's answer is an accident: tensors without elements match whatever the
+statistic (its mean of nothing is NaN), integers far apart never wrap around to a small error, and bfloat16, float8 and
+string tensors can be compared.
 """
 
 from __future__ import annotations
@@ -8,23 +15,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import UsageError, quoted
 from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
 from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.compare_numbers import compare_indices, compare_numbers
-from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
+from bisect_trt.tensors.comparison import RULES, ComparisonKind, Details, TensorComparison, WorstElement, judge
 from bisect_trt.tensors.info import is_extension, is_string
-from bisect_trt.tensors.measures import RULES, judge
-from bisect_trt.tensors.method import Method
-from bisect_trt.tensors.stats import count_nonfinite, finite_rms
+from bisect_trt.tensors.scripts import Outputs, script_attribute, split_script, user_code
+from bisect_trt.tensors.stats import (
+    cosine_similarity,
+    count_nonfinite,
+    finite_rms,
+    signal_to_noise,
+    tensor_stats,
+    to_float,
+    ulp_distance,
+)
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
     RIPPLE,
+    Method,
     Precision,
     ResolvedTolerance,
     Step,
@@ -32,65 +47,13 @@ from bisect_trt.tensors.tolerance import (
     ToleranceOptions,
     coarser,
 )
-from bisect_trt.tensors.user_script import compare_by_script
 
 Array = NDArray[Any]
 
-
-def postprocess(name: str, values: Array, method: Method) -> Array:
-    """An output as it is to be compared: its top K, where they are asked for.
-
-    Where they are asked for all outputs, one that has no such axis stays as it is.
-
-    Raises:
-        UsageError: They are asked for this output, and it has no such axis or holds strings.
-    """
-    wanted = method.top_k_of(name)
-    if wanted is None:
-        return values
-    if is_string(values.dtype) or not -values.ndim <= wanted.axis < values.ndim:
-        if name in method.top_k:
-            kind = "holds strings" if is_string(values.dtype) else f"of shape {list(values.shape)} has no such axis"
-            raise UsageError(
-                f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' {kind}; leave it out"
-            )
-        return values
-    return top_k(values, wanted)
-
-
-def top_k(values: Array, wanted: TopK) -> Array:
-    """The indices of the largest elements, largest first; of equal ones the first comes first, NaN comes last."""
-    if is_extension(values.dtype):
-        values = values.astype(np.float32)
-    if values.dtype.kind == "f":
-        order = np.argsort(-values, axis=wanted.axis, kind="stable")
-    else:  # the negative of an unsigned number is none
-        length = values.shape[wanted.axis]
-        rising = np.argsort(np.flip(values, wanted.axis), axis=wanted.axis, kind="stable")
-        order = length - 1 - np.flip(rising, wanted.axis)
-    return np.take(order, np.arange(min(wanted.k, order.shape[wanted.axis])), axis=wanted.axis)
-
-
-def match_shape(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values permuted or reshaped to a shape, as far as that can be done.
-
-    As Polygraphy does without shape checks (``util.try_match_shape``, Apache-2.0): with the same sizes in another order
-    the axes are permuted, the first axis of a size to the first place that wants it; else elements keep their order.
-    """
-    if values.shape == shape or values.size != int(np.prod(shape, dtype=np.int64)):
-        return values
-    if values.ndim == len(shape) and sorted(values.shape) == sorted(shape):
-        left = list(range(values.ndim))
-        axes = []
-        for size in shape:
-            axis = next(axis for axis in left if values.shape[axis] == size)
-            left.remove(axis)
-            axes.append(axis)
-        return np.transpose(values, axes)
-    return values.reshape(shape)
-
-
-__all__ = ["ComparisonKind", "TensorComparison", "WorstElement", "compare_all", "compare_output", "compare_tensor"]
+PERCENTILES = (50, 90, 95, 99)
+COMPARE_FUNCTION = "compare_outputs"
+_KIND = "comparison"
+_EPSILON = 2.0**-52
 
 
 def compare_all(
@@ -110,15 +73,15 @@ def compare_all(
         target: Name to values; others than the reference's are ignored.
         options: How to compare, and tolerances by name.
         fail_fast: Whether to stop after the first that fails.
-        details: Whether to work out the further numbers too.
-        steps: Of quantized tensors, by name.
-        lows: What tensors are rounded to by the model itself, by name.
+        details: Whether to compute :class:`Details` too.
+        steps: Steps of quantized tensors, by name.
+        lows: The lowest precision that the model itself rounds a tensor to, by name.
 
     Returns:
         One comparison a tensor, in the reference's order; the failing one last if ``fail_fast``.
 
     Raises:
-        UsageError: What is to be done to an output cannot be, or the user's script fails.
+        UsageError: A postprocessing does not fit an output, or the user's script fails.
     """
     if options.method.script is not None:
         return compare_by_script(options.method.script, reference, target)
@@ -147,18 +110,18 @@ def compare_output(
 
     Args:
         name: The tensor's name.
-        reference: What it should be; any shape, any ONNX element type.
-        target: What it is; None where the target did not give it.
+        reference: The expected values; any shape, any ONNX element type.
+        target: The actual values; None where the target did not give the tensor.
         options: How to compare, and tolerances by name.
-        details: Whether to work out the further numbers too.
-        step: Of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
-        precision: What it was computed in, if not in what the options say.
+        details: Whether to compute :class:`Details` too.
+        step: The step of a quantized tensor: a tie in its rounding is no error, unless the user gives a tolerance.
+        precision: The precision that it was computed in, if not the options'.
 
     Raises:
-        UsageError: What is to be done to this output cannot be.
+        UsageError: A postprocessing does not fit this output.
     """
     method = options.method
-    invalid = "" if target is None or not method.validate else _invalid(reference, target)
+    invalid = "" if target is None or not method.validate else _describe_nonfinite(reference, target)
     if target is not None:
         reference, target = (postprocess(name, values, method) for values in (reference, target))
         if not method.shape_check:
@@ -191,14 +154,66 @@ def _thresholds(name: str, options: ToleranceOptions) -> dict[Measure, float]:
     return {measure: value for measure, value in found.items() if value is not None}
 
 
-def _invalid(reference: Array, target: Array) -> str:
-    """What ``--validate`` has against two tensors, in words; empty if nothing."""
+def _describe_nonfinite(reference: Array, target: Array) -> str:
+    """The reason for which ``--validate`` fails two tensors; empty if it does not."""
     found = []
     for side, values in (("target", target), ("reference", reference)):
         counts = zip(("NaN", "Inf"), count_nonfinite(values), strict=True)
         if said := " and ".join(f"{count} {word}" for word, count in counts if count):
             found.append(f"the {side} has {said} among {values.size} elements")
     return ", ".join(found)
+
+
+def postprocess(name: str, values: Array, method: Method) -> Array:
+    """The top K of an output, where ``--postprocess`` asks for them; else the output.
+
+    Where it asks for all outputs, one that has no such axis stays as it is.
+
+    Raises:
+        UsageError: It names this output, which has no such axis or holds strings.
+    """
+    wanted = method.top_k_of(name)
+    if wanted is None:
+        return values
+    if is_string(values.dtype) or not -values.ndim <= wanted.axis < values.ndim:
+        if name in method.top_k:
+            kind = "holds strings" if is_string(values.dtype) else f"of shape {list(values.shape)} has no such axis"
+            raise UsageError(
+                f"--postprocess top-{wanted.k},axis={wanted.axis}: the output '{name}' {kind}; leave it out"
+            )
+        return values
+    return top_k(values, wanted)
+
+
+def top_k(values: Array, wanted: TopK) -> Array:
+    """The indices of the largest elements, largest first; of equal ones the first comes first, NaN comes last."""
+    if is_extension(values.dtype):
+        values = values.astype(np.float32)
+    if values.dtype.kind == "f":
+        order = np.argsort(-values, axis=wanted.axis, kind="stable")
+    else:  # the negative of an unsigned number is none
+        length = values.shape[wanted.axis]
+        rising = np.argsort(np.flip(values, wanted.axis), axis=wanted.axis, kind="stable")
+        order = length - 1 - np.flip(rising, wanted.axis)
+    return np.take(order, np.arange(min(wanted.k, order.shape[wanted.axis])), axis=wanted.axis)
+
+
+def match_shape(values: Array, shape: tuple[int, ...]) -> Array:
+    """Values permuted or reshaped to a shape, where that is possible.
+
+    As Polygraphy does without shape checks (``util.try_match_shape``, Apache-2.0): with the same sizes in another order
+    the axes are permuted, the first axis of a size to the first place that wants it; else elements keep their order.
+    """
+    if values.shape == shape or values.size != math.prod(shape):
+        return values
+    if values.ndim == len(shape) and sorted(values.shape) == sorted(shape):
+        left, axes = list(range(values.ndim)), []
+        for size in shape:
+            axis = next(axis for axis in left if values.shape[axis] == size)
+            left.remove(axis)
+            axes.append(axis)
+        return np.transpose(values, axes)
+    return values.reshape(shape)
 
 
 def compare_tensor(
@@ -220,17 +235,17 @@ def compare_tensor(
 
     Args:
         name: The tensor's name, for the result.
-        reference: What it should be; any shape, any ONNX element type.
-        target: What it is; None where the target did not give it.
+        reference: The expected values; any shape, any ONNX element type.
+        target: The actual values; None where the target did not give the tensor.
         tolerance: Absolute and relative; automatic where None.
-        stat: What is held against the tolerance.
-        precision: What the target computes in, for automatic tolerances.
+        stat: The statistic that is held against the tolerance.
+        precision: The precision that the target computes in, for automatic tolerances.
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error.
         infinities_equal: Whether the same Inf in the same place does.
         quantile: Which quantile is held against the tolerance, if that is the statistic.
         places: How many places an index may be away, for tensors that are lists of indices; else None.
-        details: Whether to work out the further numbers too.
-        step: Of a quantized tensor, where being one step off may be a tie.
+        details: Whether to compute :class:`Details` too.
+        step: The step of a quantized tensor, where being one step off may be a tie.
     """
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
@@ -253,29 +268,20 @@ def compare_tensor(
         return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if stat is ErrorStat.QUANTILE:
         known |= {"quantile": quantile}
-    # Inf - Inf, 0 / 0 and float32 overflow are findings here, not accidents.
-    with np.errstate(all="ignore"):
-        return compare_numbers(
-            reference,
-            target,
-            resolved,
-            known,
-            nonfinite_equal=nonfinite_equal,
-            infinities_equal=infinities_equal or nonfinite_equal,
-            want_details=details,
-            step=step,
-        )
+    equal = {"nan": nonfinite_equal, "inf": infinities_equal or nonfinite_equal}
+    with np.errstate(all="ignore"):  # Inf - Inf, 0 / 0 and float32 overflow are results here
+        return _compare_numbers(reference, target, resolved, known, equal, want_details=details, step=step)
 
 
 def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> TensorComparison:
     """Strings are equal or not, whatever the statistic; their errors are 0 or Inf."""
     mismatch = np.asarray(reference.astype(object) != target.astype(object), dtype=bool).reshape(-1)
     count = int(np.count_nonzero(mismatch))
+    largest = math.inf if count else 0.0
     worst = None
     if reference.size:
-        index = tuple(int(i) for i in np.unravel_index(int(mismatch.argmax()), reference.shape))
-        worst = WorstElement(index, str(target[index]), str(reference[index]), math.inf if count else 0.0)
-    largest = math.inf if count else 0.0
+        index = _index(mismatch.argmax(), reference.shape)
+        worst = WorstElement(index, str(target[index]), str(reference[index]), largest)
     return TensorComparison(
         passed=not count,
         kind=ComparisonKind.MISMATCH if count else ComparisonKind.MATCH,
@@ -287,3 +293,291 @@ def _compare_strings(reference: Array, target: Array, known: dict[str, Any]) -> 
         worst=worst,
         mismatching=count,
     )
+
+
+def compare_indices(reference: Array, target: Array, places: int, known: dict[str, Any]) -> TensorComparison:
+    """Compare lists of indices by how far each is from its place.
+
+    The verdict is that of Polygraphy 0.53.6's ``IndicesCompareFunc`` (``polygraphy/comparator/compare.py``, Apache-2.0):
+    lists lie along the last axis; each element of the target must be in the reference's list, at most ``places`` away; the
+    last ``places`` elements of the target are not compared.
+
+    Args:
+        reference: The expected tensor.
+        target: The actual one, of the same shape.
+        places: How many places an index may be away.
+        known: Fields of the result that are known already.
+    """
+    rows = reference.reshape(-1, reference.shape[-1] if reference.ndim else 1)
+    seen = target.reshape(rows.shape)
+    compared = max(rows.shape[1] - places, 0)
+    failed: list[tuple[int, int, float]] = []
+    for row in np.unique(np.nonzero(seen[:, :compared] != rows[:, :compared])[0]).tolist():
+        where: dict[Any, int] = {}
+        for place, value in enumerate(rows[row].tolist()):
+            where.setdefault(value, place)
+        for place, value in enumerate(seen[row, :compared].tolist()):
+            away = abs(where[value] - place) if value in where else np.inf
+            if value != rows[row, place] and away > places:
+                failed.append((row, place, float(away)))
+    if not failed:
+        return TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+    row, place, away = max(failed, key=lambda entry: entry[2])
+    index = _index(row * rows.shape[1] + place, reference.shape)
+    worst = WorstElement(index, seen[row, place].item(), rows[row, place].item(), away)
+    moved = "is missing from the reference's list" if away == np.inf else f"is {away:.0f} places away"
+    reason = f"{worst.target} at {index} {moved} (index tolerance {places}; {len(failed)} of {seen.size} elements)"
+    return TensorComparison(
+        passed=False, kind=ComparisonKind.MISMATCH, worst=worst, mismatching=len(failed), reason=reason, **known
+    )
+
+
+def _compare_numbers(
+    reference: Array,
+    target: Array,
+    tolerance: ResolvedTolerance,
+    known: dict[str, Any],
+    equal: Mapping[str, bool],
+    *,
+    want_details: bool,
+    step: Step | None,
+) -> TensorComparison:
+    """Compare two tensors of numbers, of the same shape and not empty.
+
+    Args:
+        reference: The expected tensor.
+        target: The actual one.
+        tolerance: Absolute and relative.
+        known: Fields of the result that are known already: ``stat``, and the ``quantile`` if that is it.
+        equal: Whether the same ``nan`` and ``inf`` in the same place count as no error.
+        want_details: Whether to compute :class:`Details` too.
+        step: The step of a quantized tensor, where being one step off may be a tie.
+    """
+    # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
+    shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
+    absolute, relative = _errors(theirs, ours)
+    # A finite maximum means that both tensors are finite throughout, the usual case: no need to look for NaN and Inf.
+    finite = math.isfinite(absolute.max())
+    if not finite:
+        known |= {"reference_nonfinite": sum(count_nonfinite(ours))}
+        same = _same_nonfinite(theirs, ours, equal)
+        absolute[same] = 0
+        relative[same] = 0
+
+    stat: ErrorStat = known["stat"]
+    elementwise = stat is ErrorStat.ELEMWISE
+    found: dict[str, Any] = {
+        "max_abs": float(absolute.max()),
+        "max_rel": float(relative.max()),
+        "mean_abs": float(absolute.mean(dtype=np.float32)),
+        "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
+        "target_range": _range(theirs, finite=finite),
+    }
+    # "Not within" rather than "beyond", which NaN would not be.
+    within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
+    mismatch = ~(within_abs | within_rel)
+    if elementwise:
+        found["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
+        if step is not None:
+            found |= _forgive_ties(step, absolute, mismatch, shape)
+        if mismatch.any():
+            found["past_tolerance"] = _past_tolerance(absolute[mismatch], ours[mismatch], tolerance)
+    found["mismatching"] = int(np.count_nonzero(mismatch))
+    kind, flat = _worst(theirs, ours, absolute, mismatch, finite)
+    found["worst"] = WorstElement(_index(flat, shape), theirs[flat].item(), ours[flat].item(), float(absolute[flat]))
+    needed = (_largest(absolute, within_rel), _largest(relative, within_abs)) if want_details else (0.0, 0.0)
+    if stat is ErrorStat.QUANTILE:
+        for way, each in (("abs", absolute), ("rel", relative)):
+            numbers = each.astype(np.float32) if each.dtype.kind == "b" else each
+            found[f"quantile_{way}"] = float(np.quantile(numbers, known["quantile"]))
+    # Last, for they sort in place rather than in a copy.
+    found["median_abs"] = float(np.median(absolute, overwrite_input=True))
+    if stat is ErrorStat.MEDIAN:
+        found["median_rel"] = float(np.median(relative, overwrite_input=True))
+    passed = not found["mismatching"]
+    if not elementwise:
+        needed = found[f"{stat.value}_abs"], found[f"{stat.value}_rel"]
+        passed = (
+            needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
+        )  # NaN fails, for comparisons with it are false
+    if want_details:
+        found["details"] = _details(reference, target, absolute, needed)
+    return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
+
+
+def _same_nonfinite(target: Array, reference: Array, equal: Mapping[str, bool]) -> Array:
+    """Where both have the same Inf or NaN, as far as that counts as no error."""
+    same = np.zeros(reference.shape, bool)
+    if equal["inf"]:
+        same |= np.isinf(reference) & (target == reference)
+    if equal["nan"]:
+        same |= np.isnan(reference) & np.isnan(target)
+    return same
+
+
+def _index(flat: Any, shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ANN401 - an integer of Python or NumPy
+    return tuple(int(place) for place in np.unravel_index(int(flat), shape))
+
+
+def _promote(values: Array) -> Array:
+    """Widen as Polygraphy does: fp16 to fp32, integers below 32 bits to int32, uint32 to int64."""
+    if is_extension(values.dtype):
+        return values.astype(np.int32 if "int" in values.dtype.name else np.float32)
+    wider = {"float16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
+    return values.astype({**wider, "uint32": "int64"}.get(values.dtype.name, values.dtype), copy=False)
+
+
+def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
+    """Absolute and relative errors of flat arrays, in two new arrays."""
+    common = np.result_type(target, reference)
+    if common.kind in "iu":
+        # Larger less smaller, read as unsigned, is exact; a signed difference can wrap around, |int64 min| does.
+        unsigned = common.str.replace("i", "u")
+        absolute: Array = np.maximum(target, reference)
+        np.subtract(absolute, np.minimum(target, reference), out=absolute)
+        absolute = absolute.view(unsigned)
+        divisor: Array = np.abs(reference.astype(common, copy=False)).view(unsigned)
+    else:
+        absolute = target != reference if common.kind == "b" else np.abs(target - reference)
+        divisor = np.abs(reference)
+    if divisor.dtype.kind == "f":
+        divisor[divisor == 0] = _EPSILON
+        if divisor.dtype == absolute.dtype:
+            return absolute, np.divide(absolute, divisor, out=divisor)
+    return absolute, absolute / divisor
+
+
+def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Take ties out of the mismatching elements, in place; the fields of the result that describe them."""
+    ties = step.ties(absolute, mismatch, shape)
+    mismatch &= ~ties
+    known: dict[str, Any] = {"ties": int(np.count_nonzero(ties))}
+    if step.size is not None and step.size.size == 1:
+        known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
+    return known
+
+
+def _range(values: Array, *, finite: bool) -> dict[str, float] | None:
+    """The range of the target's values; ``None`` for complex numbers, which have no order."""
+    if values.dtype.kind == "c":
+        return None
+    stats = tensor_stats(values)
+    nan, inf = (0, 0) if finite else count_nonfinite(values)
+    return {"min": stats.min, "max": stats.max, "absmax": stats.absmax, "nan": nan, "inf": inf}
+
+
+def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance) -> float:
+    """The largest error over the tolerance of its element, absolute or relative, whichever is wider."""
+    share = np.divide(absolute, tolerance.atol)
+    np.fmin(share, np.divide(relative, tolerance.rtol), out=share)
+    largest = float(share.max())
+    if math.isnan(largest):  # an error of NaN, or one of 0 with a tolerance of 0
+        share[absolute == 0] = 0
+        share[np.isnan(share)] = np.inf
+        largest = float(share.max())
+    return largest
+
+
+def _past_tolerance(absolute: Array, reference: Array, tolerance: ResolvedTolerance) -> float:
+    """The largest of some errors over the sum of both tolerances; infinite if none is finite, or the tolerance is 0."""
+    past = np.divide(absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64)
+    known = past[np.isfinite(absolute)]
+    return float(known.max()) if known.size else math.inf
+
+
+def _largest(errors: Array, within: Array) -> float:
+    """The largest of the errors that the other tolerance does not allow; NaN if one of them is."""
+    left = errors[~within]
+    return float(left.max()) if left.size else 0.0
+
+
+def _worst(
+    target: Array, reference: Array, absolute: Array, mismatch: Array, finite: bool
+) -> tuple[ComparisonKind, int]:
+    """How the tensor fails, should it fail, and the flat index of the element that shows it best."""
+    if not finite:
+        # A NaN or Inf of one side alone is the worst: first what the target made, then what it lost.
+        for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
+            made, lost = has(target) & ~has(reference), has(reference) & ~has(target)
+            # NaN is beyond any tolerance; Inf is not beyond an infinite one.
+            for alone in (made & mismatch, lost & mismatch):
+                if alone.any():
+                    return kind, int(alone.argmax())
+    if not mismatch.any():
+        return ComparisonKind.MISMATCH, int(absolute.argmax())
+    # Only among the mismatching, for an error that the relative tolerance allows explains nothing; and NaN, left over
+    # from the same Inf or NaN on both sides, only if there is no plain error.
+    plain = mismatch if finite else mismatch & ~np.isnan(absolute)
+    if not plain.any():
+        return ComparisonKind.MISMATCH, int(mismatch.argmax())
+    return ComparisonKind.MISMATCH, int(np.where(plain, absolute, absolute.dtype.type(0)).argmax())
+
+
+def _details(reference: Array, target: Array, absolute: Array, needed: tuple[float, float]) -> Details:
+    """Further numbers of a comparison; the absolute errors are sorted in place.
+
+    Args:
+        reference: The expected tensor, as the runtime gave it.
+        target: The actual one.
+        absolute: Their absolute errors, flat.
+        needed: The absolute and the relative tolerance that would have passed, each with the other as it is.
+    """
+    cosine = snr = None
+    if "c" not in (reference.dtype.kind, target.dtype.kind):
+        ours, theirs = to_float(reference).reshape(-1), to_float(target).reshape(-1)
+        cosine, snr = cosine_similarity(ours, theirs), signal_to_noise(ours, theirs)
+    # An error that occurs, so that Inf is not interpolated to NaN.
+    errors = np.percentile(absolute.astype(np.float64), PERCENTILES, method="higher")
+    percentiles = {str(percent): float(error) for percent, error in zip(PERCENTILES, errors, strict=True)}
+    return Details(*needed, percentiles, cosine, snr, ulp_distance(reference, target))
+
+
+def check_script(script: str) -> Path:
+    """The file of a comparison script.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    return split_script(script, COMPARE_FUNCTION, _KIND)[0]
+
+
+def compare_by_script(
+    script: str, reference: Mapping[str, Array], target: Mapping[str, Array]
+) -> list[TensorComparison]:
+    """Compare the outputs by a user's function.
+
+    It is called with the target's and the reference's outputs (Polygraphy's ``--compare-func-script``: two mappings of
+    name to array, with a ``runner_name``), and returns a mapping of output name to whether it matches.
+
+    Args:
+        script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``compare_outputs``.
+        reference: Name to values.
+        target: Name to values.
+
+    Returns:
+        A comparison for each output in the function's mapping.
+
+    Raises:
+        UsageError: There is no such file or function, it raises, or it returns no such mapping.
+    """
+    path, function = split_script(script, COMPARE_FUNCTION, _KIND)
+    with user_code(path, _KIND):
+        compare = script_attribute(path, function, _KIND)
+        verdicts = compare(Outputs(target, "target"), Outputs(reference, "reference"))
+        if not isinstance(verdicts, Mapping) or not verdicts:
+            raise UsageError(
+                f"'{function}' of {path} gives {verdicts!r:.60}; it must return a dict of output name to whether it matches"
+            )
+        judged = {str(name): bool(verdict) for name, verdict in verdicts.items()}
+    if unknown := [name for name in judged if name not in reference]:
+        raise UsageError(f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}")
+    return [
+        TensorComparison(
+            name=name,
+            passed=passed,
+            kind=ComparisonKind.MATCH if passed else ComparisonKind.MISMATCH,
+            reason=f"{path.name} says that it {'matches' if passed else 'does not match'}",
+            total=int(np.size(reference[name])),
+        )
+        for name, passed in judged.items()
+    ]

@@ -1,22 +1,34 @@
-"""What a comparison of two tensors found, for people and for JSON (where NaN and Inf, which it lacks, are text)."""
+"""The result of comparing two tensors, and measures: one number for how far two tensors are apart, with one threshold.
+
+``l2``, ``cosine``, ``psnr`` and ``snr`` are Polygraphy 0.53.6's ``--compare`` functions (``polygraphy/comparator/compare.py``,
+Apache-2.0), with the reference as its first array, and with its default thresholds. ``l0``, ``l1``, ``mse``, ``linf`` and ``cos``
+are what ``trtexec`` 11.2 calls l0, l1, l2, lInf and cos (``--accuracyAlgorithm``): 0 is a perfect match. All are computed in
+float64. NaN is beyond any threshold. In JSON NaN and Inf are text.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import Enum
 from typing import Any
 
-from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, Precision
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.tensors.stats import cosine_similarity, peak_signal_to_noise, signal_to_noise, to_float
+from bisect_trt.tensors.tolerance import THRESHOLDS, Precision
 
 _NOT_FINITE = ("nan", "inf", "-inf")
+_TEXTS = ("name", "kind", "stat", "reason", "said")
+"""Fields that are never numbers: a tensor may be called "nan"."""
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """What ``json.dumps(allow_nan=False)`` takes: NaN and Inf become "nan", "inf" and "-inf"."""
+    """Values for ``json.dumps(allow_nan=False)``: NaN and Inf become "nan", "inf" and "-inf"."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
@@ -31,7 +43,11 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """A number that :func:`to_plain` wrote as text; anything else is itself."""
+    """The values that :func:`to_plain` was given, of numbers, lists and dicts."""
+    if isinstance(value, dict):
+        return {key: item if key in _TEXTS else from_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
@@ -69,7 +85,7 @@ class WorstElement:
 
 @dataclass(frozen=True)
 class Details:
-    """What is told of a comparison of numbers beside its verdict.
+    """Further numbers of a comparison, beside its verdict.
 
     Attributes:
         atol_needed: The smallest absolute tolerance that would have passed, with the relative one as it was; NaN if none.
@@ -88,7 +104,7 @@ class Details:
     max_ulp: float | None
 
     def describe(self, measured: Iterable[Measured] = ()) -> str:
-        """One line for people; where numbers for the whole tensor decided, ``measured``, with what these have to be."""
+        """One line of text; where measures decided, with the thresholds that would have passed."""
         parts = [_passing(failed) if (failed := [each for each in measured if not each.passed]) else self._passing()]
         parts.append("errors " + ", ".join(f"p{key} {value:.3g}" for key, value in self.percentiles.items()))
         parts += [] if self.cosine is None or math.isnan(self.cosine) else [f"cosine {self.cosine:.6g}"]
@@ -104,14 +120,14 @@ class Details:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number for the whole tensor beside its threshold.
+    """A measure of the whole tensor beside its threshold.
 
     Attributes:
         name: The statistic's, as for ``--check-error-stat``.
         value: The number.
         threshold: What it must be at least, or at most.
         passed: Whether it is.
-        said: All that in words.
+        said: All of that as a sentence.
     """
 
     name: str
@@ -122,10 +138,10 @@ class Measured:
 
 
 def _passing(failed: Iterable[Measured]) -> str:
-    """The thresholds that would have passed, as options; of those that share one, the widest."""
+    """The thresholds that would have passed, as options; of measures that share an option, the widest."""
     needed: dict[str, Measured] = {}
     for each in failed:
-        option = THRESHOLDS.get(each.name, ACCURACY)
+        option = THRESHOLDS[each.name]
         needed[option] = max(each, needed.get(option, each), key=lambda known: known.value)
     if not all(math.isfinite(each.value) for each in needed.values()):
         return "no threshold passes it"
@@ -135,13 +151,13 @@ def _passing(failed: Iterable[Measured]) -> str:
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """One tensor of the target held against the reference's.
+    """The comparison of one tensor of the target with the reference's.
 
     Attributes:
         name: The tensor.
         passed: Whether the statistic is within the tolerance.
         kind: How it differs.
-        stat: The statistic that decided.
+        stat: The statistic that was held against the tolerance.
         atol: The absolute tolerance used; None where there was nothing to compare.
         rtol: The relative tolerance used.
         max_abs: Largest absolute error, in the tensor's own unit; NaN if any error is.
@@ -235,31 +251,21 @@ class TensorComparison:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
-        """What :meth:`to_json` wrote; a worst element that was a complex number stays text."""
-        texts = ("name", "kind", "stat", "reason")  # a tensor may be called "nan"
-        known: dict[str, Any] = {key: value if key in texts else from_plain(value) for key, value in plain.items()}
+        """The comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text."""
+        known: dict[str, Any] = from_plain(plain)
         del known["required_atol"]
         known.pop("module", None)  # of the node that makes it, which the result adds
         for shape in ("reference_shape", "target_shape"):
             known[shape] = None if known[shape] is None else tuple(known[shape])
         if known["worst"] is not None:
-            worst = {key: from_plain(value) for key, value in known["worst"].items()}
-            known["worst"] = WorstElement(**{**worst, "index": tuple(worst["index"])})
-        if known.get("target_range") is not None:
-            known["target_range"] = {key: from_plain(value) for key, value in known["target_range"].items()}
-        if known["details"] is not None:
-            details = {key: from_plain(value) for key, value in known["details"].items()}
-            percentiles = {key: from_plain(value) for key, value in details["percentiles"].items()}
-            known["details"] = Details(**{**details, "percentiles": percentiles})
-        known["measured"] = tuple(
-            Measured(**{key: value if key in ("name", "said") else from_plain(value) for key, value in each.items()})
-            for each in known.get("measured", ())
-        )
+            known["worst"] = WorstElement(**{**known["worst"], "index": tuple(known["worst"]["index"])})
+        known["details"] = None if known["details"] is None else Details(**known["details"])
+        known["measured"] = tuple(Measured(**each) for each in known.get("measured", ()))
         known["stat"] = ErrorStat.ELEMWISE if known["measured"] else known["stat"]
         return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line of text."""
         if self.reason is not None:
             return self.reason
         if self.kind is ComparisonKind.MISSING:
@@ -282,7 +288,7 @@ class TensorComparison:
         return f"{text}; {self.describe_ties()}" if self.ties else text
 
     def describe_ties(self) -> str:
-        """The elements that are one step off, for people."""
+        """The elements that are one step off, as text."""
         are = "element is" if self.ties == 1 else "elements are"
         return f"{self.ties} {are} one quantization step off, as ties in rounding are"
 
@@ -316,10 +322,85 @@ def required_severity(original: float) -> float:
 
 
 def severity_weight(precision: Precision) -> float:
-    """What a severity counts, for a target that computes in this precision.
+    """The factor of a severity, for a target that computes in this precision.
 
-    In half precision what is off by less than ten times the tolerance may be the rounding of all layers before. The tolerance
-    of fp32 holds that already, for any depth, so there three times is as much: an error of a thousandth of a tensor's root
-    mean square, five times the tolerance, is one also where it has grown to hundreds of times at the outputs.
+    In half precision an error of less than ten times the tolerance may be the rounding of all layers before. The tolerance of
+    fp32 allows for that already, at any depth, so there three times counts as much.
     """
     return 10 / 3 if precision is Precision.FP32 else 1.0
+
+
+Vector = NDArray[np.float64]
+_NOT_MEASURED = (ComparisonKind.MISSING, ComparisonKind.SHAPE, ComparisonKind.DTYPE)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a measure is computed and judged.
+
+    Attributes:
+        label: Its name in sentences.
+        threshold: Where none is given; ``None`` if one has to be.
+        of: The number, of the reference and the target as flat vectors.
+        at_least: Whether it has to be at least its threshold; else at most.
+        unit: Its unit, with a leading blank.
+    """
+
+    label: str
+    threshold: float | None
+    of: Callable[[Vector, Vector], Any]
+    at_least: bool = False
+    unit: str = ""
+
+    def judge(self, stat: Measure, value: float, threshold: float) -> Measured:
+        """A number beside its threshold."""
+        passed = value >= threshold if self.at_least else value <= threshold
+        return Measured(stat.value, value, threshold, passed, self.describe(value, threshold, passed=passed))
+
+    def describe(self, value: float, threshold: float, *, passed: bool) -> str:
+        """A number beside its threshold, with so many digits that they differ where they do."""
+        digits = next((n for n in range(5, 17) if value == threshold or f"{value:.{n}g}" != f"{threshold:.{n}g}"), 17)
+        side = "at least" if self.at_least else "at most"
+        must = "" if passed else "and must be "
+        return f"{self.label} {value:.{digits}g}{self.unit}, {must}{side} {threshold:.{digits}g}{self.unit}"
+
+
+RULES: Mapping[Measure, Rule] = {
+    Measure.L2: Rule("L2 norm of the error", 1e-5, lambda r, s: np.sqrt(np.square(s - r).sum())),
+    Measure.COSINE: Rule("cosine similarity", 0.997, cosine_similarity, at_least=True),
+    Measure.PSNR: Rule("PSNR", 30.0, peak_signal_to_noise, at_least=True, unit=" dB"),
+    Measure.SNR: Rule("SNR", 20.0, signal_to_noise, at_least=True, unit=" dB"),
+}
+
+
+def judge(
+    comparison: TensorComparison, reference: NDArray[Any], target: NDArray[Any] | None, wanted: Mapping[Measure, float]
+) -> TensorComparison:
+    """An elementwise comparison, with the verdict of measures in place of its own.
+
+    Args:
+        comparison: The comparison; one of strings, of complex numbers, of unlike shapes or without elements stays as it is.
+        reference: The expected values.
+        target: The actual values.
+        wanted: The measures and their thresholds; all have to be met.
+    """
+    unmeasured = target is None or comparison.kind in _NOT_MEASURED or not reference.size
+    if not wanted or unmeasured or reference.dtype.kind in "cUSOT":
+        return comparison
+    assert target is not None
+    ours, theirs = to_float(reference).reshape(-1), to_float(target).reshape(-1)
+    found = []
+    for stat, threshold in wanted.items():
+        rule = RULES[stat]
+        with np.errstate(all="ignore"):
+            value = float(rule.of(ours, theirs))
+        found.append(rule.judge(stat, value, threshold))
+    return rejudged(comparison, tuple(found))
+
+
+def rejudged(comparison: TensorComparison, measured: tuple[Measured, ...]) -> TensorComparison:
+    """A comparison with the verdict of measures."""
+    passed = all(each.passed for each in measured)
+    broken = comparison.kind in (ComparisonKind.NAN, ComparisonKind.INF)
+    kind = ComparisonKind.MATCH if passed else comparison.kind if broken else ComparisonKind.MISMATCH
+    return replace(comparison, passed=passed, kind=kind, measured=measured)

@@ -17,9 +17,12 @@ from bisect_trt.errors import UsageError, quoted
 from bisect_trt.tensors.info import TensorInfo, is_extension, is_string
 from bisect_trt.tensors.kernel_memory import free_bytes
 from bisect_trt.tensors.saved import load_runs
-from bisect_trt.tensors.user_script import each_sample
+from bisect_trt.tensors.scripts import script_attribute, split_script, user_code
 
 Sample = dict[str, NDArray[Any]]
+DEFAULT_FUNCTION = "load_data"
+LABELS = "labels"
+_LOADER_KIND = "data-loader"
 _SAMPLE_BYTES = 1000
 """What a sample takes beside its values."""
 _UNSAID = 8 << 30
@@ -36,7 +39,7 @@ class DataOptions:
             [0, 1] where that is missing.
         load_inputs: Files as :func:`bisect_trt.tensors.saved.load_runs` reads them. Several make one sample if no two
             hold the same input, else a sample each or more.
-        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`bisect_trt.tensors.user_script.each_sample`.
+        data_loader_script: ``FILE`` or ``FILE:FUNCTION``; see :func:`each_sample`.
         iterations: How many samples of random values to make, or to take of the script at most.
         most: How many samples to take at most, wherever they come from; ``None`` for all.
     """
@@ -127,9 +130,6 @@ def _every_sample(infos: Sequence[TensorInfo], options: DataOptions, *, whole: b
         yield from _load_samples(infos, options.load_inputs)
     else:
         yield from ((sample, None) for sample in _random_samples(infos, options))
-
-
-LABELS = "labels"
 
 
 def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
@@ -309,3 +309,54 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     limits = source.iinfo(dtype) if integer else source.finfo(dtype)
     convert = int if integer else float
     return convert(limits.min), convert(limits.max)
+
+
+def each_sample(script: str, most: int | None = None) -> Iterator[tuple[dict[str, NDArray[Any]], Any]]:
+    """Run a script and yield its samples, at least one, each with its labels.
+
+    The script is imported as a module, with its folder on the import path. The function takes no arguments and returns
+    or yields samples, each a mapping of input name to array, or a pair of that and the labels. A variable that holds them
+    works as well.
+
+    Args:
+        script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``load_data``.
+        most: How many samples to take at most; a function may go on yielding for ever then.
+
+    Yields:
+        A sample, and its labels: an array, or a dict of name to array; ``None`` where it has none.
+
+    Raises:
+        UsageError: If there is no such file or function, the script raises, or it returns no samples.
+    """
+    path, function = split_script(script, DEFAULT_FUNCTION, _LOADER_KIND)
+    number = 0
+    with user_code(path, _LOADER_KIND):
+        loader = script_attribute(path, function, _LOADER_KIND)
+        given = loader() if callable(loader) else loader
+        if isinstance(given, Mapping) or not hasattr(given, "__iter__"):
+            raise UsageError(
+                f"'{function}' of {path} gives a {type(given).__name__}; it must yield or return a list of samples, "
+                "each a dict of input name to array"
+            )
+        for entry in given:
+            pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], Mapping)
+            sample, labels = entry if pair else (entry, None)
+            if not isinstance(sample, Mapping):
+                raise UsageError(
+                    f"'{function}' of {path} gives a {type(sample).__name__} as sample {number}; "
+                    "each must be a dict of input name to array"
+                )
+            yield {str(name): np.asarray(values) for name, values in sample.items()}, _as_labels(labels)
+            number += 1
+            if number == most:
+                break
+    if not number:
+        raise UsageError(f"'{function}' of {path} gives no sample; it must yield at least one")
+
+
+def _as_labels(labels: Any) -> Any:  # noqa: ANN401 - whatever the script gives
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {str(name): np.asarray(values) for name, values in labels.items()}
+    return np.asarray(labels)

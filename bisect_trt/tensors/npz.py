@@ -85,7 +85,17 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -
     Raises:
         UsageError: If the file cannot be written, or a tensor's name or values cannot be stored.
     """
-    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(Path(path)) as file:
+        write_npz(file, arrays)
+
+
+def write_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write tensors to an open file; see :func:`save_npz`.
+
+    Raises:
+        UsageError: If a tensor's name or values cannot be stored.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             entry = _entry(name)
             values = np.asarray(array)
@@ -109,7 +119,13 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         UnavailableError: If a tensor's type needs ``ml_dtypes``, which is not installed.
     """
     # Not numpy.load: with tensors named 'x' and 'x.npy' in one file it returns the first for both.
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with _reading(path), Path(path).open("rb") as file:
+        return read_npz(file)
+
+
+def read_npz(file: IO[bytes]) -> dict[str, NDArray[Any]]:
+    """Read every tensor of an open ``.npz`` file; see :func:`load_npz`, which words what is wrong with it."""
+    with zipfile.ZipFile(file) as archive:
         return dict(_read_entry(archive, entry) for entry in archive.infolist())
 
 

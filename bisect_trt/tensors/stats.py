@@ -1,4 +1,7 @@
-"""Numbers that sum up one tensor, taken a block at a time so that they need little memory."""
+"""Numbers that sum up one tensor, and numbers for how far two tensors differ.
+
+Those of one tensor, and the ULP distance, are computed a block at a time, so that they need little memory; sums in float64.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,30 @@ from numpy.typing import NDArray
 
 from bisect_trt.tensors.info import is_extension
 
+Array = NDArray[Any]
+Vector = NDArray[np.float64]
+
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 
 
-def is_finite(values: NDArray[Any]) -> bool:
+def blocks(values: Array) -> Iterator[Array]:
+    """The elements in C order, about a million at a time: views, where the array is contiguous."""
+    flat = values.reshape(-1)
+    return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+
+
+def to_float(values: Array) -> Vector:
+    """Numbers as float64."""
+    return np.asarray(values.astype(np.float32) if is_extension(values.dtype) else values, dtype=np.float64)
+
+
+def is_floating(values: Array) -> bool:
+    """Whether it holds floating-point numbers of any width."""
+    return values.dtype.kind == "f" or (is_extension(values.dtype) and "int" not in values.dtype.name)
+
+
+def is_finite(values: Array) -> bool:
     """Whether there is neither NaN nor Inf among the values of any type."""
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
@@ -40,8 +62,8 @@ class TensorStats:
     has_inf: bool
 
 
-def tensor_stats(values: NDArray[Any]) -> TensorStats:
-    """The range of the finite values of a real tensor, of any shape, and what else is in it."""
+def tensor_stats(values: Array) -> TensorStats:
+    """The range of the finite values of a real tensor, of any shape, and whether others are in it."""
     low, high, has_nan, has_inf = math.inf, -math.inf, False, False
     for block in blocks(values):
         elements = block.astype(np.float32) if is_extension(block.dtype) else block
@@ -56,7 +78,7 @@ def tensor_stats(values: NDArray[Any]) -> TensorStats:
     return TensorStats(low, high, max(abs(low), abs(high)), has_nan, has_inf)
 
 
-def count_nonfinite(values: NDArray[Any]) -> tuple[int, int]:
+def count_nonfinite(values: Array) -> tuple[int, int]:
     """How many elements are NaN, and how many Inf or -Inf; none, of strings."""
     nan = inf = 0
     for block in blocks(values):
@@ -67,7 +89,7 @@ def count_nonfinite(values: NDArray[Any]) -> tuple[int, int]:
     return nan, inf
 
 
-def finite_rms(values: NDArray[Any]) -> float:
+def finite_rms(values: Array) -> float:
     """Root mean square of the finite elements; 0 where there are none, or where it is beyond float64."""
     squares, count = 0.0, 0
     for block in blocks(values):
@@ -79,7 +101,71 @@ def finite_rms(values: NDArray[Any]) -> float:
     return math.sqrt(squares / count) if count and math.isfinite(squares) else 0.0
 
 
-def blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The elements in C order, about a million at a time: views, where the array is contiguous."""
-    flat = values.reshape(-1)
-    return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+def cosine_similarity(reference: Vector, seen: Vector) -> float:
+    """From -1 to 1; 1 of two zero vectors, 0 of a zero and another one; NaN where a value is.
+
+    As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
+    """
+    one, other = float(np.dot(reference, reference)), float(np.dot(seen, seen))
+    if not one or not other:
+        return float(one == other)
+    cosine = float(np.dot(reference / math.sqrt(one), seen / math.sqrt(other)))
+    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
+
+
+def signal_to_noise(reference: Vector, seen: Vector) -> float:
+    """``10 log10(power of the reference / power of the difference)``, in dB; Inf without noise, -Inf without a signal."""
+    return _decibels(float(np.square(reference).sum()), float(np.square(seen - reference).sum()))
+
+
+def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
+    """``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
+
+    As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
+    """
+    peak = float(reference.max())
+    peak = 1.0 if peak <= 0 else peak
+    return _decibels(peak * peak, float(np.square(seen - reference).mean()))
+
+
+def _decibels(power: float, noise: float) -> float:
+    if math.isnan(noise) or math.isnan(power):
+        return math.nan
+    if not noise:
+        return math.inf
+    return 10 * (math.log10(power) - math.log10(noise)) if power > 0 and math.isfinite(noise) else -math.inf
+
+
+def ulp_distance(reference: Array, target: Array) -> float | None:
+    """The most numbers of the narrower of two floating-point types that lie between two elements.
+
+    Of two types the wider is rounded first. Pairs with a NaN are left out, Inf is the number after the largest one.
+    ``None`` where a type is no IEEE-like one of 16, 32 or 64 bits, or where every pair has a NaN.
+
+    The bits of a floating-point number, read as an integer of sign and magnitude, count its neighbours (B. Dawson,
+    "Comparing floating point numbers", 2012).
+    """
+    if not (_has_ulp(reference.dtype) and _has_ulp(target.dtype)):
+        return None
+    narrow = min(reference.dtype, target.dtype, key=lambda dtype: (dtype.itemsize, not is_extension(dtype)))
+    farthest: int | None = None
+    for ours, theirs in zip(blocks(reference), blocks(target), strict=True):
+        one, other = ours.astype(narrow, copy=False), theirs.astype(narrow, copy=False)
+        known = ~(np.isnan(one) | np.isnan(other))
+        if known.any():
+            first, second = _ordered(one[known]), _ordered(other[known])
+            # Larger less smaller, read as unsigned, cannot wrap around.
+            apart = np.subtract(np.maximum(first, second), np.minimum(first, second)).view(np.uint64)
+            farthest = max(farthest or 0, int(apart.max()))
+    return None if farthest is None else float(farthest)
+
+
+def _has_ulp(dtype: np.dtype[Any]) -> bool:
+    return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype.name == "bfloat16"
+
+
+def _ordered(values: Array) -> Array:
+    """Integers in the order of the numbers, neighbours one apart, and 0 for both zeros."""
+    bits = values.view(f"i{values.itemsize}").astype(np.int64)
+    lowest = np.int64(-(2 ** (8 * values.itemsize - 1)))
+    return np.where(bits < 0, lowest - bits, bits)

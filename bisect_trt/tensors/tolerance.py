@@ -1,13 +1,10 @@
-"""How far a target's tensor may be from the reference's: statistics, tolerances, and their command-line form.
-
-Rounding to a grid is among them: what one step of a quantized tensor is, and how many elements may be off by one.
-"""
+"""How far a target's tensor may be from the reference's: comparison options, tolerances, and steps of quantized tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -15,29 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError, quoted
-from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.options.choices import Algorithm, ErrorStat, Measure
+from bisect_trt.options.reading import TopK
 from bisect_trt.tensors.info import is_extension
-from bisect_trt.tensors.method import Method, named_words
 from bisect_trt.tensors.stats import finite_rms
 
 _TIES = 0.01
-"""The share of elements that may be one step off, where what was rounded is the same but for its last digits. Cut off
-instead of rounded, half of them are."""
+"""The share of elements of a quantized tensor that may be one step off. Truncation instead of rounding moves half of them."""
 _TIES_AFTER_TIES = 0.25
-"""The same where what was rounded has ties behind it."""
+"""The same for a tensor that is computed from other quantized tensors."""
 SLACK = 1 + 1e-3
-"""A step, as it is computed."""
+"""Rounding errors of a step."""
 RIPPLE = 2e-2
-"""Of a tensor's root mean square, and of its values: how far off it may be where it was computed from tensors with ties. A
-step of 8 bits is about as much."""
+"""Tolerance of a tensor that is computed from quantized ones, as a share of its root mean square and of its values: about a
+step of 8 bits."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """How far apart the values are that a tensor may have.
+    """The distance between neighbouring values of a quantized tensor.
 
-    A value next to the middle of two steps goes to either, by the last digit of what was rounded. Such a tie is no error.
-    But a wrong zero point, or numbers cut off instead of rounded, move every element, or half of them.
+    A value near the middle of two steps is rounded to either, by its last digit. Such a tie is no error. A wrong zero point
+    moves every element, truncation instead of rounding half of them.
 
     Attributes:
         size: One step for all, or one for each place along ``axis``; ``None`` for a tensor that is computed from quantized
@@ -80,10 +76,8 @@ THRESHOLDS = {
     "cosine": "--cosine-similarity-threshold",
     "psnr": "--psnr-threshold",
     "snr": "--snr-threshold",
-    "lpips": "--lpips-threshold",
 }
-ACCURACY = "--accuracy-threshold"
-"""How the thresholds of statistics that are one number are said; the latter those of all others."""
+"""The options with the thresholds of measures."""
 DEFAULT_QUANTILE = 0.99
 """Polygraphy's."""
 
@@ -173,6 +167,51 @@ def automatic_tolerance(reference: NDArray[Any], precision: Precision) -> Resolv
 
 
 @dataclass(frozen=True)
+class Method:
+    """How outputs are compared, apart from tolerances; the name ``''`` stands for all outputs that are not named.
+
+    Attributes:
+        algorithm: How two tensors are compared.
+        index_tolerance: For ``indices``: how many places an index may be away.
+        top_k: Outputs of which the indices of the largest elements are compared instead.
+        shape_check: Whether shapes must be the same; if not, one is permuted or reshaped to the other where that works.
+        validate: Whether any NaN or Inf, on either side, is a failure.
+        script: A user's script that compares, ``FILE`` or ``FILE:FUNCTION``.
+    """
+
+    algorithm: Algorithm = Algorithm.SIMPLE
+    index_tolerance: Mapping[str, int] = field(default_factory=dict)
+    top_k: Mapping[str, TopK] = field(default_factory=dict)
+    shape_check: bool = True
+    validate: bool = False
+    script: str | None = None
+
+    def top_k_of(self, name: str) -> TopK | None:
+        """The top K that is taken of an output; ``None`` if it is compared as it is."""
+        return self.top_k.get(name, self.top_k.get(""))
+
+    def places(self, name: str) -> int:
+        """How many places an index of an output may be away."""
+        return self.index_tolerance.get(name, self.index_tolerance.get("", 0))
+
+    def words(self) -> list[str]:
+        """The command-line words of these settings."""
+        words = [] if self.algorithm is Algorithm.SIMPLE else ["--compare", self.algorithm.value]
+        words += named_words("--index-tolerance", self.index_tolerance)
+        words += named_words(
+            "--postprocess", {name: f"top-{top.k},axis={top.axis}" for name, top in self.top_k.items()}
+        )
+        words += [] if self.shape_check else ["--no-shape-check"]
+        words += ["--validate"] if self.validate else []
+        return words + ([] if self.script is None else ["--compare-func-script", self.script])
+
+
+def named_words(option: str, values: Mapping[str, object]) -> list[str]:
+    """``--option out:value`` for each output, and ``--option value`` for all others."""
+    return [word for name, value in values.items() for word in (option, f"{name}:{value}" if name else str(value))]
+
+
+@dataclass(frozen=True)
 class ToleranceOptions:
     """Tolerances and statistics by output name; the name ``''`` stands for all outputs that are not named.
 
@@ -203,43 +242,30 @@ class ToleranceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "atol": dict(self.atol),
-            "rtol": dict(self.rtol),
-            "stat": {name: stat.value for name, stat in self.stat.items()},
-            "precision": self.precision.value,
-            "nonfinite_equal": self.nonfinite_equal,
-            "quantile": dict(self.quantile),
-            "infinities_equal": self.infinities_equal,
-            "method": self.method.to_json(),
-            "measures": {name: measure.value for name, measure in self.measures.items()},
-            "thresholds": {stat: dict(values) for stat, values in self.thresholds.items()},
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> ToleranceOptions:
-        """What :meth:`to_json` wrote."""
-        stat = {name: ErrorStat(value) for name, value in plain["stat"].items()}
-        method = Method.from_json(plain["method"])
-        measures = {name: Measure(value) for name, value in plain.get("measures", {}).items()}
-        return cls(
-            **{
-                **plain,
-                "stat": stat,
-                "measures": measures,
-                "precision": Precision(plain["precision"]),
-                "method": method,
-            }
-        )
+        """The options that :meth:`to_json` wrote."""
+        method = dict(plain["method"])
+        method["algorithm"] = Algorithm(method["algorithm"])
+        method["top_k"] = {name: TopK(**value) for name, value in method["top_k"].items()}
+        known = {
+            "stat": {name: ErrorStat(value) for name, value in plain["stat"].items()},
+            "measures": {name: Measure(value) for name, value in plain["measures"].items()},
+            "precision": Precision(plain["precision"]),
+            "method": Method(**method),
+        }
+        return cls(**{**plain, **known})
 
     def words(self) -> list[str]:
-        """The command-line words that ask for it."""
+        """The command-line words of these options."""
         words = [*named_words("--atol", self.atol), *named_words("--rtol", self.rtol)]
         stats: dict[str, Enum] = {**self.stat, **self.measures}
         words += named_words("--check-error-stat", {name: stat.value for name, stat in stats.items()})
         words += named_words("--error-quantile", self.quantile)
         words += ["--infinities-compare-equal"] if self.infinities_equal else []
-        said = {THRESHOLDS.get(stat, ACCURACY): values for stat, values in self.thresholds.items()}
+        said = {THRESHOLDS[stat]: values for stat, values in self.thresholds.items()}
         words += [word for option, values in said.items() for word in named_words(option, values)]
         return words + self.method.words()
 
@@ -249,7 +275,7 @@ class ToleranceOptions:
         return tolerance, self.stat.get(name, self.stat.get("", ErrorStat.ELEMWISE))
 
     def measures_of(self, name: str) -> dict[Measure, float | None]:
-        """The measures of an output, and what was said of the threshold of each; none where a statistic is checked."""
+        """The measures of an output with the threshold given for each; none where a statistic is checked."""
         one = self.measures.get(name, None if name in self.stat else self.measures.get(""))
         asked = self.method.algorithm.measures or (() if one is None else (one,))
         given = {measure: self.thresholds.get(measure.value, {}) for measure in asked}
@@ -269,9 +295,8 @@ class ToleranceOptions:
             UsageError: If an output was named that is not among them.
         """
         limits = [name for values in self.thresholds.values() for name in values]
-        given = dict.fromkeys(
-            [*self.atol, *self.rtol, *self.stat, *self.measures, *self.quantile, *self.method.names, *limits]
-        )
+        method = (*self.method.index_tolerance, *self.method.top_k)
+        given = dict.fromkeys([*self.atol, *self.rtol, *self.stat, *self.measures, *self.quantile, *method, *limits])
         unknown = [name for name in given if name and name not in names]
         if unknown:
             raise UsageError(

@@ -18,9 +18,9 @@ from typing import Any
 
 from support import chain, overflowing, read_json, script
 
-from bisect_trt.probing.journal import JOURNAL, read_journal
-from bisect_trt.probing.workspace import RUNS_FOLDER
-from bisect_trt.workflows.binding import RUN_FILE
+from bisect_trt.commands.binding import RUN_FILE
+from bisect_trt.probe.journal import JOURNAL, read_journal
+from bisect_trt.probe.workspace import RUNS_FOLDER
 
 MARK = "BISECT_TRT_TEST_CHAOS"
 LIMIT_S = 60 * int(os.environ.get("BISECT_TRT_CHAOS_PATIENCE", "3"))
@@ -209,7 +209,7 @@ class Killer(threading.Thread):
     def _find(self, victim: str) -> list[int]:
         if victim == "driver":
             return [self._driver.pid]
-        signs = {"worker": b"probing.workers.serve", "guard": b"select.select", "child": b"grep -qaF"}
+        signs = {"worker": b"bisect_trt.worker.serve", "guard": b"select.select", "child": b"grep -qaF"}
         if self._story.kind == "place" and victim == "child":
-            signs["child"] = b"bisect-trt-place"
+            signs["child"] = b"bisect-trt-worker"
         return [pid for pid, words in self._story.processes().items() if signs[victim] in words]

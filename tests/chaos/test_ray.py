@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif("BISECT_TRT_CHAOS_KILLS" not in os.environ, reason="it takes minutes: make chaos"),
 ]
 MARK = "BISECT_TRT_TEST_RAY"
-PLACED = ("bisect-trt-place", "ray::Slot")
+PLACED = ("bisect-trt-worker", "ray::Slot")
 """What says of a process that it is an actor of ours, or started by one."""
 
 
@@ -65,7 +65,7 @@ class Cluster:
             return subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
 
     def _wait(self, nodes: int) -> None:
-        command = [sys.executable, "-m", "bisect_trt.probing.places.cluster", self.address, "CPU"]
+        command = [sys.executable, "-m", "bisect_trt.worker.cluster", self.address, "CPU"]
         deadline = time.monotonic() + 180
         while True:
             said = subprocess.run(command, capture_output=True, text=True, check=False)

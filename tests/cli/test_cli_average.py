@@ -39,7 +39,7 @@ def verdicts(cli: CommandLine, *words: str) -> tuple[int, list[bool], list[bool]
         (["--compare", "psnr", "--psnr-threshold", "40"], [True, True, False, True, True, True], [True, True]),
         (["--compare", "l2", "--l2-threshold", "0.1"], [True, True, False, True, True, True], [False, True]),
         (
-            ["--accuracyAlgorithm", "lInf", "--accuracyThreshold", "0.11"],
+            ["--check-error-stat", "max", "--atol", "0.11", "--rtol", "0"],
             [True, True, False, True, True, True],
             [True, True],
         ),

@@ -276,3 +276,12 @@ def test_a_target_beside_a_check_is_said_to_be_idle(
         [f"--check says good or bad, so {said}"] if said else []
     )
     assert ran.out.find("is not used") < ran.out.index("probe 1 ")
+
+
+def test_a_check_that_was_written_for_polygraphy_finds_the_candidate(cli: CommandLine, here: Path) -> None:
+    model = chain(here / "model.onnx", 4)
+    check = script(here / "check", f"{has('<2>', model='polygraphy_debug.onnx')} && exit 1; exit 0")
+    words = ("--json", "r.json", "--check", check, "polygraphy_debug.onnx")
+    assert cli("reduce", model, "-o", "out.onnx", "--no-shrink", *words).status == 0
+    assert node_names(here / "out.onnx") == ["<2>"]
+    assert not (here / "polygraphy_debug.onnx").exists()

@@ -20,9 +20,9 @@ from support import TARGET, chain, overflowing, read_json
 
 from bisect_trt.api.references import References
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.reporting.ci import cases_of, workflow_commands, write_junit
-from bisect_trt.reporting.html.markup import clean
-from bisect_trt.reporting.result import Result
+from bisect_trt.report.ci import cases_of, workflow_commands, write_junit
+from bisect_trt.report.result import Result
+from bisect_trt.report.text import clean
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
 ROOT = Path(__file__).parents[2]

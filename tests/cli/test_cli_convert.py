@@ -91,7 +91,7 @@ def test_weights_in_a_file_of_their_own_are_lowered_too(cli: CommandLine, here: 
         (["-o", "half.onnx", "--fp16", "--trt"], 2, "written for any runtime"),
         (["-o", "m.engine", "--onnxrt"], 2, "ONNX Runtime has no engines to write"),
         (["-o", "m.engine", "--fp-to-fp16"], 2, "--fp-to-fp16 is about the ONNX model"),
-        (["-o", "half.onnx", "--convert-to", "trt", "--io-fp16"], 2, "--io-fp16 is about the ONNX model"),
+        (["-o", "half.engine", "--io-fp16"], 2, "--io-fp16 is about the ONNX model"),
         (["-o", "m.engine", "--calibration-cache", "c"], 2, "add --int8"),
         (["-o", "model.onnx", "--fp16"], 2, "model.onnx exists"),
     ],

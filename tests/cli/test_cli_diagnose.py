@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
 from support import arrays, bisect_trt, chain, node_names, overflowing, read_json, rest_slow, save
 
+from bisect_trt.commands.next_steps import other_types
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
-from bisect_trt.workflows.next_steps import other_types
 
 
 @dataclass(frozen=True)

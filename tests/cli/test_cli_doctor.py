@@ -18,9 +18,9 @@ import pytest
 from support import Ran, bisect_trt, read_json, script
 
 from bisect_trt import __version__
-from bisect_trt.reporting.environment import environment
-from bisect_trt.workflows import doctor
-from bisect_trt.workflows.doctor import ask_nvidia_smi, examine, rows
+from bisect_trt.commands import doctor
+from bisect_trt.commands.doctor import ask_nvidia_smi, examine, rows
+from bisect_trt.report.environment import environment
 
 
 @pytest.fixture

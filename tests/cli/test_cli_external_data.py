@@ -19,8 +19,8 @@ from onnx import helper, numpy_helper
 from packaging.version import Version
 from support import command_lines, overflowing_products, read_json, save
 
-from bisect_trt.graph import save as saving
-from bisect_trt.graph.externals import external_files, refer_to
+from bisect_trt.onnxlib import save as saving
+from bisect_trt.onnxlib.external_data import external_files, refer_to
 
 takes_a_folder = pytest.mark.skipif(
     Version(onnxruntime.__version__) < Version("1.21"),

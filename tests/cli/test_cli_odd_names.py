@@ -13,8 +13,8 @@ import pytest
 from conftest import CommandLine
 from support import COMMANDS, bisect_trt, chain, command_lines, has, node_names, overflowing, read_json, script
 
+from bisect_trt.commands.commands import COMMANDS as GROUPS
 from bisect_trt.options.spec import entries
-from bisect_trt.workflows.commands import COMMANDS as GROUPS
 
 LONG = f"{'n' * 300}.onnx"
 PATHS = [

@@ -12,13 +12,13 @@ import pytest
 from conftest import CommandLine
 from support import TARGET, overflowing, read_json, script
 
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.pictures import canvas
+from bisect_trt.report import plots
+from bisect_trt.report.console import Console
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
 pytest.importorskip("matplotlib")
-FLAGS = ["--save-heatmaps", "heat", "--save-error-metrics-plot", "metrics", "--save-histograms", "histograms"]
+FLAGS = ["--save-heatmaps", "heat", "--save-error-metrics-plot", "metrics"]
 PNG, SVG = b"\x89PNG", b"<?xml"
 
 
@@ -31,9 +31,9 @@ def test_run_draws_each_output(cli: CommandLine, here: Path) -> None:
     ran = cli("run", model, *TARGET, "--iterations", "2", "--onnx-outputs", "big_out", *FLAGS, "--json", "r.json")
     assert ran.status == 1
     drawn = [Path(path) for path in read_json(Path("r.json"))["pictures"]]
-    assert len(drawn) == 2 * 4
+    assert len(drawn) == 2 * 3
     assert all(is_picture(path) for path in drawn)
-    assert "8 pictures drawn" in ran.out
+    assert "6 plots drawn" in ran.out
     names = {path.name for path in Path("heat").iterdir()}
     assert {"big_out-sample1.absolute.png", "big_out-sample2.relative.png"} <= names
 
@@ -50,7 +50,7 @@ def test_saved_results_are_drawn(cli: CommandLine) -> None:
     np.savez("b.npz", **{**a, "y/$x_1$:0": np.full((2, 3, 4), np.nan), "z": np.ones(4)})
     ran = cli("run", "--load-outputs", "a.npz", "b.npz", *FLAGS, "--json", "r.json")
     assert ran.status == 1
-    assert all(f"no picture of '{name}'" in ran.out for name in ("s", "z", "e"))
+    assert all(f"no plot of '{name}'" in ran.out for name in ("s", "z", "e"))
     assert all(is_picture(Path(path)) for path in read_json(Path("r.json"))["pictures"])
     assert len(list(Path("metrics").iterdir())) == 1
 
@@ -64,15 +64,15 @@ def test_pictures_are_opened(cli: CommandLine, here: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("DISPLAY", ":7")
     assert cli(*saved, "--show-error-metrics-plot").status == 0
-    many = [here / "kept" / f"{number}.png" for number in range(canvas.MOST_WINDOWS + 1)]
-    canvas.open_pictures(many, Console())
+    many = [here / "kept" / f"{number}.png" for number in range(plots.MOST_WINDOWS + 1)]
+    plots.open_plots(many, Console())
     metrics, folder = map(Path, (here / "opened").read_text().splitlines())
     assert is_picture(metrics)
     assert folder == here / "kept"
     monkeypatch.delenv("DISPLAY")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     ran = cli(*saved, "--show-heatmaps")
-    assert (ran.status, "warning: nothing here can show pictures; they lie in " in ran.err) == (0, True)
+    assert (ran.status, "warning: there is no display; the plots are in " in ran.err) == (0, True)
     assert len(list(Path(ran.err.split()[-1]).iterdir())) == 2
 
 
@@ -96,39 +96,32 @@ def test_layerwise_draws_the_error_along_the_network(cli: CommandLine, here: Pat
     ],
 )
 def test_every_shape_and_type_is_drawn(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
-    from bisect_trt.reporting.pictures import draw
-
     rng = np.random.default_rng(0)
     reference: Any = (rng.random(shape) * 3).astype(dtype)
     target: Any = (rng.random(shape) * 3).astype(dtype)
     comparison = compare_tensor("t", reference, target, Tolerance(1e-5, 1e-5))
-    assert draw.can_be_drawn(comparison, target, reference)
-    paths = draw.save_heatmaps(tmp_path, comparison, target, reference)
-    paths.append(draw.save_error_metrics(tmp_path, comparison, target, reference))
-    paths.append(draw.save_histograms(tmp_path, comparison, target, reference))
+    assert plots.can_be_drawn(target, reference)
+    paths = plots.save_heatmaps(tmp_path, comparison, target, reference)
+    paths += plots.save_error_metrics(tmp_path, comparison, target, reference)
     assert all(is_picture(path) for path in paths)
 
 
 def test_a_shrunk_image_keeps_its_largest_errors() -> None:
-    from bisect_trt.reporting.pictures import draw
-
     image = np.zeros((1000, 2000))
     image[617, 1999], image[0, 3] = 5, np.nan
-    small = draw.shrink_image(image)
-    assert small.shape == (draw.MOST_PIXELS, draw.MOST_PIXELS)
+    small = plots.shrink_image(image)
+    assert small.shape == (plots.MOST_PIXELS, plots.MOST_PIXELS)
     assert np.nanmax(small) == 5
     assert np.count_nonzero(np.isnan(small)) == 1
-    values = np.random.default_rng(0).random(10 * draw.MOST_POINTS)
-    chosen = draw.sample_points(values)
-    assert len(chosen) <= draw.MOST_POINTS
+    values = np.random.default_rng(0).random(10 * plots.MOST_POINTS)
+    chosen = plots.sample_points(values)
+    assert len(chosen) <= plots.MOST_POINTS
     assert values.argmax() in chosen
 
 
 def test_names_of_files_differ() -> None:
-    from bisect_trt.reporting.pictures.canvas import file_name
-
     names = ["a/b", "a_b", "a:b", "a b", "../x", "x" * 300, "x" * 301, "", "日本"]
-    files = [file_name(name, None, "k") for name in names]
+    files = [plots.file_name(name, None, "k") for name in names]
     assert len(set(files)) == len(names)
     assert all("/" not in file and len(file) < 200 for file in files)
 
@@ -141,7 +134,7 @@ def test_names_of_files_differ() -> None:
             2,
             "--save-heatmaps m.onnx is a file; name a folder.",
         ),
-        (["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.gif"], 2, "that is no format for a picture"),
+        (["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.gif"], 2, "the format is not supported"),
         (["layerwise", "m.onnx", *TARGET, "--save-error-plot", "no/x.png"], 2, "there is no folder no"),
     ],
 )
@@ -155,9 +148,9 @@ def test_where_pictures_cannot_go(cli: CommandLine, here: Path, words: list[str]
 def test_without_matplotlib(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     overflowing(here / "m.onnx")
-    monkeypatch.setattr(canvas, "find_spec", lambda _: None)
+    monkeypatch.setattr(plots, "find_spec", lambda _: None)
     for words in (
-        ["run", "m.onnx", *TARGET, "--save-histograms", "x"],
+        ["run", "m.onnx", *TARGET, "--save-error-metrics-plot", "x"],
         ["run", "m.onnx", *TARGET, "--show-heatmaps"],
         ["layerwise", "m.onnx", *TARGET, "--save-error-plot", "x.png"],
     ):

@@ -18,9 +18,9 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, bisect_trt, chain, overflowing, read_json, rest_slow, save, script
 
-from bisect_trt.graph.lower import tensor_dtypes
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.onnxlib.lower import tensor_dtypes
 from bisect_trt.tensors.inputs import DataOptions
-from bisect_trt.workflows.settings import ModelSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -220,8 +220,8 @@ def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, m
     ]
     model = onnx.load(str(save(Path("model.onnx"), nodes, weights)))
     onnx.save_model(model, "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    monkeypatch.setattr("bisect_trt.graph.save.SINGLE_FILE_LIMIT_BYTES", 1)
-    monkeypatch.setattr("bisect_trt.graph.save.SHARED_TENSOR_BYTES", 0)  # these are scalars
+    monkeypatch.setattr("bisect_trt.onnxlib.save.SINGLE_FILE_LIMIT_BYTES", 1)
+    monkeypatch.setattr("bisect_trt.onnxlib.save.SHARED_TENSOR_BYTES", 0)  # these are scalars
     ran = cli(*LINE, *TARGET)
     assert ran.status == 0, ran.out
     assert kept(read_json(Path("r.json"))) == ["<b>", "<c>"]
@@ -366,7 +366,7 @@ def test_a_diagnosis_ends_with_the_fix(cli: CommandLine) -> None:
     assert [node["name"] for node in result["culprits"]] == ["big"], "what fails is another question"
     assert kept(result) == ["big", "small"]
     assert result["artifacts"]["mixed"] == "out/mixed.onnx"
-    assert "To mend it: keep 2 of 8 nodes in fp32, as out/mixed.onnx does." in ran.out
+    assert "Fix: keep 2 of 8 nodes in fp32, as out/mixed.onnx does." in ran.out
     check_mixed(Path("out/mixed.onnx"), ["big", "small"])
 
 

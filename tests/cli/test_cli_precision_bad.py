@@ -12,7 +12,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, chain, overflowing, read_json, save, script
 
-from bisect_trt.graph.lower import lower_fp16
+from bisect_trt.onnxlib.lower import lower_fp16
 
 LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json")
 NOT_REPRODUCED, USAGE = 1, 2
@@ -57,9 +57,9 @@ BAD_OPTIONS = {
     "'op:Conv' matches no node": ["--fp16", "--exclude", "op:Conv"],
     "leave none of the 8 nodes": ["--fp16", "--exclude", "*"],
     "one of --fp16 and --bf16": [],
-    "only one": ["--fp16", "--bf16"],
+    "exactly one": ["--fp16", "--bf16"],
     "goes with --fp16": ["--bf16", "--io-fp16"],
-    "use --trt": ["--fp16", "--int8"],
+    "or use --ladder": ["--fp16", "--int8"],
 }
 
 

@@ -42,7 +42,7 @@ def test_one_node_of_a_real_network(light: Light, cli: CommandLine) -> None:
     assert result["probes"]["run"] <= np.log2(len(light.computing)) + 6
 
 
-@pytest.mark.parametrize("option", ["--no-shrink", "--shrink"])
+@pytest.mark.parametrize("option", ["--no-shrink", "--overwrite"])
 def test_the_result_runs_on_the_values_beside_it(cli: CommandLine, model: Path, option: str) -> None:
     ran = cli("reduce", model, "-o", "out.onnx", option, "--json", "r.json", *failing_with("<3>", "<4>"))
     assert ran.status == 0

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from resident import unsteady
 from support import read_json
 
-from bisect_trt.search.exact import rate_interval
+from bisect_trt.search.statistics import rate_interval
 
 
 def network(path: Path, *names: str) -> Path:
@@ -198,7 +198,7 @@ def test_a_run_that_goes_on(cli: CommandLine, here: Path) -> None:
     ("words", "said"),
     [
         (["-n", "3", "--until", "4"], "-n and --until with a number both say how many; drop one."),
-        (["--until", "soon"], "--until soon: write good, bad, both, or a number from 1 up."),
+        (["--until", "soon"], "--until soon: give good, bad, both, or a number from 1 up."),
         (["--pin"], "--pin holds builds to one that failed, and repeat is about builds that differ; drop it."),
         (["--repeat", "3"], "here say how often with -n."),
         ([], "there is nothing to say good or bad"),
@@ -248,7 +248,7 @@ def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> Non
         ("shape_call", "tactic 0:0"),
     }
     assert (ran.status, found["good"], found["bad"]) == (0, 2, 2)
-    assert cli("diff", "--dir", here).out == ran.out
+    assert cli("diff", here).out == ran.out
     assert cli("diff", "-g", good, "-b", bad).out == ran.out
     assert cli("diff", *sorted(good.iterdir()), *sorted(bad.iterdir())).out == ran.out
     shown = cli("inspect", "tactics", bad / "replay_0.json", "--json", "i.json")

@@ -36,7 +36,7 @@ def test_every_command_leaves_a_result_and_a_report(cli: CommandLine, command: s
     assert result == read_json(Path("r.json"))
     assert result["artifacts"]["report"] == str(run / "report.html")
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert f"<h1>{result['report']['story']['answers'][0]}</h1>".replace("'", "&#x27;") in page
+    assert f"<h1>{result['report']['story']['answers'][0]}</h1>".replace("'", "&#39;") in page
     assert {"answer", "graph", "commands", "environment"} <= set(sections(run / "report.html"))
 
 
@@ -149,7 +149,7 @@ def test_a_graph_that_cannot_be_described_does_not_change_the_answer(
     def broken(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("bisect_trt.workflows.record.describe_region", broken)
+    monkeypatch.setattr("bisect_trt.commands.record.describe_region", broken)
     ran = cli("layerwise", overflowing(Path("model.onnx")), *TARGET, "--json", "r.json")
     assert (ran.status, "warning: the report has no graph (ValueError: a bug)" in ran.err) == (0, True)
     assert read_json(Path("r.json"))["first_mismatch"]["tensor"] == "big_out"
@@ -207,7 +207,7 @@ def test_a_result_without_the_parts_of_a_report_is_shown_as_far_as_it_goes(cli: 
     Path("old.json").write_text(json.dumps(plain))
     assert cli("report", "old.json").status == 0
     assert sections(Path("report.html")) == ["answer", "findings", "environment"]
-    assert "Mul &#x27;big&#x27;" in Path("report.html").read_text()
+    assert "Mul &#39;big&#39;" in Path("report.html").read_text()
 
 
 def test_the_page_goes_to_no_folder(cli: CommandLine) -> None:

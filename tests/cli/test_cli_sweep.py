@@ -15,7 +15,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import arrays, read_json
 
-from bisect_trt.workflows.sweep.telling import draw
+from bisect_trt.commands.sweep import draw
 
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
@@ -107,7 +107,7 @@ def test_what_the_budget_left_untried_is_not_claimed(here: Path) -> None:
     argv = ["--unsteady", "--fault", "batch:3", "--shapes", "x:[1..4,8]", "--max-probes", "7"]
     _, result, said = unsteady(here, "sweep", model, *argv)
     assert result["sweep"]["needs_free_dimensions"] is None
-    assert "and else nobody has tried" in said
+    assert "fixed shapes were not tried" in said
 
 
 def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
@@ -224,8 +224,6 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     assert len(found["map"]) == found["of"] == 24
     assert all((entry["verdict"] == "FAIL") is (entry["sizes"]["n"] >= 3) for entry in found["map"])
     assert [each["rule"]["said"] for each in found["dimensions"]] == ["from 3 on", "at every size"]
-    assert "n down, m across" in said
-    assert "    3 ####" in said
     ran = cli("sweep", model, "--onnxrt", "--shapes", "x:[1..3,2,8]", "--json", "s.json")
     assert ran.status == 1
     assert "the target goes wrong at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out
@@ -247,8 +245,8 @@ def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
         ([], "there is nothing to sweep: give an input with the sizes of a dimension"),
         (["--shapes", "x:[3,8]"], "there is nothing to sweep"),
         (["--shapes", "x:[9..1,8]"], "a range goes up"),
-        (["--shapes", "x:[a,8]"], "write NAME:[D,...]"),
-        (["--shapes", "[1..4,8]"], "write NAME:[D,...]"),
+        (["--shapes", "x:[a,8]"], "NAME:[D,...]"),
+        (["--shapes", "[1..4,8]"], "NAME:[D,...]"),
         (["--shapes", "z:[1..4,8]"], "has no input 'z'"),
         (["--shapes", "x:[1..4]"], "has 2 dimensions"),
         (["--shapes", "x:[1..4,8]", "x:[1..5,8]"], "the shape of the input 'x' is given twice"),
@@ -261,43 +259,3 @@ def test_what_cannot_be_swept_is_said(cli: CommandLine, here: Path, argv: list[s
     ran = cli("sweep", write(here / "model.onnx", "n", "m"), "--onnxrt", *argv)
     assert ran.status == (4 if "no size" in message else 2)
     assert message in ran.err
-
-
-@pytest.mark.parametrize("by", ["values", "size"])
-def test_values_are_told_from_sizes(cli: CommandLine, by: str) -> None:
-    """One row that overflows alone fails from its place on; a sum over all rows fails from a size on, whatever is in them."""
-    reduces = by == "size"
-    nodes = [
-        helper.make_node("Mul", ["x", "much"], ["h"], name="much"),
-        helper.make_node("ReduceSum", ["h"], ["y"], name="sum", keepdims=1)
-        if reduces
-        else helper.make_node("Identity", ["h"], ["y"], name="same"),
-    ]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1] if reduces else ["n", 2]),
-    ]
-    much = numpy_helper.from_array(np.array(1e4, np.float32), "much")
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [much])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), "rows.onnx")
-    rows = np.ones((6, 2), np.float32)
-    rows[3] = 1 if reduces else 9
-    np.savez("in.npz", x=rows)
-    ran = cli(
-        "sweep",
-        "rows.onnx",
-        "--onnxrt",
-        "--fp16",
-        "--load-inputs",
-        "in.npz",
-        "--shapes",
-        "x:[1..6,2]",
-        "--json",
-        "r.json",
-    )
-    result = read_json(Path("r.json"))
-    assert result["sweep"]["smallest_failing"] == {"n": 4}, ran.out
-    assert result["sweep"]["by_values"] == (None if reduces else {"n": 3})
-    assert result["minimality"] == ("1-minimal" if reduces else "unproven")
-    assert ran.status == (0 if reduces else 3)
-    assert ("It may be the values and not the size: n=3, which passed, fails" in ran.out) != reduces

@@ -1,4 +1,4 @@
-"""Where the time went: in every result, of each probe, and as ``log --times`` prints it."""
+"""Time by activity: in every result, of each probe, and as ``log --times`` prints it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from conftest import CommandLine
 from support import COMMANDS, chain, command_lines, has, overflowing, read_json, script
 
-from bisect_trt.probing.times import PARTS
-from bisect_trt.reporting.html.page import REPORT_FILE
+from bisect_trt.probe.times import PARTS
+from bisect_trt.report.page import REPORT_FILE
 
 OF_ALL = ("start", "reference", "other")
 """Parts of a whole run, and of no probe."""
@@ -94,4 +94,4 @@ def test_the_report_says_it(cli: CommandLine) -> None:
     model = overflowing(Path("model.onnx"))
     cli("reduce", model, "-o", "out.onnx", "--onnxrt", "--fp16", "--json", "r.json")
     page = (Path(read_json(Path("r.json"))["artifacts"]["run"]) / REPORT_FILE).read_text()
-    assert "Where the time went" in page
+    assert "Time by activity" in page

@@ -129,15 +129,6 @@ def test_nothing_else_is_served_and_what_was_asked_for_is_escaped(address: str, 
     assert HOSTILE not in text
 
 
-def test_once_writes_a_page_that_asks_nobody(cli: CommandLine, runs: Path) -> None:
-    assert cli("view", str(runs / named(runs, "model")), "--once", "page.html").status == 0
-    text = Path("page.html").read_text(encoding="utf-8")
-    assert "1 node still fails" in text
-    assert "fetch(" not in text
-    assert cli("view", str(runs), "--once", "list.html").status == 0
-    assert "2 runs" in Path("list.html").read_text(encoding="utf-8")
-
-
 def test_what_is_not_there(cli: CommandLine, address: str) -> None:
     done = cli("view", "gone")
     assert done.status == 4

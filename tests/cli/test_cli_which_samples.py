@@ -1,10 +1,9 @@
-"""``samples``: which of many inputs fail, what sets them apart, and the smallest that still fails."""
+"""``samples``: which of many inputs fail, and the smallest that still fails."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, arrays, chain, overflowing, read_json, script
 
 import bisect_trt
-from bisect_trt.workflows.samples.common import find_common
 
 GUILTY = 17
 """The one token whose embedding is past fp16 when it is squared."""
@@ -53,10 +51,6 @@ def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Pa
     found = read_json(Path("r.json"))
     samples = found["samples"]
     assert (samples["failing"], samples["total"], samples["unresolved"]) == ([3, 6, 8, 12], 12, [])
-    first = samples["common"][0]
-    assert (first["property"], first["failing"], first["passing"]) == (f"{GUILTY} in 'ids'", [4, 4], [0, 8])
-    assert first["separates"]
-    assert first["p_value"] == pytest.approx(1 / 495)
     np.testing.assert_array_equal(arrays("minimal-input.npz")["ids"], [[GUILTY]])
     least = samples["minimal_input"]
     assert (least["kept"], least["minimality"], found["minimality"]) == (1, "1-minimal", "1-minimal")
@@ -80,7 +74,6 @@ def test_one_element_of_a_dense_input_is_left(cli: CommandLine, here: Path) -> N
     samples = read_json(Path("r.json"))["samples"]
     assert samples["failing"] == [1, 3, 5]
     assert samples["minimal_input"]["kept"] == 0
-    assert "the largest element of 'x' is 2 or more" in {each["property"] for each in samples["common"]}
 
 
 def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path) -> None:
@@ -190,7 +183,6 @@ def test_samples_of_strings(here: Path) -> None:
     told = found.extra["samples"]
     assert (told["failing"], told["minimal_input"]["shapes"], found.minimality) == ([2, 4], {"a": [1, 2]}, "1-minimal")
     assert [(each["index"], each["value"]) for each in told["minimal_input"]["elements_kept"]] == [([0, 0], "odd")]
-    assert ("'odd' in 'a'", True) in {(each["property"], each["separates"]) for each in told["common"]}
 
 
 def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: Path) -> None:
@@ -206,87 +198,3 @@ def test_endings_without_a_failing_sample(cli: CommandLine, here: Path, tokens: 
     ran = cli("samples", tokens, *TARGET, "--load-inputs", "good.npz")
     assert ran.status == 2
     assert "minimal-input.npz exists" in ran.err
-
-
-def test_properties_say_how_sure_they_are() -> None:
-    def sample(largest: float, length: int) -> dict[str, np.ndarray]:
-        return {"x": np.linspace(0, largest, length, dtype=np.float32)}
-
-    failing = [sample(5 + place, 4) for place in range(8)]
-    passing = [sample(1 + place / 100, 4) for place in range(8)]
-    common = find_common(failing, passing)
-    assert {entry["kind"] for entry in common} == {"max", "magnitude"}
-    assert all(entry["separates"] and entry["p_corrected"] <= 0.05 for entry in common)
-    lengths = find_common([sample(1, 9)] * 6, [sample(1, 4)] * 6)
-    assert [entry["property"] for entry in lengths if entry["kind"] == "length"] == ["dimension 0 of 'x' is 9 or more"]
-    assert find_common(failing, failing) == []
-
-
-def test_what_separates_many_samples_is_found_to_the_bound() -> None:
-    """Also where a number takes more values than bounds are tried, and whichever of them lies between the two kinds."""
-    rng = np.random.default_rng(1)
-    values = np.sort(rng.random(300).astype(np.float32))
-    for bad in (1, 7, 150):
-        high = [{"x": values[place : place + 1]} for place in range(300)]
-        found = find_common(high[-bad:], high[:-bad])
-        assert found[0]["separates"]
-        assert found[0]["sure"] is (bad > 1)  # that one is the largest of 300 may be chance
-
-
-def _drawn(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    length = int(rng.integers(4, 9))
-    mask = (rng.random((2, length)) < 0.8).astype(np.int64)
-    images = rng.standard_normal((1, 3, 4, 4)).astype(np.float32)
-    ids = rng.integers(8, 30, (2, length))
-    ids[0, 1] = 7  # somewhere, though not first, in all
-    return {"ids": ids, "mask": mask, "images": images, "lengths": mask.sum(axis=1)}
-
-
-def _plant_first(sample: dict[str, np.ndarray]) -> None:
-    sample["ids"][0, :2] = 7, 8
-
-
-def _plant_channel(sample: dict[str, np.ndarray]) -> None:
-    sample["images"][:, 1, 0, 0] = -9
-
-
-def _plant_order(sample: dict[str, np.ndarray]) -> None:
-    sample["ids"].sort(axis=-1)
-
-
-def _plant_length(sample: dict[str, np.ndarray]) -> None:
-    sample["lengths"][0] = sample["ids"].shape[1] + 3
-
-
-def _plant_denormal(sample: dict[str, np.ndarray]) -> None:
-    sample["images"][0, 0, 0, 0] = 1e-41
-
-
-@pytest.mark.parametrize(
-    ("plant", "kind"),
-    [
-        (_plant_first, "place"),
-        (_plant_channel, "slice"),
-        (_plant_order, "order"),
-        (_plant_length, "related"),
-        (_plant_denormal, "extreme"),
-    ],
-)
-def test_what_was_planted_is_said_and_is_sure(plant: Callable[[dict[str, np.ndarray]], None], kind: str) -> None:
-    rng = np.random.default_rng(4)
-    failing, passing = ([_drawn(rng) for _ in range(15)] for _ in range(2))
-    for sample in failing:
-        plant(sample)
-    first = [entry for entry in find_common(failing, passing) if entry["separates"]]
-    assert kind in {each["kind"] for entry in first for each in (entry, *entry["also"])}
-    assert all(entry["sure"] and entry["p_corrected"] <= 0.05 for entry in first)
-
-
-def test_of_labels_by_chance_nothing_is_sure() -> None:
-    rng = np.random.default_rng(5)
-    sure = 0
-    for _ in range(30):
-        samples = [_drawn(rng) for _ in range(int(rng.integers(6, 20)))]
-        cut = int(rng.integers(2, len(samples) - 1))
-        sure += any(entry["sure"] for entry in find_common(samples[:cut], samples[cut:]))
-    assert sure <= 1

@@ -6,10 +6,10 @@ import random
 from enum import Enum
 from pathlib import Path
 
+from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options import reading as values
 from bisect_trt.options.choices import ErrorStat, Measure
 from bisect_trt.options.spec import Entry, entries
-from bisect_trt.workflows.commands import COMMANDS
 
 _WEIGHTS = {
     "diagnose": 2,

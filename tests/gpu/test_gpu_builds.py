@@ -19,7 +19,7 @@ from support import chained_convolutions, squares_between_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.chosen import RECORD, TACTIC, Choice, read_choices
+from bisect_trt.targets.choices import RECORD, TACTIC, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt

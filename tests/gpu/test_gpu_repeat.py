@@ -16,14 +16,14 @@ import pytest
 from support import chained_convolutions
 
 import bisect_trt
+from bisect_trt.commands.build_choices import Build, compare_builds
+from bisect_trt.commands.build_proof import Held, find_reasons
 from bisect_trt.search.oracle import Ask, Subset, Verdict
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.chosen import RECORD, TACTIC, TIMINGS, Choice, read_choices
+from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
-from bisect_trt.workflows.builds.compared import Build, compare_builds
-from bisect_trt.workflows.builds.proof import Held, find_reasons
 
 PLAIN = TargetSettings("trt")
 TRIES = 20

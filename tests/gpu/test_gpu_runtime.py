@@ -15,8 +15,8 @@ from support import overflowing
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import load_proto
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import tensorrt
 from bisect_trt.targets.trt.build import TensorRtRuntime

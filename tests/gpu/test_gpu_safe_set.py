@@ -29,18 +29,16 @@ def test_it_holds_and_its_latency_is_told(cli: CommandLine, here: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_safe_set_of_a_vit_is_known_before_the_minimal_one(cli: CommandLine, here: Path) -> None:
+def test_the_safe_set_of_a_vit_holds(cli: CommandLine, here: Path) -> None:
     """Its residual stream overflows from block 6 on; images of the search are within [0, 1], fresh ones also N(0, 1)."""
     command = [sys.executable, str(EXAMPLES / "vit_overflow" / "make_model.py"), "-o", str(here)]
     subprocess.run(command, check=True, capture_output=True)
-    ran = cli("precision", "model.onnx", *LINE, "--max-time", "420")
+    ran = cli("precision", "model.onnx", *LINE, "--max-time", "800")
     print(ran.out)  # the figures of docs/benchmarks.md
     assert ran.status in (0, 3), ran.out + ran.err
     result = read_json(Path("r.json"))
     held, latency = result["validation"], result["latency_ms"]
-    print(
-        {"safe_after_s": result["safe_after_s"], "wall_s": result["wall_s"], "validation": held, "latency_ms": latency}
-    )
+    print({"wall_s": result["wall_s"], "validation": held, "latency_ms": latency})
     assert (held["passed"], held["severe"]) == (held["samples"], 0)
     assert latency["mixed"] > 0
     assert latency["fp32"] > 0

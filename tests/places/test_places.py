@@ -1,17 +1,17 @@
-"""Places: a target in another interpreter is the same target; what is sent needs nothing of ours."""
+"""Places: a target in another interpreter is the same target; the zip application needs nothing of ours there."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
+import io
 import json
 import os
-import select
 import shlex
 import signal
-import subprocess
 import sys
+import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,26 +26,23 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import examples
 
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.probing.models import ask
-from bisect_trt.probing.places import bundle
-from bisect_trt.probing.places.connection import Connection, PlaceLost, ProcessDied
-from bisect_trt.probing.places.pieces import cut_pieces
-from bisect_trt.probing.places.place import Place, Where, make_place, parse
-from bisect_trt.probing.places.runtime import PlaceRuntime
-from bisect_trt.probing.places.sent import wire
-from bisect_trt.probing.protocol import BEGUN, Collect, Done, Execute
-from bisect_trt.probing.workers.pool import WorkerPool
-from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.probing.workers.worker import WorkerProcess
-from bisect_trt.probing.workspace import Workspace
-from bisect_trt.reporting.console import Console
+from bisect_trt.probe.models import ask
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.workflows.settings import ModelSettings
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker import bundle, channel
+from bisect_trt.worker.channel import ChannelLost, ProcessDied
+from bisect_trt.worker.host import pack, unpack
+from bisect_trt.worker.place import Place, Where, make_place, parse
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import PLACE_PYTHON, Execute
+from bisect_trt.worker.remote import Connection, RemoteRuntime, execute
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
@@ -55,15 +52,20 @@ def place(word: str = HERE) -> Place:
     return make_place(word, lambda packages: packages)
 
 
+def connect(at: Place | None = None, memory_limit: int | None = None) -> Connection:
+    session = f"test{os.getpid()}-{time.monotonic_ns()}"
+    return Connection(at or place(), {"session": session, "memory_limit": memory_limit})
+
+
 @pytest.fixture
 def connection() -> Iterator[Connection]:
-    connected = Connection(place(), session=f"test{os.getpid()}-{time.monotonic_ns()}")
+    connected = connect()
     yield connected
     connected.close()
 
 
 def overflowing() -> onnx.ModelProto:
-    """Overflows in fp16, past a weight that is large enough to go over once."""
+    """Overflows in fp16."""
     weight = numpy_helper.from_array(np.full((300, 100), 300, np.float32), "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Mul", ["m", "m"], ["y"])]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 300]), ("y", [2, 100]))]
@@ -71,14 +73,17 @@ def overflowing() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def sent_modules() -> list[str]:
-    return sorted({*bundle.CORE, *(name for target in names() for name in find(target).sent)})
+def sent_modules() -> dict[str, str]:
+    archive = zipfile.ZipFile(io.BytesIO(bundle.application()))
+    found = {name.removesuffix(".py").replace("/", "."): archive.read(name).decode() for name in archive.namelist()}
+    return {name: source for name, source in found.items() if not name.endswith("__init__")}
 
 
-@pytest.mark.parametrize("module", sent_modules())
-def test_what_is_sent_has_old_syntax_and_imports_what_is_there(module: str) -> None:
+@pytest.mark.parametrize("module", sorted(sent_modules()))
+def test_the_application_imports_only_what_is_in_it(module: str) -> None:
     """Imports that only a type checker sees, or that may fail, may be of anything."""
-    tree = ast.parse(bundle.sources([module])[module], feature_version=(3, 8))
+    sent = sent_modules()
+    tree = ast.parse(sent[module], feature_version=channel.OLDEST)
     checked: list[ast.AST] = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
     ]
@@ -89,20 +94,27 @@ def test_what_is_sent_has_old_syntax_and_imports_what_is_there(module: str) -> N
             continue
         imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
         for name in imported:
-            parents = sent_modules()
-            known = name in parents or any(each.startswith(f"{name}.") for each in parents)
+            known = name in sent or any(each.startswith(f"{name}.") for each in sent)
             assert known or name.partition(".")[0] in ALLOWED, f"{module} imports {name}"
 
 
+def test_the_application_holds_every_runner_and_little_else() -> None:
+    sent = sent_modules().keys()
+    assert {name for target in names() if not find(target).stays for name in find(target).sent} <= sent
+    assert not any("commands" in name or "onnxlib" in name or "probe" in name for name in sent)
+
+
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("fp16", [False, True])
 def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
-    connection: Connection, tmp_path: Path, fp16: bool
+    connection: Connection, tmp_path: Path, fp16: bool, beside: bool
 ) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(overflowing(), path)
+    more: Any = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0} if beside else {}
+    onnx.save(overflowing(), path, **more)
     target = TargetSettings("onnxrt", fp16=fp16)
     feed = {"x": np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)}
-    there = PlaceRuntime(target, connection)
+    there = RemoteRuntime(target, connection)
     session = there.load(path, feed)
     expected = make_runtime(target).load(path, feed)
     np.testing.assert_array_equal(session.run(feed)["y"], expected.run(feed)["y"])
@@ -111,34 +123,20 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
     assert session.median_ms(feed, 1, 3) > 0
 
 
-def test_a_weight_goes_over_once(connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = PlaceRuntime(TargetSettings("onnxrt"), connection)
-    sent: list[int] = []
-    write = wire.write_all
+def test_a_file_goes_over_once(connection: Connection, tmp_path: Path) -> None:
+    onnx.save(overflowing(), tmp_path / "a.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    there, sent = RemoteRuntime(TargetSettings("onnxrt"), connection), list[int]()
+    call = connection.call
 
-    def counted(fd: int, content: Any) -> None:
-        sent.append(len(content))
-        write(fd, content)
+    def counted(method: str, arguments: Any = None, payload: Any = ()) -> Any:
+        sent.append(sum(map(len, payload)))
+        return call(method, arguments, payload)
 
-    monkeypatch.setattr(wire, "write_all", counted)
+    connection.call = counted  # type: ignore[method-assign]
     for number in range(3):
-        model = overflowing()
-        model.graph.node[1].name = f"other{number}"
-        path = tmp_path / f"{number}.onnx"
-        onnx.save(model, path)
         sent.clear()
-        there.load(path)
+        there.load(tmp_path / "a.onnx")
         assert (sum(sent) > 120_000) == (number == 0)
-
-
-def test_a_model_with_weights_beside_it(connection: Connection, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(overflowing(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    feed = {"x": np.ones((2, 300), np.float32)}
-    for fp16 in (False, True):
-        target = TargetSettings("onnxrt", fp16=fp16)
-        made = PlaceRuntime(target, connection).load(path, feed).run(feed)["y"]
-        np.testing.assert_array_equal(made, make_runtime(target).load(path, feed).run(feed)["y"])
 
 
 def test_a_refusal_is_the_same_refusal(connection: Connection, tmp_path: Path) -> None:
@@ -147,162 +145,58 @@ def test_a_refusal_is_the_same_refusal(connection: Connection, tmp_path: Path) -
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     with pytest.raises(BuildError) as there:
-        PlaceRuntime(TargetSettings("onnxrt"), connection).load(path)
+        RemoteRuntime(TargetSettings("onnxrt"), connection).load(path)
     with pytest.raises(BuildError) as here:
         make_runtime(TargetSettings("onnxrt")).load(path)
     assert there.value.sign(["y", "m"]) == here.value.sign(["y", "m"])
 
 
-def test_nothing_of_ours_is_imported_there(connection: Connection) -> None:
-    """What is installed in the place, a bisect-trt among it, makes no difference."""
-    source = (
-        "import sys, importlib\n"
-        "class There:\n"
-        "    def __init__(self, settings):\n"
-        "        try:\n"
-        "            importlib.import_module('bisect_trt.workflows')\n"
-        "        except ImportError as error:\n"
-        "            self.facts = {'refused': str(error), 'onnx': 'onnx' in sys.modules}\n"
-        "    def gpu_memory(self): return 0\n"
-        "make = There\n"
-    )
-    connection.ask("modules", {"sources": {"bisect_trt.fake": source}})
-    facts = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]
-    assert facts == {"refused": "bisect_trt.workflows is not sent to places", "onnx": False}
+def run_there(connection: Connection, code: str) -> None:
+    execute(connection, Execute(TargetSettings(), (PLACE_PYTHON, "-c", f"import os, time; {code}"), {}))
 
 
-CRASH = (
-    "import os, signal, time\n"
-    "class There:\n"
-    "    facts = {}\n"
-    "    def __init__(self, settings):\n"
-    "        print('last words', flush=True)\n"
-    "        if settings['how'] == 'hang': time.sleep(1000)\n"
-    "        if settings['how'] == 'fork':\n"
-    "            if os.fork() == 0:\n"
-    "                os.setsid(); time.sleep(1000)\n"
-    "        if settings['how'] == 'hold': self.held = bytearray(300 << 20); time.sleep(1000)\n"
-    "        os.kill(os.getpid(), signal.SIGSEGV)\n"
-    "    def gpu_memory(self): return 0\n"
-    "make = There\n"
-)
-
-
-def test_a_crash_is_reported_and_the_next_question_is_answered(connection: Connection) -> None:
-    for how in ("crash", "fork"):
-        connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
+def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connection) -> None:
+    for before in ("pass", "os.fork() or (os.setsid(), time.sleep(1000))"):
         with pytest.raises(ProcessDied) as death:
-            connection.ask("make", {"module": "bisect_trt.fake", "settings": {"how": how}})
-        assert death.value.code == -signal.SIGSEGV
-        assert "last words" in death.value.log
-        assert connection.ask("facts", {"packages": ["numpy"]}).header["facts"]["packages"]["numpy"] == np.__version__
-
-
-PID = """
-import os
-class There:
-    def __init__(self, settings): self.facts = {"pid": os.getpid()}
-    def gpu_memory(self): return 0
-make = There
-"""
-PUT = {"hash": "00", "offset": 0, "last": True}
-
-
-def test_a_message_whose_process_dies_in_its_middle_is_none_of_the_next_ones(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection.ask("modules", {"sources": {"bisect_trt.fake": PID}})
-    pid = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]["pid"]
-    send, left = connection._send, [b"header"]
-
-    def sent(content: Any) -> None:
-        send(content)
-        if left:
-            left.clear()
-            os.kill(pid, signal.SIGKILL)
-            select.select([connection._out], [], [])  # its death is told
-
-    monkeypatch.setattr(connection, "_send", sent)
-    with pytest.raises(ProcessDied):
-        connection.ask("put", PUT, [b"content", b"more"])
-    assert connection.ask("put", PUT, [b"content"]).header["number"] == 4
-    assert connection.ask("lacks", {"hashes": ["00", "11"]}).header["lacks"] == ["11"]
-
-
-def test_a_process_that_is_given_up_as_it_answers_is_none_that_is_asked_next(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection.ask("facts", {"packages": []})
-    receive = wire.receive
-
-    def late(read: Any) -> Any:
-        monkeypatch.undo()
-        select.select([connection._out], [], [])  # the answer is there
-        connection.give_up()
-        return receive(read)
-
-    monkeypatch.setattr(wire, "receive", late)
-    with pytest.raises(ProcessDied):
-        connection.ask("lacks", {"hashes": ["00"]})
-    connection.wanted()
-    connection.ask("put", PUT, [b"content"])
-    connection.ask("modules", {"sources": {"bisect_trt.fake": PID}})
-    pid = connection.ask("make", {"module": "bisect_trt.fake", "settings": {}}).header["facts"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    select.select([connection._out], [], [])  # its death is told, and nobody has listened
-    connection.give_up()
-    with pytest.raises(ProcessDied):
-        connection.ask("lacks", {"hashes": []})
-    connection.wanted()
-    assert connection.ask("lacks", {"hashes": ["00", "11"]}).header["lacks"] == ["11"]
-
-
-def test_a_place_that_idles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As while other places, or the reference, have the answers that a search waits for.
-    monkeypatch.setattr("bisect_trt.probing.places.connection.ALIVE_SECONDS", 0.1)
-    for silence in (3.0, 30.0):  # a machine that has much else to do may be silent for three seconds
-        monkeypatch.setattr("bisect_trt.probing.places.connection.SILENCE_SECONDS", silence)
-        connected = Connection(place(), session=f"idle{os.getpid()}")
-        before = connected.ask("facts", {"packages": []}).header
-        time.sleep(silence + 2)
-        with contextlib.suppress(PlaceLost):
-            after = connected.ask("facts", {"packages": []}).header
-            break
-    assert after["number"] == before["number"] + 1
-    connected.close()
+            run_there(connection, f"{before}; os.kill(os.getppid(), {int(signal.SIGSEGV)})")
+        assert (death.value.code, death.value.over_memory) == (-signal.SIGSEGV, False)
+        assert connection.call("facts", {"packages": ["numpy"]})[0]["facts"]["packages"]["numpy"] == np.__version__
 
 
 def test_a_memory_limit_holds_there() -> None:
-    connection = Connection(place(), session=f"limit{os.getpid()}", memory_limit=200 << 20)
-    connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
+    connection = connect(memory_limit=200 << 20)
     with pytest.raises(ProcessDied) as death:
-        connection.ask("make", {"module": "bisect_trt.fake", "settings": {"how": "hold"}})
+        run_there(connection, "held = bytearray(300 << 20); time.sleep(1000)")
     assert death.value.over_memory
     connection.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_nothing_is_left_in_a_place(end: str) -> None:
-    """Neither when the driver's end closes nor when the supervisor is killed, whatever the process there does."""
+def test_nothing_is_left_in_a_place(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when the driver's end closes nor when the watching process is killed, whatever is running there."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    os.environ["PLACE_TEST"] = mark
-    connection = Connection(place(), session=f"left{mark}")
-    connection.ask("facts", {"packages": []})
-    os.environ.pop("PLACE_TEST")
-    connection.ask("modules", {"sources": {"bisect_trt.fake": CRASH}})
-    wire.send(connection._send, {"ask": "make", "module": "bisect_trt.fake", "settings": {"how": "hang"}})
-    assert marked(mark)
-    if end == "close":
-        connection.close()
-    else:
-        assert connection._process is not None
-        connection._process.send_signal(signal.SIGKILL)
-        connection._process.wait()
+    monkeypatch.setenv("PLACE_TEST", mark)
+    connection = connect()
+    connection.call("facts", {"packages": []})
+    process = connection._channel._process  # type: ignore[attr-defined]
+
+    def ask_and_be_ended() -> None:
+        with pytest.raises((ChannelLost, ProcessDied)):
+            run_there(connection, "time.sleep(1000)")
+
+    asked = threading.Thread(target=ask_and_be_ended)
+    asked.start()
+    while len(marked(mark)) < 3:  # the command too
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL if end == "kill" else signal.SIGTERM)
     deadline = time.monotonic() + 60
-    while marked(mark):
+    while marked(mark) if end == "close" else len(marked(mark)) > 1:
         assert time.monotonic() < deadline, marked(mark)
         time.sleep(0.05)
+    for pid in marked(mark):  # a command of a worker whose watching process was killed
+        os.kill(pid, signal.SIGKILL)
+    asked.join()
     connection.close()
 
 
@@ -327,43 +221,40 @@ def test_a_word_that_is_no_place(word: str) -> None:
 
 @pytest.mark.parametrize("command", ["{} -", "sh -c 'exec {} -'", "{} -i", "env A=1 {} -"])
 def test_a_command_that_reads_its_program_from_stdin(command: str) -> None:
-    connected = Connection(place(f"command={command.format(sys.executable)}"), session=f"typed{os.getpid()}")
-    assert connected.ask("facts", {"packages": []}).header["facts"]["Python"]
+    connected = connect(place(f"command={command.format(sys.executable)}"))
+    assert connected.call("facts", {"packages": []})[0]["facts"]["Python"]
     connected.close()
 
 
 def test_a_command_that_is_no_python() -> None:
-    with pytest.raises(PlaceLost, match=r"command=sh -c .*ended before a Python began.*\(it says: no such image\)"):
-        Connection(place("command=sh -c 'echo no such image >&2'"), session="none").ask("facts", {"packages": []})
+    with pytest.raises(ChannelLost, match=r"command=sh -c .*ended before a Python began.*\(it says: no such image\)"):
+        connect(place("command=sh -c 'echo no such image >&2'")).call("facts", {"packages": []})
     with pytest.raises(UnavailableError, match="no-such-program"):
-        Connection(place("command=no-such-program -"), session="none").ask("facts", {"packages": []})
+        connect(place("command=no-such-program -")).call("facts", {"packages": []})
 
 
 def test_an_old_python_is_refused() -> None:
-    words = ["echo", "@bisect-trt-place 3.6.15"]
-    with pytest.raises(UnavailableError, match=r"has Python 3\.6\.15, and a worker needs 3\.8 or later"):
-        Connection(Place("python", "python=old", tuple(words)), session="old").ask("facts", {"packages": []})
+    with pytest.raises(UnavailableError, match=r"has Python 3\.8\.18, and a worker needs 3\.10 or later"):
+        connect(Place("python", "python=old", ("echo", "@bisect-trt-worker 3.8.18"))).call("facts", {"packages": []})
 
 
-OTHERS = [
-    path for minor in (8, 9) for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))[-1:]
+PYTHONS = [
+    path for minor in (8, 10, 13) for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))[-1:]
 ]
 
 
-@pytest.mark.skipif(not OTHERS, reason="no Python 3.8 or 3.9 is here")
-@pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
-def test_what_is_sent_runs_on_old_pythons(python: Path) -> None:
-    """Without NumPy as far as that goes; then it is said that it is missing. All else is compiled there."""
-    connected = Connection(place(f"python={python}"), session=f"old{os.getpid()}")
-    facts = connected.ask("facts", {"packages": ["pip"]}).header["facts"]
-    assert facts["Python"].startswith("3.")
-    texts = bundle.sources(sent_modules())
-    check = "import sys, json; [compile(s, n, 'exec') for n, s in json.load(sys.stdin).items()]"
-    subprocess.run([python, "-c", check], input=json.dumps(texts).encode(), check=True)
-    has_numpy = subprocess.run([python, "-c", "import numpy"], capture_output=True, check=False).returncode == 0
-    if not has_numpy:
-        with pytest.raises(UnavailableError, match="NumPy"):
-            PlaceRuntime(TargetSettings("onnxrt"), connected)
+@pytest.mark.skipif(not PYTHONS, reason="no other Python is here")
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
+def test_another_python(python: Path) -> None:
+    """One without NumPy starts, and says that NumPy is missing; an older one is refused."""
+    connected = connect(place(f"python={python}"))
+    if "3.8." in str(python):
+        with pytest.raises(UnavailableError, match=r"needs 3\.10"):
+            connected.call("facts", {"packages": []})
+        return
+    assert connected.call("facts", {"packages": []})[0]["facts"]["Python"].startswith("3.1")
+    with pytest.raises(UnavailableError, match="NumPy"):
+        RemoteRuntime(TargetSettings("onnxrt"), connected)
     connected.close()
 
 
@@ -379,26 +270,11 @@ def test_arrays_come_back_as_they_were(kinds: list[tuple[str, list[int]]]) -> No
         values: Any = rng.integers(0, 5, shape)
         dtype = getattr(ml_dtypes, kind, None) or np.dtype(kind)
         arrays[str(number)] = np.vectorize(str, otypes=[object])(values) if kind == "object" else values.astype(dtype)
-    entries, pieces = wire.pack(arrays)
-    back = wire.unpack(json.loads(json.dumps(entries)), bytearray(b"".join(bytes(piece) for piece in pieces)))
+    back = unpack(pack(arrays))
     assert list(back) == list(arrays)
     for name, value in arrays.items():
         assert (back[name].dtype, back[name].shape) == (value.dtype, value.shape)
         assert back[name].tolist() == value.tolist()
-
-
-@given(st.binary(max_size=200_000))
-@settings(deadline=None, max_examples=examples(30))
-def test_pieces_of_any_bytes_are_all_of_them(content: bytes) -> None:
-    pieces = list(cut_pieces(content))
-    assert b"".join(content[start:end] for start, end, _ in pieces) == content
-
-
-def test_pieces_of_a_model_are_its_weights() -> None:
-    model = overflowing()
-    content = model.SerializeToString()
-    shared = [content[start:end] for start, end, whole in cut_pieces(content) if whole]
-    assert shared == [model.graph.initializer[0].raw_data]
 
 
 @pytest.fixture(scope="module")
@@ -539,18 +415,14 @@ def executed(workers: WorkerPool, *argv: str, timeout: float | None = None) -> A
     return ask(workers, Execute(TargetSettings(), argv, {}), timeout)
 
 
-def test_what_nobody_waits_for_ends_there_and_the_connection_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.probing.workers.worker._GIVE_UP_SECONDS", 60.0)
+def test_what_nobody_waits_for_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bisect_trt.worker.pool.LEAST_SECONDS", 0.0)
     mark = f"sleep-{os.getpid()}-{time.monotonic_ns()}"
     with pooled(tmp_path) as workers:
         assert executed(workers, "true").code == 0
-        before = [worker._process.pid for worker in workers._idle]
         reply = executed(workers, sys.executable, "-c", f"import time; time.sleep(1000) # {mark}", timeout=2)
         assert (reply.kind, reply.signature) == ("time-out", "time-out")
         assert executed(workers, "false").code == 1
-        assert [worker._process.pid for worker in workers._idle] == before
     deadline = time.monotonic() + 60
     while any(mark in _text(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
         assert time.monotonic() < deadline
@@ -562,36 +434,6 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def test_an_answer_that_nobody_waited_for_is_none_to_the_next_question(
-    failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A probe that is ended while its runtime starts says that it has started, and then what came of it."""
-    cancel, read, give_up = Cancel(), WorkerProcess._read_line, WorkerProcess._give_up
-
-    def hasty(worker: WorkerProcess, limits: Any) -> bytes | None:
-        line = read(worker, limits)
-        if line == BEGUN:
-            cancel.set()
-        return line
-
-    def late(worker: WorkerProcess) -> bool:
-        select.select([worker._reply_read], [], [])
-        return give_up(worker)
-
-    np.savez(tmp_path / "in.npz", x=np.ones(4, np.float32))
-    target = reference_settings(None)
-    request = Collect(target, failing / "m.onnx", tmp_path / "in.npz", tmp_path / "out.npz")
-    with pooled(tmp_path) as workers:
-        assert executed(workers, "true").code == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(WorkerProcess, "_read_line", hasty)
-            patch.setattr(WorkerProcess, "_give_up", late)
-            patch.setattr("bisect_trt.probing.workers.worker._GIVE_UP_SECONDS", 60.0)
-            ask(workers, request, cancel=cancel)
-        assert executed(workers, "false").code == 1
-        assert isinstance(ask(workers, request), Done)
 
 
 def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
@@ -673,27 +515,23 @@ def test_a_place_is_for_something(failing: Path) -> None:
         bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")
 
 
-def test_folders_of_workers_that_were_killed_are_taken_away(
-    connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_drivers_that_are_gone_are_removed(connection: Connection, tmp_path: Path) -> None:
     """Those in use stay, and so do those that are just being made."""
     import tempfile
 
-    monkeypatch.setattr("bisect_trt.probing.places.connection.TIDY_SECONDS", 60.0)
-    prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-{tmp_path.name}"
-    left, without_lock, fresh = (Path(f"{prefix}-{name}") for name in ("left", "without", "fresh"))
-    for folder in (left, without_lock, fresh):
-        (folder / "worker-x").mkdir(parents=True)
-    (left / "lock").touch()
-    os.utime(without_lock, (0, 0))
-    other = Connection(place(), session=f"used{os.getpid()}")
-    other.ask("facts", {"packages": []})
-    used = Path(f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-used{os.getpid()}")
+    prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-"
+    left, fresh, used = (Path(f"{prefix}{tmp_path.name}-{name}") for name in ("left", "fresh", "used"))
+    for folder in (left, fresh):
+        (folder / "files").mkdir(parents=True)
+    os.utime(left, (0, 0))
+    other = Connection(place(), {"session": f"{tmp_path.name}-used", "memory_limit": None})
+    other.call("facts", {"packages": []})
+    os.utime(used, (0, 0))
     try:
-        connection.ask("facts", {"packages": []})
-        assert [each.exists() for each in (left, without_lock, fresh, used)] == [False, False, True, True]
+        connection.call("facts", {"packages": []})
+        assert [each.exists() for each in (left, fresh, used)] == [False, True, True]
     finally:
         other.close()
-        (fresh / "worker-x").rmdir()
+        (fresh / "files").rmdir()
         fresh.rmdir()
     assert not used.exists()

@@ -109,7 +109,7 @@ def there(host: dict[str, str]) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = path.read_bytes().split(b"\0")
-            if mark in words and b"bisect-trt-place" in (path.parent / "cmdline").read_bytes():
+            if mark in words and b"bisect-trt-worker" in (path.parent / "cmdline").read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package_its_templates_and_its_types(wheel: Path) ->
     own = [name for name in names if ".dist-info/" not in name]
     assert all(name.startswith("bisect_trt/") for name in own)
     assert "bisect_trt/py.typed" in own
-    there = {path.name for path in (ROOT / "bisect_trt/reporting/templates").iterdir()}
+    there = {path.name for path in (ROOT / "bisect_trt/report/templates").iterdir()}
     assert there <= {Path(name).name for name in own}
     assert not any(re.search(r"__pycache__|\.onnx$|\.npz$", name) for name in names)
 

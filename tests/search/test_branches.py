@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import node_names, rest_slow
 
-from bisect_trt.probing.journal import Journal, Record
-from bisect_trt.probing.ledger import Budget, Ledger
-from bisect_trt.probing.outcome import Ending, Outcome
-from bisect_trt.probing.prober import Prober
-from bisect_trt.probing.runner import Runner
-from bisect_trt.probing.workers.process import Cancel
-from bisect_trt.probing.workspace import CandidateFiles, Workspace
-from bisect_trt.reporting.console import Console
-from bisect_trt.reporting.result import Result
-from bisect_trt.workflows.investigation import Investigation
-from bisect_trt.workflows.reduce import reduce_model
-from bisect_trt.workflows.settings import ModelSettings, ReduceSettings, SearchSettings
-from bisect_trt.workflows.subject import Subject
+from bisect_trt.commands.reduce import reduce_model
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.probe.journal import Journal, Record
+from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+from bisect_trt.worker.process import Cancel
 
 pytestmark = pytest.mark.any_version
 
@@ -133,7 +133,7 @@ class Model:
             prober = Prober(runner, ledger, workers)
             output = Path(folder, "out.onnx")
             settings = ReduceSettings(output)
-            investigation = Investigation(self.subject, self.console, Result("reduce"), prober)
+            investigation = Session(self.subject, self.console, Result("reduce"), prober)
             result = reduce_model(investigation, settings, SearchSettings())
             ledger.close()
             return result, node_names(output), [(record.key, record.verdict.value) for record in told.records]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.confirm import FLAKY, confirm, confirm_enough
-from bisect_trt.search.flakiness import Flakiness
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Again, Minimum, Original, Question, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.statistics import Flakiness
 from bisect_trt.search.strategy import minimise
 
 pytestmark = pytest.mark.any_version

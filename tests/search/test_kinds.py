@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.flaky import simulate
-from bisect_trt.search.counters import reduce_by_chance
+from bisect_trt.search.delta_debugging import reduce_by_chance
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
@@ -90,7 +90,7 @@ def test_any_number_of_workers_finds_the_same(kind: Kind, workers: int, seed: in
     found = []
     for number, delays in ((1, None), (workers, seed)):
         with scratch() as folder, FakeRun(Path(folder), FakeCheck(kind.predicate, delays), number) as run:
-            minimum = run.prober.search(over_units(kind.goal, kind.algorithm), build)
+            minimum = run.prober.search(over_units(kind.algorithm), build)
             found.append((minimum, decisions(run.told.records)))
     assert found[0] == found[1]
 

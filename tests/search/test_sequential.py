@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.sequential import MeanTest
+from bisect_trt.search.statistics import MeanTest
 from bisect_trt.search.strategy import minimise
 
 

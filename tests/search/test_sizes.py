@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.size_conditions import Condition, Feature, Point
-from bisect_trt.search.size_relations import FRESH, guess
-from bisect_trt.search.size_rules import fit, intervals
-from bisect_trt.search.sizes import landmarks, sweep_points
+from bisect_trt.search.sizes import Point, fit, intervals, landmarks, sweep_points
 
 Truth = Callable[[int], bool]
 
@@ -78,16 +74,6 @@ def test_all_but_a_few_in_a_row_is_a_rule(passing: set[int]) -> None:
     assert rule.describe() == f"at all sizes but {min(passing)}{high}"
 
 
-@pytest.mark.parametrize(("alone", "said"), [(True, "h = 5 and w = 7"), (False, "h != 5 or w != 7")])
-def test_of_all_points_a_single_one_is_said_by_its_sizes(alone: bool, said: str) -> None:
-    axes = [range(1, 9)] * 2
-    points = [(h, w) for h in axes[0] for w in axes[1]]
-    found = guess(axes, {each: Verdict.FAIL if (each == (5, 7)) is alone else Verdict.PASS for each in points})
-    assert found is not None
-    assert found.relation.said(["h", "w"]) == said
-    assert [each for each in points if found.relation.fails(each) is alone] == [(5, 7)]
-
-
 def test_what_no_rule_fits_is_said_to_fit_none() -> None:
     assert fit(seen(range(1, 33), lambda n: n in (3, 4, 9, 20, 21, 31))) is None
 
@@ -131,58 +117,6 @@ def test_the_boundary_of_each_of_two_dimensions_is_found() -> None:
     found = sweep_points([range(1, 65), range(1, 513)], ask, [(), ()], 128)
     assert any(found.get((4, size)) is Verdict.PASS and found.get((5, size)) is Verdict.FAIL for size in range(513))
     assert any(found.get((n, 100)) is Verdict.PASS and found.get((n, 101)) is Verdict.FAIL for n in range(65))
-
-
-LONG, TILES = range(1, 513), range(8, 1025, 8)
-NAMES = ["h", "w"]
-
-
-@pytest.mark.parametrize(
-    ("axis", "fails", "said"),
-    [
-        (LONG, lambda h, w: h == w, "h = w"),
-        (LONG, lambda h, w: h > w, "h > w"),
-        (LONG, lambda h, w: h * w >= 65536, "h * w >= 65536"),
-        (TILES, lambda h, w: h * w > 65535, "h * w >= 65536"),
-        (LONG, lambda h, w: h + w > 300, "h + w >= 301"),
-        (LONG, lambda h, w: w % 8 != 0 and h > 40, "h >= 41 and w is not a multiple of 8"),
-        (LONG, lambda h, w: h % 16 == 0 and w % 16 == 0, "h is a multiple of 16 and w is a multiple of 16"),
-        (LONG, lambda h, w: h >= 300 or w >= 77, "w >= 77 or h >= 300"),
-        (LONG, lambda h, _: h >= 33, "h >= 33"),
-    ],
-)
-def test_a_planted_relation_of_two_dimensions_is_found_in_64(
-    axis: range, fails: Callable[[int, int], bool], said: str
-) -> None:
-    found = sweep_points([axis, axis], lambda point: Verdict.FAIL if fails(*point) else Verdict.PASS, [(), ()], 64)
-    known = guess([axis, axis], found)
-    assert known is not None
-    assert sorted(re.split(" and | or ", known.relation.said(NAMES))) == sorted(re.split(" and | or ", said))
-    assert all(known.relation.fails((h, w)) is fails(h, w) for h in axis[::3] for w in axis[::3])
-    assert (known.others, known.fresh >= FRESH) == ((), True)
-
-
-@given(st.dictionaries(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9)), st.sampled_from(Verdict)))
-def test_every_point_that_was_tried_obeys_the_rule(found: dict[Point, Verdict]) -> None:
-    known = guess([range(1, 41), range(1, 41), range(1, 10)], found)
-    if known is None:
-        return
-    assert {Verdict.FAIL, Verdict.PASS} <= set(found.values())
-    for rule in (known.relation, *known.others):
-        wrong = [point for point, verdict in found.items() if rule.fails(point) is not (verdict is Verdict.FAIL)]
-        assert all(found[point] is Verdict.UNRESOLVED for point in wrong)
-        assert rule.said("abc")
-
-
-@given(st.integers(-9, 9), st.integers(0, 5), st.sampled_from(["from", "up_to", "between", "outside"]), st.booleans())
-def test_the_opposite_of_a_condition_is_it(low: int, more: int, kind: str, of_remainders: bool) -> None:
-    ends = (0 if kind == "up_to" else low, 0 if kind == "from" else low + more)
-    bounds = Condition(Feature("difference", (0, 1)), kind, *ends)
-    remainder = Condition(Feature("sum", (0, 1)), "residue", more, period=more + 2)
-    one = remainder if of_remainders else bounds
-    points = [(h, w) for h in range(1, 9) for w in range(1, 9)]
-    assert all(one.holds(point) is not one.negated().holds(point) for point in points)
-    assert one.negated().negated().said(NAMES) == one.said(NAMES)
 
 
 def test_landmarks_are_of_the_sizes_there_are() -> None:

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.targets.evaluator.standalone import evaluator
+from bisect_trt.targets.evaluator.runner import EvaluatorSession
 
 
 @pytest.mark.parametrize(("opset", "axis"), [(10, None), (13, None), (13, 0), (18, -1), (19, 1), (21, 0)])
@@ -32,4 +32,4 @@ def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: ty
     onnx.checker.check_model(model)
     fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]
-    np.testing.assert_array_equal(evaluator(model).run(None, fed)[0], wanted)
+    np.testing.assert_array_equal(EvaluatorSession(model).run(fed)["y"], wanted)

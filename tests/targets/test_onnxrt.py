@@ -17,13 +17,11 @@ from support import save
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.targets.base import Session, make_runtime
-from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.onnxrt.memory import target_model
-from bisect_trt.targets.onnxrt.opening import find_providers
-from bisect_trt.targets.onnxrt.session import OnnxRuntimeSession
-from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.messages import BuildError, RunError, mask_message
+from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt.lowering import target_model
+from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers
 from bisect_trt.targets.settings import TargetSettings, reference_settings
-from bisect_trt.targets.signatures import mask_message
 
 FP16 = TargetSettings(fp16=True)
 TWO = numpy_helper.from_array(np.array(2, np.float32), "two")
@@ -130,7 +128,7 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
         helper.make_node("Optional", ["x"], ["maybe"]),
     ]
     session = load(of(tmp_path / "m.onnx", nodes, ["parts", "y", "maybe"]))
-    assert isinstance(session, OnnxRuntimeSession)
+    assert isinstance(session, OrtSession)
     assert np.array_equal(session.run({"x": X})["y"], X)
     assert session.skipped == {
         "parts": "a seq(tensor(float)), which NumPy has no arrays of",
@@ -326,8 +324,9 @@ CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 @pytest.mark.skipif(not CUDA_HERE, reason="this build of ONNX Runtime has no CUDA provider")
 def test_a_gpu_gets_real_fp16_nodes(tmp_path: Path) -> None:
+    settings = TargetSettings(fp16=True, own=OnnxRuntimeSettings(("cuda", "cpu")))
     lowered = target_model(
-        square_root_of_square(tmp_path / "m.onnx"), TargetSettings(fp16=True, own=OnnxRuntimeSettings(("cuda", "cpu")))
+        square_root_of_square(tmp_path / "m.onnx"), settings, ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
     assert lowered is not None
     assert [node.op_type for node in lowered.graph.node] == ["Cast", "Pow", "Sqrt", "Cast"]
@@ -343,7 +342,7 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
         "from bisect_trt.targets.base import make_runtime\n"
-        "from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings\n"
+        "from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings\n"
         "from bisect_trt.targets.settings import TargetSettings\n"
         "try:\n"
         "    make_runtime(TargetSettings(own=OnnxRuntimeSettings((sys.argv[2],)))).load(pathlib.Path(sys.argv[1]))\n"

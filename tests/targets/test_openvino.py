@@ -19,10 +19,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from support import examples, read_json
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.graph.lower import lower_roundtrip
+from bisect_trt.onnxlib.lower import lower_roundtrip
 from bisect_trt.targets.base import Session, make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.openvino.settings import OpenVinoSettings
+from bisect_trt.targets.openvino import OpenVinoSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.targets.switches import Looked
 

@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.onnxrt.opening import TINY_MODEL, share_options
-from bisect_trt.targets.onnxrt.settings import OFF, OnnxRuntimeSettings
+from bisect_trt.targets.messages import TINY_MODEL
+from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt.runner import share_options
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 X = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)

@@ -12,11 +12,12 @@ from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import arrays
 
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.onnxrt.runtime import OnnxRuntime
-from bisect_trt.targets.onnxrt.values import CAN_FEED
+from bisect_trt.targets.onnxrt.runner import feeds_raw
 from bisect_trt.targets.settings import TargetSettings
 
+CAN_FEED = feeds_raw()
 KINDS = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
 
 
@@ -43,7 +44,7 @@ def values(name: str, shape: tuple[int, ...] = (2, 3)) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("shape", [(2, 3), (1,), (), (0, 3)])
 def test_bits_go_through(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    session = OnnxRuntime(TargetSettings()).load(doubling(tmp_path / "m.onnx", KINDS[name], shape))
+    session = make_runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", KINDS[name], shape))
     x = values(name, shape)
     outputs = session.run({"x": x, "two": np.array(2, np.float32)})
     assert outputs["y"].dtype == x.dtype
@@ -55,7 +56,7 @@ def test_bits_go_through(tmp_path: Path, name: str, shape: tuple[int, ...]) -> N
 def test_an_older_version_says_so(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")
     with pytest.raises(BuildError, match=r"input 'x' is a tensor\(bfloat16\), which ONNX Runtime .* later version"):
-        OnnxRuntime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
+        make_runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
 
 
 @pytest.mark.skipif(not CAN_FEED, reason="this ONNX Runtime takes no such tensors")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.reporting.script import render_script
+from bisect_trt.report.script import render_script
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Minimal, NotReproducible, Target
 from bisect_trt.targets.settings import TargetSettings

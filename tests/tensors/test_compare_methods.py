@@ -20,11 +20,10 @@ from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Algorithm, ErrorStat
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.reading import TopK
-from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor, match_shape, postprocess, top_k
-from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.method import Method
-from bisect_trt.tensors.metrics import ulp_distance
-from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
+from bisect_trt.tensors.compare import compare_all, compare_tensor, match_shape, postprocess, top_k
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+from bisect_trt.tensors.stats import ulp_distance
+from bisect_trt.tensors.tolerance import Method, Tolerance, ToleranceOptions
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
 TIGHT = Tolerance(1e-5, 1e-5)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from support import examples, tolerances
 
 from bisect_trt.options.choices import ErrorStat
-from bisect_trt.tensors.compare import ComparisonKind, compare_all, compare_tensor
+from bisect_trt.tensors.compare import compare_all, compare_tensor
+from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.tolerance import Precision, Tolerance, ToleranceOptions
 
 TIGHT = Tolerance(1e-5, 1e-5)

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-import warnings
-from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,15 +17,13 @@ from polygraphy.comparator import (
 from polygraphy.comparator.struct import IterationResult
 from support import tolerances
 
-from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.groups import is_default
 from bisect_trt.options.choices import Measure
-from bisect_trt.probing.fresh_check import error_of
-from bisect_trt.tensors import measures
+from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.compare import compare_output
-from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.measures import RULES, lpips_distance
-from bisect_trt.tensors.tolerance import ACCURACY, THRESHOLDS, ToleranceOptions
-from bisect_trt.workflows.bits.yardstick import tolerance_is_own
+from bisect_trt.tensors.comparison import RULES, TensorComparison
+from bisect_trt.tensors.tolerance import THRESHOLDS, ToleranceOptions
 
 RNG = np.random.default_rng(11)
 PAIRS: dict[str, tuple[Any, float]] = {
@@ -76,27 +69,18 @@ def test_the_verdict_is_polygraphys(stat: str, name: str) -> None:
     assert measured.threshold == theirs.thresholds.threshold
 
 
-def test_those_of_trtexec() -> None:
-    reference, target = np.array([1.0, 2, 3, 4], np.float32), np.array([1.0, 2, 3.5, 2], np.float32)
-    expected = {"l0": 0.5, "l1": 0.625, "mse": 1.0625, "linf": 2.0, "cos": 1 - 27.5 / math.sqrt(30 * 21.25) + 2 * 0}
-    expected["cos"] = 1 - float(reference @ target / np.linalg.norm(reference) / np.linalg.norm(target))
-    for stat, value in expected.items():
-        for threshold, passes in ((value * 1.01, True), (value * 0.99, False)):
-            found = compared(stat, reference, target, accuracy_threshold=[str(threshold)])
-            assert found.measured[0].value == pytest.approx(value)
-            assert found.passed is passes
-    by_name = compare_output("out", reference, target, tolerances(accuracy_algorithm="l2", accuracy_threshold=["1"]))
-    assert (by_name.measured[0].name, by_name.passed) == ("mse", False)
-
-
 @pytest.mark.parametrize("name", ["far", "zero", "negative", "half"])
 def test_the_threshold_that_is_said_to_pass_does(name: str) -> None:
     """As an option, which is not that of another number; where several fail, all of them."""
     reference, target = PAIRS[name][0], -1.01 * PAIRS[name][0] + 0.3
-    strict: dict[str, dict[str, Any]] = {stat.value: {"accuracy_threshold": ["1e-9"]} for stat in RULES}
-    strict |= {"psnr": {"psnr_threshold": ["300"]}, "snr": {"snr_threshold": ["300"]}, "l2": {}, "cosine": {}}
+    strict: dict[str, dict[str, Any]] = {
+        "psnr": {"psnr_threshold": ["300"]},
+        "snr": {"snr_threshold": ["300"]},
+        "l2": {},
+        "cosine": {},
+    }
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"check_error_stat": [stat]}, words) for stat, words in strict.items() if stat != "lpips"
+        ({"check_error_stat": [stat]}, words) for stat, words in strict.items()
     ]
     cases.append(({"compare_as": "quality_metrics"}, strict["psnr"] | strict["snr"]))
     for how, words in cases:
@@ -128,12 +112,12 @@ def test_each_output_has_its_threshold() -> None:
 
 
 def test_options_and_results_survive_json() -> None:
-    options = tolerances(check_error_stat=["psnr", "o:mse"], psnr_threshold=["inf"], accuracy_threshold=["o:0.5"])
+    options = tolerances(check_error_stat=["psnr", "o:snr"], psnr_threshold=["inf"], snr_threshold=["o:0.5"])
     again = ToleranceOptions.from_json(options.to_json())
     assert again.thresholds == options.thresholds
     assert options.words() == [
-        *("--check-error-stat", "psnr", "--check-error-stat", "o:mse"),
-        *("--psnr-threshold", "inf", "--accuracy-threshold", "o:0.5"),
+        *("--check-error-stat", "psnr", "--check-error-stat", "o:snr"),
+        *("--psnr-threshold", "inf", "--snr-threshold", "o:0.5"),
     ]
     reference, target = pair("far")
     for seen in (target, reference, np.full_like(target, np.nan)):
@@ -159,11 +143,7 @@ def test_close_to_the_threshold_the_words_tell_them_apart() -> None:
     ("words", "message"),
     [
         ({"psnr_threshold": ["3"]}, "--psnr-threshold is of a statistic that is not asked for"),
-        ({"accuracy_threshold": ["3"]}, "--accuracy-threshold is of a statistic that is not asked for"),
-        ({"check_error_stat": ["l0"]}, "l0 says nothing without a threshold"),
-        ({"accuracy_algorithm": "cos"}, "cos says nothing without a threshold"),
         ({"compare_as": "l2", "check_error_stat": ["max"]}, "--compare l2 is a statistic of its own"),
-        ({"compare_as": "l2", "accuracy_algorithm": "l1"}, "--accuracy-algorithm says how to compare"),
     ],
 )
 def test_what_does_not_fit(words: dict[str, Any], message: str) -> None:
@@ -171,88 +151,14 @@ def test_what_does_not_fit(words: dict[str, Any], message: str) -> None:
         tolerances(**words)
 
 
-@pytest.mark.skipif(find_spec("lpips") is not None, reason="lpips is installed")
-def test_lpips_is_named_where_it_is_not_installed() -> None:
-    with pytest.raises(UnavailableError, match=r"needs torch; install it: pip install 'bisect-trt\[lpips\]'"):
-        tolerances(check_error_stat=["lpips"])
-
-
-@pytest.mark.skipif(find_spec("lpips") is not None, reason="lpips is installed")
-def test_lpips_beside_a_torchvision_of_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which raises no ImportError."""
-    (tmp_path / "lpips.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnavailableError, match="LPIPS cannot be imported here"):
-        tolerances(check_error_stat=["lpips"])
-
-
-@pytest.mark.parametrize(
-    "shape", [(5,), (4, 4), (1, 3, 30, 64), (64, 30, 3), (3, 64, 16), (2, 30, 64, 1), (1, 1, 3, 64, 64)]
-)
-def test_lpips_is_of_images(shape: tuple[int, ...]) -> None:
-    said = re.escape(f"of 3 or 4 dimensions and at least 31 by 31, and an output has shape {list(shape)}; name those")
-    with pytest.raises(UnavailableError, match=said):
-        lpips_distance(np.zeros(shape), np.zeros(shape))
-
-
-def test_lpips_without_its_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is missing, and where it is looked for."""
-
-    def offline(**_: Any) -> None:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=offline))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    measures._network.cache_clear()
-    said = rf"network: Name or service not known; put https://\S+/alexnet-\S+ into {tmp_path}/hub/checkpoints, or"
-    with pytest.raises(UnavailableError, match=said):
-        lpips_distance(np.zeros((3, 64, 64)), np.zeros((3, 64, 64)))
-
-
-@pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LPIPS's network; of random weights, since the real ones come from the internet."""
-    lpips, torch = (pytest.importorskip(name) for name in ("lpips", "torch"))
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
-    monkeypatch.setattr(measures, "_network", lambda: made)
-
-
-@pytest.mark.usefixtures("network")
-def test_lpips_of_a_picture_that_is_a_little_past_its_range() -> None:
-    """Is of the scale it has: as one of 0 to 255 it would be black, and any other like it."""
-    image, far = RNG.random((3, 64, 64)), RNG.random((3, 64, 64))
-    for scale in (1, 255):
-        told = compared("lpips", image * scale, far * scale).measured[0].value
-        past = compared("lpips", image * scale * 1.05, far * scale * 1.05).measured[0].value
-        assert past == pytest.approx(told, rel=0.2)
-
-
-@pytest.mark.usefixtures("network")
-def test_lpips_of_images() -> None:
-    """Nothing for the same one, whatever the layout; a value a little past 1 makes no other scale of it."""
-    image = RNG.random((2, 3, 64, 64)).astype(np.float32)
-    assert compared("lpips", image, image).measured[0].value == 0.0
-    image[0, 0, 0, 0] = 1.0
-    near, far = image + np.float32(1e-4), RNG.random(image.shape).astype(np.float32)
-    small, large = (compared("lpips", image, other).measured[0].value for other in (near, far))
-    assert 0 < small < large / 100
-    last = [each.transpose(0, 2, 3, 1) for each in (image, far)]
-    assert compared("lpips", *last).measured[0].value == pytest.approx(large, rel=1e-5)
-    eight = [each * 255 for each in (image, far)]
-    assert compared("lpips", *eight).measured[0].value == pytest.approx(large, rel=1e-4)
-
-
-@pytest.mark.parametrize("stat", [stat.value for stat in RULES if stat is not Measure.LPIPS])
+@pytest.mark.parametrize("stat", [stat.value for stat in RULES])
 def test_how_far_a_number_is_off_is_in_units_of_what_it_may_be(stat: str) -> None:
     """Past 1 what fails, up to 1 what passes, and more for what is further off."""
     reference = PAIRS["far"][0]
-    option = THRESHOLDS.get(stat, ACCURACY).removeprefix("--").replace("-", "_")
+    option = THRESHOLDS[stat].removeprefix("--").replace("-", "_")
     seen = [compared(stat, reference, reference + noise, **{option: ["0.5"]}) for noise in (0.01, 0.3, 3, 100)]
     errors = [error_of(each) for each in seen]
     assert [error > 1 for error in errors] == [not each.passed for each in seen]
     assert errors == sorted(errors)
     assert error_of(compared(stat, reference, np.full_like(reference, np.nan), **{option: ["0.5"]})) > 1
-    assert not tolerance_is_own(tolerances(check_error_stat=[f"out:{stat}"], **{option: ["0.5"]}))
+    assert not is_default(tolerances(check_error_stat=[f"out:{stat}"], **{option: ["0.5"]}))

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tolerances
 
-from bisect_trt.probing.builtin import outcome_of_comparisons
-from bisect_trt.probing.outcome import Outcome
-from bisect_trt.probing.protocol import Compared
+from bisect_trt.probe.oracles import outcome_of_comparisons
+from bisect_trt.probe.outcome import Outcome
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.worker.protocol import Compared
 
 
 def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0") -> TensorComparison:

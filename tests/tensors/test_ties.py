@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.quantized import steps_of
-from bisect_trt.targets.standalone import differs
+from bisect_trt.onnxlib.halves import steps_of
+from bisect_trt.targets.reproduce import differs
 from bisect_trt.tensors.compare import compare_output
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.npz import save_npz

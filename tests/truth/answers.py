@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import pytest
 
-from bisect_trt.probing.places.environments import Environment
+from bisect_trt.worker.environments import Environment
 from truth.cases import Case, healthy_cases, onnxruntime_cases, openvino_cases
 from truth.releases import TOOL, interpreter, onnxruntime
 

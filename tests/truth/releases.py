@@ -13,8 +13,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bisect_trt.probing.places import environments
-from bisect_trt.probing.places.environments import Environment
+from bisect_trt.worker import environments
+from bisect_trt.worker.environments import Environment
 
 _ROOT = Path(__file__).parents[2]
 TOOL: Mapping[str, str] = {"PYTHONPATH": str(_ROOT)}

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.probing.places.environments import Environment
+from bisect_trt.worker.environments import Environment
 from truth.answers import bisect_trt
 from truth.networks import generated
 from truth.patterns import PLANTED, Pattern

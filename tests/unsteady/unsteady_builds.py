@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.targets.chosen import FORMAT, RECORD, TACTIC, Choice, read_choices, write_choices
+from bisect_trt.targets.choices import FORMAT, RECORD, TACTIC, Choice, read_choices, write_choices
 from bisect_trt.targets.messages import BuildError
 
 WRONG = "wrong_kernel"

@@ -12,18 +12,15 @@ import onnx
 import onnxruntime
 import unsteady_builds
 
-from bisect_trt.graph.network import Network
-from bisect_trt.graph.shapes import input_infos
-from bisect_trt.targets.interpreter import Interpreter
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import Interpreter
 
 if TYPE_CHECKING:
     from unsteady_target import UnsteadySettings
 
-    from bisect_trt.targets.chosen import Choice
-
-_RUNNING: list[object] = []
-"""A session for each run that is under way."""
+    from bisect_trt.targets.choices import Choice
 
 
 def spoiled(model: onnx.ModelProto, which: frozenset[str] | None = None) -> onnx.ModelProto:
@@ -94,13 +91,6 @@ class Session:
         ]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        _RUNNING.append(self)
-        try:
-            return self._run(inputs, len(_RUNNING))
-        finally:
-            _RUNNING.remove(self)
-
-    def _run(self, inputs: Mapping[str, Any], together: int) -> dict[str, Any]:
         self._runs += 1
         feed = {info.name: inputs[info.name] for info in self.inputs}
         fed = b"".join(value.tobytes() for value in feed.values())
@@ -125,7 +115,6 @@ class Session:
             or (kind == "only" and rows == int(number))
             or (kind == "multiple" and rows % int(number) == 0)
             or (kind == "not_multiple" and rows % int(number) != 0)
-            or (kind == "beside" and together > 1)
             or (kind == "after" and last not in (None, fed))
             or self._unlucky
             or (kind == "unless" and not Path(number).exists())

@@ -16,14 +16,14 @@ from bisect_trt.targets.base import Capabilities, OwnOptions, OwnSettings, Runti
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
-    from bisect_trt.targets.chosen import Choice
+    from bisect_trt.targets.choices import Choice
     from bisect_trt.targets.options import TargetOptions
 
 
 @dataclass(frozen=True)
 class UnsteadySettings(OwnSettings):
     """When it is wrong: ``never``, ``second`` (run of a session), ``odd`` (rows of a batch), ``columns`` (the same along
-    dimension 1), ``beside`` (another session), ``after`` (an input of other values), ``range`` (after a larger one),
+    dimension 1), ``after`` (an input of other values), ``range`` (after a larger one),
     ``chance:P`` (a build of P), ``tactic:P`` (each bad node whose build takes the wrong kernel, with a chance of P), ``all:P``
     (where all of them do); by the number of rows: ``batch:K`` (from K on), ``late:K`` (that, from the third run on),
     ``free:K`` (as ``batch``, while a dimension is free), ``fused:K`` (that, and a Tanh reads a bad node at once), ``only:K``,

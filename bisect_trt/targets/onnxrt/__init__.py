@@ -1,1 +1,293 @@
-"""ONNX Runtime as a target, and as the reference."""
+"""ONNX Runtime as a target and as the reference: its settings, its options and the plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import pair
+from bisect_trt.options.spec import option
+from bisect_trt.targets.base import (
+    Capabilities,
+    Minimal,
+    NotReproducible,
+    OwnOptions,
+    OwnSettings,
+    Package,
+    Target,
+    Value,
+)
+from bisect_trt.targets.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from bisect_trt.targets.options import TargetOptions
+    from bisect_trt.targets.switches import Looked, Switch
+
+ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
+_LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
+_OPTIONS = {
+    "disabled_optimizers": "--disable-optimizer",
+    "provider_options": "--provider-option",
+    "session_options": "--session-option",
+    "custom_op_libraries": "--custom-op-library",
+    "ep_libraries": "--ep-library",
+}
+"""Of settings whose options are called otherwise: they may be repeated."""
+_POLYGRAPHY = ("providers", "graph_optimization_level")
+"""What `polygraphy run` can be told of."""
+
+_TAKES_A_FOLDER = (1, 21)
+"""The first release that can be told where the weights of a model in memory are."""
+
+
+_LEVELS = {
+    "off": OFF,
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": ALL,
+}
+
+
+def level(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A level of graph optimisation by ONNX Runtime's name, given that or a short one."""
+    found = _LEVELS.get(str(value).lower(), str(value).upper())
+    if found not in _LEVELS.values():
+        raise ValueError(f"one of {', '.join(_LEVELS)}, or ONNX Runtime's own names of them ({ALL})")
+    return found
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeSettings(OwnSettings):
+    """What only ONNX Runtime has.
+
+    Attributes:
+        providers: Its execution providers, by long or short name (``cuda``); where empty those of ``ep_libraries``, else
+            its CPU provider.
+        graph_optimization_level: How far it may optimise the graph, by ONNX Runtime's name of the level.
+        disabled_optimizers: Graph optimizers that are left out, by their names in ONNX Runtime's log.
+        provider_options: Options of the first provider by name, or of another as ``cuda.NAME``.
+        session_options: Attributes of ``SessionOptions``, or entries of its configuration, by name.
+        custom_op_libraries: Shared libraries with kernels for operators of others.
+        ep_libraries: Shared libraries with execution providers, as the name to register one under, and the file.
+    """
+
+    providers: tuple[str, ...] = ()
+    graph_optimization_level: str = ALL
+    disabled_optimizers: tuple[str, ...] = ()
+    provider_options: tuple[tuple[str, str], ...] = ()
+    session_options: tuple[tuple[str, str], ...] = ()
+    custom_op_libraries: tuple[str, ...] = ()
+    ep_libraries: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def optimize(self) -> bool:
+        """Whether it may optimise the graph at all."""
+        return self.graph_optimization_level != OFF
+
+
+@dataclass
+class OnnxRuntimeOptions(OwnOptions):
+    """What only ONNX Runtime has."""
+
+    providers: Annotated[
+        list[str], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+    ] = field(default_factory=list)
+    provider_option: Annotated[
+        list[tuple[str, str]],
+        option(metavar="K:V", help="An option of the first of them; of another one as cuda.K:V.", read=pair),
+    ] = field(default_factory=list)
+    session_option: Annotated[
+        list[tuple[str, str]],
+        option(
+            metavar="K:V",
+            help="An attribute of ONNX Runtime's SessionOptions, or, as in session.disable_prepacking:1, an entry of its "
+            "configuration.",
+            read=pair,
+        ),
+    ] = field(default_factory=list)
+    graph_optimization_level: Annotated[
+        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
+    ] = ALL
+    disable_optimizer: Annotated[
+        list[str],
+        option(metavar="NAME", help="Leave a graph optimizer of ONNX Runtime's out: GemmTransposeFusion, ..."),
+    ] = field(default_factory=list)
+    custom_op_library: Annotated[
+        list[Path], option(metavar="FILE", help="Kernels for ONNX Runtime, and for the reference.")
+    ] = field(default_factory=list)
+    ep_library: Annotated[
+        list[tuple[str, str]],
+        option(
+            metavar="NAME:FILE", help="A plug-in execution provider for ONNX Runtime to load, from 1.22 on.", read=pair
+        ),
+    ] = field(default_factory=list)
+
+    def settings(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: A library is not there, or an option of one name has two values.
+        """
+        for flag, pairs in (("--provider-option", self.provider_option), ("--session-option", self.session_option)):
+            if twice := sorted({name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1}):
+                raise UsageError(f"{flag} is given twice for {twice[0]!r}; give it once")
+        return OnnxRuntimeSettings(
+            tuple(self.providers),
+            self.graph_optimization_level,
+            tuple(self.disable_optimizer),
+            tuple(self.provider_option),
+            tuple(self.session_option),
+            tuple(_existing("--custom-op-library", path) for path in self.custom_op_library),
+            tuple((name, _existing("--ep-library", Path(path))) for name, path in self.ep_library),
+        )
+
+    def files(self) -> list[Path]:
+        """The libraries."""
+        return [*self.custom_op_library, *(Path(path) for _, path in self.ep_library)]
+
+
+def _existing(flag: str, path: Path) -> str:
+    """Absolute: the worker reads it."""
+    if not path.is_file():
+        raise UsageError(f"{flag}: there is no file {path}; check the path.")
+    return str(path.absolute())
+
+
+@cache
+def _version(package: str) -> tuple[int, ...]:
+    """The release of a package; nothing if it is not here."""
+    from importlib import metadata  # noqa: PLC0415 - a worker that runs the reference alone starts without
+
+    try:
+        return tuple(int(part) for part in metadata.version(package).split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):
+        return ()
+
+
+class OnnxRuntimeTarget(Target):
+    """ONNX Runtime with some execution providers."""
+
+    name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
+    capabilities = Capabilities(sliced=True)
+    options, help = OnnxRuntimeOptions, "ONNX Runtime, all graph optimisations on."
+    needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
+    sent = ("bisect_trt.targets.onnxrt.runner",)
+    packages = tuple(Package(name, (((1, 19), "numpy<2"),)) for name in ("onnxruntime", "onnxruntime-gpu"))
+    files = ("custom_op_libraries",)
+
+    def package(self, settings: TargetSettings) -> Package:
+        """The build for CPUs, where it runs on nothing else."""
+        return self.packages[0 if self.emulates_low(settings) else 1]
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """By Casts, as :func:`~bisect_trt.targets.onnxrt.lowering.target_model` says, for the providers that are there."""
+        if not settings.low_precisions:
+            return None
+        from bisect_trt.targets.onnxrt.lowering import target_model  # noqa: PLC0415 - as above
+
+        return target_model(model, settings, facts["providers"])
+
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "": ("onnxruntime",),
+        "--providers cuda": ("onnxruntime", "cuda-provider"),
+    }
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Yield the package's version and its providers, or check that it runs a model on a GPU.
+
+        Raises:
+            UnavailableError: It does not.
+        """
+        import onnxruntime  # noqa: PLC0415 - it may crash, and other runtimes may not
+
+        if name == "onnxruntime":
+            yield "ONNX Runtime", onnxruntime.__version__
+            yield "execution providers", ", ".join(onnxruntime.get_available_providers())
+            return
+        from bisect_trt.targets.messages import TINY_MODEL  # noqa: PLC0415 - as above
+
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "tiny.onnx"
+            path.write_bytes(TINY_MODEL)
+            self.make_runtime(plain.with_own(providers=("cuda",))).load(path)
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Its providers, whether it optimises, and its precisions."""
+        own = settings.of(OnnxRuntimeSettings)
+        words = [", ".join(own.providers or [name for name, _ in own.ep_libraries]) or "CPU"]
+        words += [_LEVEL_TITLES.get(own.graph_optimization_level, own.graph_optimization_level)]
+        words += [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
+        words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
+        words += [Path(path).name for path in own.custom_op_libraries]
+        return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
+
+    def flag(self, name: str, value: Value) -> list[str]:
+        """Each value after a flag of its own, pairs with a colon."""
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        if isinstance(value, str):
+            return [option, value]
+        return [word for each in value for word in (option, each if isinstance(each, str) else ":".join(each))]
+
+    def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible | None:
+        """To Polygraphy."""
+        if tool != "polygraphy":
+            return super().said_to(tool, settings, model)
+        own = settings.of(OnnxRuntimeSettings)
+        unsaid = [self.flag(name, value)[0] for name, value in self.changed(settings) if name not in _POLYGRAPHY]
+        if unsaid:
+            return NotReproducible(f"it has no option for {', '.join(unsaid)}")
+        words = ["--onnxrt", *(["--providers", *own.providers] if own.providers else [])]
+        level = own.graph_optimization_level
+        return words + ([] if level == ALL else ["--graph-optimization-level", level])
+
+    def alternatives(self, settings: TargetSettings) -> list[tuple[str, TargetSettings]]:
+        """Without optimisations, and on the CPU, too."""
+        own, others = settings.of(OnnxRuntimeSettings), super().alternatives(settings)
+        if own.optimize:
+            others.append(("With graph optimisations off", settings.with_own(graph_optimization_level=OFF)))
+        if not self.emulates_low(settings):
+            plain = settings.with_own(providers=(), provider_options=(), ep_libraries=())
+            others.append(("On the CPU's execution provider", plain))
+        return others
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Its graph optimizers one by one, options, levels."""
+        from bisect_trt.targets.onnxrt.switches import ort_switches  # noqa: PLC0415 - a command line is read without
+
+        return ort_switches(settings, looked)
+
+    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
+        """The session's opening."""
+        from bisect_trt.targets.onnxrt.switches import ort_snippet  # noqa: PLC0415 - as above
+
+        return ort_snippet(settings)
+
+    def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
+        """With the same kernels for operators of others."""
+        return plain.with_own(custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries)
+
+    def finds_weights(self, settings: TargetSettings) -> bool:
+        """From 1.21 on, with its own providers."""
+        own = settings.of(OnnxRuntimeSettings)
+        versions = [found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))]
+        plain = {_short(name) for name in own.providers} <= {"cpu", "cuda"} and not own.ep_libraries
+        return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
+
+    def emulates_low(self, settings: TargetSettings) -> bool:
+        """On its CPU provider."""
+        own = settings.of(OnnxRuntimeSettings)
+        names = own.providers or [name for name, _ in own.ep_libraries] or ["cpu"]
+        return all(_short(name) == "cpu" for name in names)
+
+
+def _short(provider: str) -> str:
+    """``cuda`` for ``CUDAExecutionProvider``."""
+    return provider.lower().removesuffix("executionprovider")

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bisect_trt.targets.onnxrt.settings import ALL, OFF, OnnxRuntimeSettings
+from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import LIKELY, Looked, Snippet, Switch, Tier, precision_switches
+from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, precision_switches
 
 Turn = Callable[[TargetSettings], TargetSettings]
 OPTIMIZER = "optimizer"
@@ -218,19 +218,6 @@ def _providers(own: OnnxRuntimeSettings) -> list[Switch]:
     return [Switch("provider:cpu", turn, Tier.WHOLE, how="used alone")]
 
 
-_SCRIPT = """import sys
-
-import numpy as np
-import onnxruntime
-
-m = sys.argv[1]
-{code}
-with np.load(sys.argv[2]) as values:
-    fed = {{each.name: values[f"arr_{{place}}"] for place, each in enumerate(session.get_inputs())}}
-np.savez(sys.argv[3], *session.run(None, fed))
-"""
-
-
 _PROVIDERS = (
     *("CPU", "CUDA", "Tensorrt", "NvTensorRTRTX", "OpenVINO", "Dml", "CoreML", "QNN", "MIGraphX", "ROCM", "Dnnl"),
     *("Xnnpack", "WebGpu", "ACL", "ArmNN", "VitisAI", "CANN", "Azure"),
@@ -244,7 +231,7 @@ def long_name(provider: str) -> str:
     return next((each for each in _PROVIDERS if each.lower() == provider.lower()), provider) + "ExecutionProvider"
 
 
-def ort_snippet(settings: TargetSettings) -> Snippet:
+def ort_snippet(settings: TargetSettings) -> tuple[str, ...]:
     """The lines that open such a session."""
     own = settings.of(OnnxRuntimeSettings)
     lines: list[str] = []
@@ -265,8 +252,7 @@ def ort_snippet(settings: TargetSettings) -> Snippet:
         arguments["disabled_optimizers"] = _quoted(own.disabled_optimizers)
     words = ", ".join(["m", *(f"{name}={value}" for name, value in arguments.items())])
     lines.append(f"session = onnxruntime.InferenceSession({words})")
-    whole = not (own.provider_options or own.ep_libraries)
-    return Snippet(tuple(lines), _SCRIPT.format(code="\n".join(lines)) if whole else None)
+    return tuple(lines)
 
 
 def _literal(name: str, value: str) -> str:

@@ -1,1 +1,181 @@
-"""OpenVINO."""
+"""OpenVINO as a target: its settings, its options, the plug-in and its switches.
+
+A release build of OpenVINO has no switch for a single transformation of the graph; two properties leave out whole families of
+them: ``SNIPPETS_MODE`` the fusion of elementwise nodes into generated code, ``LP_TRANSFORMS_MODE`` the propagation of
+QuantizeLinear and DequantizeLinear (``src/plugins/intel_cpu/src/config.cpp``). The device does not list them among its
+properties, so the runner tries which it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from bisect_trt.errors import UsageError
+from bisect_trt.options.reading import pair
+from bisect_trt.options.spec import option
+from bisect_trt.targets.base import Minimal, OwnOptions, OwnSettings, Package, Script, Target, Value
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.switches import LIKELY, Looked, Switch, Tier, precision_switches
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from bisect_trt.targets.options import TargetOptions
+
+CPU = "CPU"
+HINT = "INFERENCE_PRECISION_HINT"
+FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
+_CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+@dataclass(frozen=True)
+class OpenVinoSettings(OwnSettings):
+    """What only OpenVINO has.
+
+    Attributes:
+        device: Its device, as it calls it: ``CPU``, ``GPU.0``, ``AUTO``, ``HETERO:GPU,CPU``.
+        properties: Properties of the device that a model is compiled with, by OpenVINO's names.
+    """
+
+    device: str = CPU
+    properties: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class OpenVinoOptions(OwnOptions):
+    """What only OpenVINO has."""
+
+    openvino_device: Annotated[str, option(metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")] = CPU
+    openvino_property: Annotated[
+        list[tuple[str, str]],
+        option(metavar="K:V", help="A property of OpenVINO's device, such as EXECUTION_MODE_HINT:ACCURACY.", read=pair),
+    ] = field(default_factory=list)
+
+    def settings(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
+        """As plain data.
+
+        Raises:
+            UsageError: A property has two values, or is about the precision, which has options of its own.
+        """
+        names = [name.upper() for name, _ in self.openvino_property]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"--openvino-property is given twice for {twice[0]!r}; give it once")
+        low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
+        if low is not None and HINT in names:
+            raise UsageError(f"{low} and --openvino-property {HINT} both say in which precision to run; drop one.")
+        if common.fp16 and common.bf16:
+            raise UsageError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
+        return OpenVinoSettings(
+            self.openvino_device, tuple((name.upper(), value) for name, value in self.openvino_property)
+        )
+
+
+class OpenVinoTarget(Target):
+    """OpenVINO with one of its devices."""
+
+    name, title, own = "openvino", "OpenVINO", OpenVinoSettings
+    options, help = OpenVinoOptions, "OpenVINO; fp32 unless --fp16 or --bf16 asks for another precision."
+    needs, emulator = "openvino", f"OpenVINO's CPU device with {HINT}={FULL}"
+    sent, reads_graph = ("bisect_trt.targets.openvino.runner",), True
+    packages = (Package("openvino"),)
+    rows: ClassVar[Mapping[str, tuple[str, ...]]] = {"": ("openvino",)}
+
+    def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
+        """Return the model with every value rounded, where the device does not compute in the low precision."""
+        low = next(iter(settings.low_precisions), None)
+        if low is None or (not settings.keep and _CAPABILITIES[low] in facts["capabilities"]):
+            return None
+        from bisect_trt.onnxlib.lower import lower_roundtrip  # noqa: PLC0415 - a command line is read without
+        from bisect_trt.targets.runtime import load_proto, low_type  # noqa: PLC0415 - as above
+
+        arithmetic, kind = self.drops_casts(settings), low_type(settings)
+        assert kind is not None  # OpenVINO takes no other low precision
+        return lower_roundtrip(load_proto(model), settings.keep, None, kind, arithmetic=arithmetic)
+
+    def hints(self, settings: TargetSettings, model: ModelProto, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the names of the model's inputs, which OpenVINO does not always know."""
+        weights = {tensor.name for tensor in model.graph.initializer}
+        return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
+
+    def look(self, name: str, plain: TargetSettings) -> Iterator[tuple[str, str]]:
+        """Its version and its devices.
+
+        Raises:
+            UnavailableError: It is not there.
+        """
+        from bisect_trt.targets.openvino.runner import require_openvino  # noqa: PLC0415 - a command line is read without
+
+        openvino = require_openvino()
+        yield "OpenVINO", openvino.__version__
+        core = openvino.Core()
+        named = {device: core.get_property(device, "FULL_DEVICE_NAME") for device in core.available_devices}
+        yield "OpenVINO devices", ", ".join(f"{device} ({name})" for device, name in named.items())
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Its device, properties and precisions."""
+        own = settings.of(OpenVinoSettings)
+        said = [f"{name}={value}" for name, value in own.properties]
+        return f"{self.title} ({', '.join([own.device, *said, *(settings.low_precisions or ('fp32',))])})"
+
+    def flag(self, name: str, value: Value) -> list[str]:
+        """Each property after a flag of its own."""
+        if name == "device":
+            return ["--openvino-device", value]
+        return [word for key, each in value for word in ("--openvino-property", f"{key}:{each}")]
+
+    def emulates_low(self, settings: TargetSettings) -> bool:
+        """On the CPU, where it computes what a graph has in fp16 in fp32."""
+        return settings.of(OpenVinoSettings).device == CPU
+
+    def drops_casts(self, settings: TargetSettings) -> bool:
+        """On the CPU as well: fp16 is made fp32 in the whole graph, and the Casts are none then."""
+        return self.emulates_low(settings)
+
+    def script(self, settings: TargetSettings, model: Minimal) -> Script:
+        """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
+        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False) if model.lowered else {}
+        return super().script(replace(settings, **full), model)
+
+    def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
+        """Return properties that are given, each left out; those that the device takes, each set; precisions."""
+        own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", {})
+        given = dict(own.properties)
+        found = [Switch(f"option:{name}", partial(_without, name), weight=LIKELY, how="left out") for name in given]
+        for name, value in takes.items():
+            if name in given:
+                continue
+            quantized = name.startswith("LP_")
+            if quantized and not looked.operators & _QUANTIZED:
+                continue
+            found.append(
+                Switch(
+                    f"option:{name}={value}",
+                    partial(_with, name, value),
+                    Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION,
+                    LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0,
+                )
+            )
+        return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)
+
+    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
+        """Return the line that compiles a model so; what was rounded to a low precision in the file runs in fp32."""
+        own = settings.of(OpenVinoSettings)
+        low = next(iter(settings.low_precisions), None)
+        rounded = low is None or settings.keep or (low == "fp16" and self.drops_casts(settings))
+        properties = {HINT: FULL if rounded or low is None else HINTS[low], **dict(own.properties)}
+        line = f"compiled = openvino.Core().compile_model(m, {own.device!r}, {properties!r})".replace("'", '"')
+        return (line,)
+
+
+def _without(name: str, settings: TargetSettings) -> TargetSettings:
+    pairs = settings.of(OpenVinoSettings).properties
+    return settings.with_own(properties=tuple(pair for pair in pairs if pair[0] != name))
+
+
+def _with(name: str, value: str, settings: TargetSettings) -> TargetSettings:
+    return settings.with_own(properties=(*settings.of(OpenVinoSettings).properties, (name, value)))

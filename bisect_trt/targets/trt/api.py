@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.targets.signatures import clean_message
+from bisect_trt.targets.messages import clean_message
 from bisect_trt.targets.trt.cuda import Cuda, load_cuda
 from bisect_trt.targets.trt.tuned import listen
 

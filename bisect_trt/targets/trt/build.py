@@ -11,11 +11,11 @@ from typing import Any
 from onnx import ModelProto
 
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.graph.lower import LOW_TYPES, lower_fp16
+from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
 from bisect_trt.targets.base import Lowering
-from bisect_trt.targets.chosen import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
-from bisect_trt.targets.interpreter import load_proto
+from bisect_trt.targets.choices import LAYERS, RECORD, REPLAY, TACTIC, TIMINGS, Choice, choices_of_layers, write_choices
 from bisect_trt.targets.messages import RunError
+from bisect_trt.targets.runtime import load_proto
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt import knobs, selector, tuned
 from bisect_trt.targets.trt.api import TensorRt, tensorrt

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from bisect_trt.graph.externals import has_external_data
+from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.api import TensorRt
 from bisect_trt.targets.trt.config import is_strongly_typed, network_flags

@@ -85,7 +85,7 @@ def selector(trt: Any, avoided: Any, pinned: Any = (), formats: bool = False) ->
             return kept or list(range(len(choices)))
 
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
-            for where, choice in zip(contexts, choices):
+            for where, choice in zip(contexts, choices, strict=False):
                 count = self._offered.get(where.name, 1)
                 self.took.append([where.name, tactic(where.name, choice), count])
                 if formats:

@@ -1,4 +1,4 @@
-"""TensorRT in a place; see :mod:`bisect_trt.probing.places.sent.server`. It has Python 3.8's syntax, and is sent there.
+"""TensorRT in a place; see :mod:`bisect_trt.worker.host`. It has Python 3.8's syntax, and is sent there.
 
 It builds and runs as ``reproduce.py`` does (:mod:`~bisect_trt.targets.trt.standalone`). What an engine is made of is not told,
 since that takes the graph, and there is no ONNX there; but of a build that is recorded, which tactics its layers took.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.standalone import Refused
-from bisect_trt.targets.trt import knobs, selector, standalone, tuned
+from bisect_trt.targets.trt.knobs import NoSuch, check_running, prepare_runtime
+from bisect_trt.targets.trt.selector import PIN_MISSED, PIN_REFUSED, took
+from bisect_trt.targets.trt.standalone import Refused, build, execute, load_cudart, make_logger, why
+from bisect_trt.targets.trt.tuned import timed
 from bisect_trt.targets.trt.wording import is_poisoning, signature
 from bisect_trt.tensors.info import TensorInfo
 
@@ -52,7 +55,7 @@ class There:
             raise UnavailableError(f"TensorRT {tensorrt.__version__} is too old; install 8.6 or later there.")
         _check(settings, version, str(tensorrt.__version__))
         self._errors: list[str] = []
-        self._logger = standalone.make_logger(tensorrt, self._errors)
+        self._logger = make_logger(tensorrt, self._errors)
         self._cudart = _cudart()
         for library in settings["plugins"]:
             try:
@@ -69,8 +72,8 @@ class There:
         except Exception as error:
             raise UnavailableError(f"TensorRT {tensorrt.__version__} cannot use the GPU there: {error}.") from error
         try:
-            knobs.prepare_runtime(tensorrt, self._runtime, settings)
-        except knobs.NoSuch as error:
+            prepare_runtime(tensorrt, self._runtime, settings)
+        except NoSuch as error:
             raise UsageError(f"TensorRT {tensorrt.__version__} is there: {error}.") from error
         by_cast = settings["lowering"] == "cast" or settings["strongly_typed"] or version >= _STRONG_ONLY
         self.facts = {"lowers_by": "cast" if by_cast else "layer", "version": str(tensorrt.__version__)}
@@ -105,10 +108,10 @@ class There:
                 f"TensorRT {self._trt.__version__} cannot load the engine there; build it again for it."
             )
         if engine is None:
-            raise RunError(standalone.why(self._errors, "the engine cannot be loaded, and TensorRT does not say why"))
+            raise RunError(why(self._errors, "the engine cannot be loaded, and TensorRT does not say why"))
         recorded = prebuilt is None and self._settings["record"] is not None
-        took = (selector.took() or tuned.timed()) if recorded else []
-        return Session(self._trt, engine, self._errors, hints, self._settings, took)
+        tactics = (took() or timed()) if recorded else []
+        return Session(self._trt, engine, self._errors, hints, self._settings, tactics)
 
     def build(self, path: pathlib.Path, to: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         """Write a model's engine to a file.
@@ -122,12 +125,12 @@ class There:
         low = [name for name in ("tf32", "fp16", "bf16", "fp8", "int8") if self._settings[name]]
         known = {"precisions": low, "lowered": hints["lowered"], "nodes": hints["nodes"]}
         try:
-            plan = standalone.build(self._trt, self._logger, self._errors, path, feed, {**self._settings, **known})
+            plan = build(self._trt, self._logger, self._errors, path, feed, {**self._settings, **known})
         except Refused as refused:
-            pin = refused.message.startswith(selector.PIN_REFUSED)
-            masked = selector.PIN_MISSED if pin else signature(refused.message, hints["names"])
+            pin = refused.message.startswith(PIN_REFUSED)
+            masked = PIN_MISSED if pin else signature(refused.message, hints["names"])
             raise BuildError(refused.message, signature=masked, poisoned=is_poisoning(self._errors)) from refused
-        except knobs.NoSuch as error:
+        except NoSuch as error:
             raise UsageError(f"TensorRT {self._trt.__version__} is there: {error}.") from error
         if self._settings["save_engine"] is not None:
             with open(self._settings["save_engine"], "wb") as file:  # noqa: PTH123 - as above
@@ -158,12 +161,12 @@ class Session:
         errors: list[str],
         hints: Mapping[str, Any],
         settings: Mapping[str, Any],
-        took: list[list[Any]],
+        tactics: list[list[Any]],
     ) -> None:
-        """``hints`` say what the model gives back, ``took`` what its build chose, see :func:`selector.took`."""
+        """``hints`` say what the model gives back, ``tactics`` what its build chose, see :func:`took`."""
         import numpy as np
 
-        self._took = took
+        self._tactics = tactics
         self._trt, self._engine, self._errors, self._settings = trt, engine, errors, settings
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.inputs = [
@@ -180,7 +183,7 @@ class Session:
         plain = {"kind": "", "precisions": [], "tensors": []}
         return [
             {"name": name, "tactic": tactic[len(name) + 1 :], "pins": offered > 1, **plain}
-            for name, tactic, offered in self._took
+            for name, tactic, offered in self._tactics
         ]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +193,7 @@ class Session:
             RunError: It fails.
         """
         try:
-            return standalone.execute(self._trt, self._engine, inputs, self._errors, self._settings)
+            return execute(self._trt, self._engine, inputs, self._errors, self._settings)
         except Refused as refused:
             poisoned = is_poisoning([*self._errors, refused.message])
             raise RunError(refused.message, signature=signature(refused.message, ()), poisoned=poisoned) from refused
@@ -211,8 +214,8 @@ def _check(settings: Mapping[str, Any], version: tuple[int, ...], said: str) -> 
             "--pin: the build there chose no tactic that could be pinned, and its timings stay there; leave --pin out."
         )
     try:
-        knobs.check_running(settings, version, said)
-    except knobs.NoSuch as error:
+        check_running(settings, version, said)
+    except NoSuch as error:
         raise UsageError(f"{error}.") from error
 
 
@@ -223,7 +226,7 @@ def _cudart() -> Any:
         UnavailableError: It is not there, or there is no GPU.
     """
     try:
-        cudart = standalone.load_cudart()
+        cudart = load_cudart()
     except RuntimeError as error:
         raise UnavailableError(f"{error}, on the machine of that place.") from error
     count = ctypes.c_int()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.values import element_dtype
+from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.trt.api import TensorRt

@@ -10,43 +10,35 @@ import ctypes
 import pathlib
 import re
 import sys
-from typing import Any, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from bisect_trt.targets.standalone import Refused
 from bisect_trt.targets.trt.knobs import (
     calibrator_base,
     forget_int8,
     make_context,
     order_layers,
     plug_instancenorm,
-    prepare_runtime,
     set_parser_flags,
     turn,
 )
 from bisect_trt.targets.trt.selector import PIN_REFUSED, lift, missed, select
 from bisect_trt.targets.trt.tuned import CannotTake, build_edited, by_cache, listen
-from bisect_trt.targets.trt.wording import is_out_of_memory, reason, signature
+from bisect_trt.targets.trt.wording import is_out_of_memory, reason
+
+
+class Refused(Exception):  # noqa: N818 - a finding, not an error
+    """TensorRT does not take the model: it fails to "build" or to "run" it."""
+
+    def __init__(self, doing: str, message: str) -> None:
+        """``message`` in the target's words."""
+        super().__init__(message)
+        self.doing = doing
+        self.message = message
+
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """What the parser appends where a node makes several layers."""
-
-
-def run(path: pathlib.Path, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of the model, by name."""
-    import tensorrt
-
-    print(f"TensorRT {tensorrt.__version__}")
-    for library in settings["plugins"]:
-        ctypes.CDLL(str(path.parent / library), mode=ctypes.RTLD_GLOBAL)
-    errors: list[str] = []
-    logger = make_logger(tensorrt, errors)
-    tensorrt.init_libnvinfer_plugins(logger, "")
-    plan = build(tensorrt, logger, errors, path, inputs, settings)
-    runtime = tensorrt.Runtime(logger)
-    if settings["load_runtime"] is not None:
-        runtime = runtime.load_runtime(str(path.parent / settings["load_runtime"]))
-    prepare_runtime(tensorrt, runtime, settings)
-    return execute(tensorrt, runtime.deserialize_cuda_engine(plan), inputs, errors, settings)
 
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
@@ -230,7 +222,7 @@ def constrain(trt: Any, network: Any, settings: Mapping[str, Any], by_reading: b
     low = trt.DataType.BF16 if "bf16" in settings["precisions"] else trt.DataType.HALF
     nodes = settings["nodes"]
     named = by_reading or settings["keep"] or settings["held"]
-    for layer, place in zip(layers_of(network), nodes_of(network, nodes)) if named else ():
+    for layer, place in zip(layers_of(network), nodes_of(network, nodes), strict=True) if named else ():
         if by_reading:
             tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
             half = any(tensor is not None and tensor.dtype == trt.DataType.HALF for tensor in tensors)
@@ -371,8 +363,3 @@ def give_back(cudart: ctypes.CDLL, taken: list[ctypes.c_void_p], stream: ctypes.
 def copy(cuda: Callable[..., None], target: object, source: object, size: int, kind: int) -> None:
     """Copy to the GPU (kind 1) or from it (2)."""
     cuda("cudaMemcpy", target, source, ctypes.c_size_t(size), ctypes.c_int(kind))
-
-
-def sign(refused: Refused, names: list[str]) -> str:
-    """The signature of a refusal: a build's without the names in the model."""
-    return signature(refused.message, names if refused.doing == "build" else ())

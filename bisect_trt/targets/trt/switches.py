@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.targets.switches import Looked, Snippet, Switch, Tier, precision_switches
+from bisect_trt.targets.switches import Looked, Switch, Tier, precision_switches
 from bisect_trt.targets.trt.knobs import ENUMS, TYPES, plain
 from bisect_trt.targets.trt.settings import TrtSettings
 
@@ -169,7 +169,7 @@ def _previews(own: TrtSettings, known: object) -> Iterator[Switch]:
         yield Switch(f"preview-feature:{name}", turn, how="turned off" if name in on else "turned on")
 
 
-def trt_snippet(settings: TargetSettings) -> Snippet:
+def trt_snippet(settings: TargetSettings) -> tuple[str, ...]:
     """The lines that set a builder configuration up so, after ``config = builder.create_builder_config()``."""
     own = settings.of(TrtSettings)
     lines = ["config.clear_flag(trt.BuilderFlag.TF32)"] if not settings.tf32 else []
@@ -200,7 +200,7 @@ def trt_snippet(settings: TargetSettings) -> Snippet:
     ]
     lines += [f"# an IAlgorithmSelector that does not return {each}" for each in own.avoid_tactics]
     lines += [f"# an IAlgorithmSelector that returns nothing but {each}" for each in own.pin_tactics]
-    return Snippet(tuple(lines))
+    return tuple(lines)
 
 
 def _literal(name: str, value: str) -> str:

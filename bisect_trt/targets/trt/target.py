@@ -14,12 +14,11 @@ from bisect_trt.targets.base import (
     NotReproducible,
     Package,
     Runtime,
-    Script,
     ShapeRange,
     Target,
     Value,
 )
-from bisect_trt.targets.chosen import TIMINGS
+from bisect_trt.targets.choices import TIMINGS
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.options import TrtOptions
 from bisect_trt.targets.trt.said import say
@@ -28,8 +27,8 @@ from bisect_trt.targets.trt.settings import TrtSettings
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from bisect_trt.targets.chosen import Choice
-    from bisect_trt.targets.switches import Looked, Snippet, Switch
+    from bisect_trt.targets.choices import Choice
+    from bisect_trt.targets.switches import Looked, Switch
 
 _RUN = ("load_runtime", "allocation_strategy", "weight_streaming_budget", "dla_workspace_allocation_strategy")
 """What says how an engine is run that another process has built."""
@@ -86,7 +85,6 @@ class TensorRtTarget(Target):
     packages = (Package("tensorrt"),)
     files = ("plugins", "load_timing_cache", "calibration_cache", "load_runtime")
     sent = (
-        "bisect_trt.targets.standalone",
         "bisect_trt.targets.trt.wording",
         "bisect_trt.targets.trt.tuned",
         "bisect_trt.targets.trt.knobs",
@@ -115,8 +113,8 @@ class TensorRtTarget(Target):
 
     def lower(self, settings: TargetSettings, model: Path, facts: Mapping[str, Any]) -> ModelProto | None:
         """Casts where the TensorRT there has no other way, free dimensions where a profile has ranges; else named nodes."""
-        from bisect_trt.graph.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
-        from bisect_trt.targets.interpreter import load_proto  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16  # noqa: PLC0415 - as above
+        from bisect_trt.targets.runtime import load_proto  # noqa: PLC0415 - as above
         from bisect_trt.targets.trt.parse import free_dimensions, name_nodes  # noqa: PLC0415 - as above
 
         if settings.of(TrtSettings).load_engine is not None:
@@ -157,21 +155,6 @@ class TensorRtTarget(Target):
         said = [*settings.low_precisions, *(["held to it"] if settings.held else []), *own]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
-    def script(self, settings: TargetSettings, model: Minimal) -> Script:
-        """With nothing but TensorRT, CUDA's runtime and NumPy."""
-        known = (
-            "bisect_trt.targets.signatures",
-            "bisect_trt.targets.trt.wording",
-            "bisect_trt.targets.trt.tuned",
-            "bisect_trt.targets.trt.knobs",
-            "bisect_trt.targets.trt.selector",
-            "bisect_trt.targets.trt.standalone",
-        )
-        values = self.reproducible(settings)
-        values |= {"precisions": list(settings.low_precisions), "lowered": model.lowered, "held": settings.held}
-        values |= {"keep": list(settings.keep), "nodes": model.nodes if settings.keep or settings.held else ()}
-        return Script(f"{self.needs}, numpy and an NVIDIA GPU", known, values)
-
     def said_to(self, tool: str, settings: TargetSettings, model: Minimal) -> list[str] | NotReproducible:
         """To Polygraphy and ``trtexec``; see :mod:`bisect_trt.targets.trt.said`."""
         own = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
@@ -206,7 +189,7 @@ class TensorRtTarget(Target):
             return self.pinned(settings, pins)
         return settings.with_own(pin_timings=str((folder / TIMINGS).absolute()))
 
-    def snippet(self, settings: TargetSettings) -> Snippet:
+    def snippet(self, settings: TargetSettings) -> tuple[str, ...]:
         """The builder configuration."""
         from bisect_trt.targets.trt.switches import trt_snippet  # noqa: PLC0415 - as above
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from bisect_trt.targets.signatures import mask_names, mask_values
+from bisect_trt.targets.messages import mask_names, mask_values
 
 _PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?")
 """``[optimizer.cpp::computeCosts::3869]``: where in its source; its error's number may stand before it. Since 10 it is the method

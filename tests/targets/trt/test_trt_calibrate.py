@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +12,9 @@ from onnx import TensorProto, helper
 from trt_api import OLD, WEAK
 from trt_standin import make_tensorrt, trt_target
 
-from bisect_trt.errors import UsageError
-from bisect_trt.graph.network import Network
-from bisect_trt.options.choices import Cost
+from bisect_trt.mixed_precision.ladder import rungs_chosen
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.targets.trt.config import calibrate
-from bisect_trt.workflows.precision import calibrated
-from bisect_trt.workflows.precision.task import PrecisionSettings
-from bisect_trt.workflows.subject import Subject
 
 before_11 = pytest.mark.parametrize("version", [OLD, WEAK])
 
@@ -87,14 +83,6 @@ def test_without_data_there_is_no_calibrator(version: str) -> None:
     assert calibrator(version, Memory()) is None
 
 
-def test_bytes_are_not_known_before_a_build(tmp_path: Path) -> None:
-    settings = PrecisionSettings(
-        tmp_path / "a.engine", "int8", trt_target("int8"), rungs=("int8", "fp16", "fp32"), cost=Cost.BYTES
-    )
-    with pytest.raises(UsageError, match="--cost bytes: TensorRT chooses the types of weights as it builds"):
-        calibrated.calibrate(cast(Subject, None), settings)
-
-
 def test_the_rung_that_tensorrt_chose_is_told_as_far_as_its_engine_tells() -> None:
     """Of several types that a layer makes the cheapest; of what is not told the first, which it may be on."""
     nodes = [helper.make_node("Relu", [read], [made], name=made) for read, made in zip("xabc", "abcy", strict=True)]
@@ -106,4 +94,4 @@ def test_the_rung_that_tensorrt_chose_is_told_as_far_as_its_engine_tells() -> No
         {"name": "three", "kind": "k", "tensors": ["c"], "precisions": ["float32"]},
     ]
     ladder = ("int8", "fp16", "fp32")
-    assert calibrated.rungs_chosen(network, range(4), layers, ladder) == {0: "fp16", 1: "int8", 2: "fp32", 3: "int8"}
+    assert rungs_chosen(network, range(4), layers, ladder) == {0: "fp16", 1: "int8", 2: "fp32", 3: "int8"}

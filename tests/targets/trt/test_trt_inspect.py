@@ -14,7 +14,7 @@ from support import overflowing
 from trt_api import STRONG
 from trt_standin import make_tensorrt
 
-from bisect_trt.graph.lower import lower_fp16
+from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 
 NODES = ["/patch/Conv", "/a/Sigmoid", "/a/Mul", "/norm/Sub", "/norm/Pow", "/norm/Div", "/out (last), really"]

@@ -15,7 +15,7 @@ from trt_api import APIS, OLD, STRONG, VERSIONS, WEAK
 from trt_standin import StandIn, make_module, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.chosen import Choice
+from bisect_trt.targets.choices import Choice
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Tier

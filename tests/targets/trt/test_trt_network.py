@@ -21,10 +21,10 @@ from trt_api import OLD, STRONG, WEAK
 from trt_standin import StandIn, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.graph.lower import first_output, lower_fp16
+from bisect_trt.onnxlib.lower import first_output, lower_fp16
 from bisect_trt.targets.base import Minimal
-from bisect_trt.targets.interpreter import load_proto
 from bisect_trt.targets.messages import BuildError, names_of
+from bisect_trt.targets.runtime import load_proto
 from bisect_trt.targets.trt.build import TensorRtRuntime
 from bisect_trt.targets.trt.config import check_settings, make_config
 from bisect_trt.targets.trt.layers import constrain, layer_nodes, named_layers

@@ -15,7 +15,7 @@ from trt_api import OLD, STRONG, WEAK
 from trt_standin import make_module, make_tensorrt, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.chosen import TACTIC, Choice, choices_of_layers
+from bisect_trt.targets.choices import TACTIC, Choice, choices_of_layers
 from bisect_trt.targets.trt import sent
 from bisect_trt.targets.trt.builder import _build, timings
 from bisect_trt.targets.trt.parse import Parsed

@@ -1,0 +1,122 @@
+"""What a run is bound to, so that it is only ever continued with the same model, check and options."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bisect_trt import __version__
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.onnxlib.external_data import external_files
+from bisect_trt.probe.workspace import sha256_of
+from bisect_trt.tensors.npz import replacing
+
+RUN_FILE = "run.json"
+CALL_FILE = "call.json"
+"""In its place in the folder of a run that was started from Python."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A command line, where it was typed, and the content of the files that it names.
+
+    Attributes:
+        argv: The words after the program's name.
+        cwd: The directory it was typed in.
+        files: SHA-256 of each file, by its path as typed.
+        version: Of bisect-trt, because another one may search in another order.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    files: dict[str, str]
+    version: str = __version__
+
+    @classmethod
+    def of(cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None = None) -> Binding:
+        """Bind to a command line, a model with its weights (beside it, or elsewhere) and other files that are there."""
+        digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
+        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)})
+
+    def write(self, folder: Path, name: str = RUN_FILE) -> None:
+        """Put it into a run's folder.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        with replacing(folder / name) as file:
+            file.write(json.dumps(vars(self), indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path, name: str = RUN_FILE) -> Binding:
+        """What a run's folder is bound to.
+
+        Raises:
+            UnavailableError: It is no run's folder.
+        """
+        try:
+            plain: dict[str, Any] = json.loads((folder / name).read_bytes())
+            return cls(tuple(plain["argv"]), plain["cwd"], plain["files"], plain["version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if name == RUN_FILE and (folder / CALL_FILE).exists():
+                raise UnavailableError(
+                    f"{folder} was started from Python; go on with it there: call the same function with run='{folder}'."
+                ) from error
+            raise UnavailableError(
+                f"{folder} is not the folder of a bisect-trt run ({name} is missing or damaged); "
+                "runs lie under .bisect-trt where they were started, and without a name the newest there is taken."
+            ) from error
+
+    def check(self, now: Binding, folder: Path) -> None:
+        """Make sure that nothing has changed since.
+
+        Raises:
+            UsageError: Something has; it is named.
+        """
+        changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
+        changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
+        if self.argv != now.argv:
+            changed.append("the options")
+        if self.version != now.version:
+            changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
+        if changed:
+            raise UsageError(
+                f"{folder} cannot be continued, because its verdicts were about something else: {', '.join(changed)} "
+                "changed since; start a new run."
+            )
+
+
+def bind_function(function: Callable[..., object]) -> dict[str, str]:
+    """A function's qualified name with the SHA-256 of its source, or of its byte code where there is no source.
+
+    What it calls, and the values that it closes over, are not looked at.
+    """
+    bound: list[object] = []
+    while isinstance(function, functools.partial):
+        bound += [function.args, sorted(function.keywords.items())]
+        function = function.func
+    code = function if hasattr(function, "__qualname__") else type(function)
+    try:
+        source = inspect.getsource(code)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(code, "__code__", None), "co_code", b""))
+    name = f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', '')}"
+    return {"the check": f"{name} " + hashlib.sha256(f"{source}{bound}".encode()).hexdigest()}
+
+
+def _weights(model: Path, folder: Path) -> dict[str, str]:
+    """Size and time of change of the files with a model's weights: they may be too large to read for this."""
+    try:
+        locations = external_files(onnx.load(str(model), load_external_data=False))
+    except Exception:  # whoever reads the model next says what is wrong with it
+        return {}
+    paths = [path for location in locations if (path := folder / location).is_file()]
+    return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}

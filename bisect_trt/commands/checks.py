@@ -1,0 +1,236 @@
+"""Choose the check, and who is told of its probes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bisect_trt.commands.metric import metric_check
+from bisect_trt.commands.places import look_around
+from bisect_trt.commands.preflight import require_fit, require_reference
+from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import UsageError
+from bisect_trt.probe.journal import Journal, Record
+from bisect_trt.probe.ledger import Ledger, Listener
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
+from bisect_trt.probe.pin import make_pin
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.runner import Check, Runner
+from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console, is_interactive
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About
+
+
+def tell_unused(target: TargetSettings, console: Console) -> None:
+    """Say that a check command decides, and not the target that was named beside it."""
+    console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
+
+
+MOST_WARM = 8
+"""How many workers are started before they are needed, at most."""
+_FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
+
+
+def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
+    """The user's function or command, else the built-in comparison, else the user.
+
+    Raises:
+        UsageError: There is none of the three, or an option does not fit the one there is.
+    """
+    if settings.function is not None:
+        return FunctionCheck(settings.function)
+    if settings.argv:
+        command = CommandCheck(
+            settings.argv,
+            settings.fail_codes,
+            settings.ignore_fail_codes,
+            tuple(_compile(text) for text in settings.fail_regexes),
+            settings.timeout,
+            workers.memory_limit,
+            workers if workers.places else None,
+        )
+        if settings.artifacts and not all(place.local for place in workers.places):
+            raise UsageError("--artifacts are files that a check leaves here, and it runs elsewhere (--on); drop one.")
+        if settings.by_layer and settings.target is not None:
+            return EngineCheck(workers, settings.target, command)
+        return command
+    if settings.show_output:
+        raise UsageError("--show-output shows what a --check command prints, and there is none; add one.")
+    conditions = {
+        "--fail-regex": settings.fail_regexes,
+        "--fail-code": settings.fail_codes,
+        "--ignore-fail-code": settings.ignore_fail_codes,
+    }
+    for option, value in conditions.items():
+        if value:
+            raise UsageError(f"{option} says how to read a --check command, and there is none; add one.")
+    if settings.target is not None:
+        shelf = EngineShelf() if settings.by_layer else None
+        return BuiltinCheck(
+            workers, settings.target, settings.tolerance, settings.timeout, timed=settings.timed, shelf=shelf
+        )
+    if not is_interactive():
+        raise UsageError(
+            "there is nothing to say good or bad: give a --check command, or a target such as --onnxrt; "
+            "without either you are asked, which needs a terminal."
+        )
+    return PromptCheck()
+
+
+def check_settings(settings: CheckSettings) -> None:
+    """Find mistakes in the check before anything else is done; see :func:`make_check`."""
+    for text in settings.fail_regexes:
+        _compile(text)
+    if settings.argv:
+        CommandCheck.parse(settings.argv, away=True)
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--fail-regex '{text}' is no regular expression: {error}.") from error
+
+
+class _Nothing:
+    """No activations."""
+
+    more = ()
+
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - there is none
+        """None."""
+        return {}
+
+
+class CheckOutput:
+    """Shows all that the check printed, below the line of its probe."""
+
+    def __init__(self, workspace: Workspace, console: Console, *, hide_failing: bool) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            workspace: Where the output of checks lies.
+            console: Who is shown it.
+            hide_failing: Whether what failing candidates print is left out.
+        """
+        self._workspace = workspace
+        self._console = console
+        self._hide_failing = hide_failing
+
+    def probed(self, record: Record) -> None:
+        """Show what the check printed in this probe."""
+        log = self._workspace.files(record.key).log
+        if (record.verdict is Verdict.FAIL and self._hide_failing) or not log.exists():
+            return
+        for line in log.read_text(errors="replace").splitlines():
+            self._console.say(f"    | {line}")
+
+
+class ArtifactSorter:
+    """Moves the named files to ``good/``, ``bad/`` or ``unresolved/`` after each probe, with its number before the name."""
+
+    def __init__(self, files: Sequence[Path], folder: Path) -> None:
+        """``files`` as the check leaves them, ``folder`` to sort them into."""
+        self._files = files
+        self._folder = folder
+
+    def probed(self, record: Record) -> None:
+        """Sort what this probe left.
+
+        Raises:
+            UsageError: A file cannot be moved.
+        """
+        for file in self._files:
+            if file.exists():
+                target = self._folder / _FOLDERS[record.verdict] / f"{record.number:04d}_{file.name}"
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.move(file, target)
+                except OSError as error:
+                    raise UsageError(f"the artifact {file} cannot be moved to {target}: {error.strerror}.") from error
+
+
+class Listeners:
+    """Tells several."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        """``listeners`` are told in this order."""
+        self._listeners = listeners
+
+    def probed(self, record: Record) -> None:
+        """A probe has ended."""
+        for listener in self._listeners:
+            listener.probed(record)
+
+
+def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> Check:
+    return check if settings.metric is None else metric_check(subject, check, settings.metric)
+
+
+def _start_others(subject: Subject, target: TargetSettings | None, workers: int) -> None:
+    """Have more workers get ready, where that takes seconds, while the reference is run and the original built."""
+    if target is not None and target.target.capabilities.costly:
+        subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
+
+
+def make_prober(
+    settings: CheckSettings,
+    search: SearchSettings,
+    subject: Subject,
+    console: Console,
+    elsewhere: Callable[[Check], Check] | None = None,
+    *,
+    fed: bool = True,
+) -> Prober:
+    """A prober with the check that was asked for.
+
+    Args:
+        settings: What says good or bad.
+        search: How the search is run.
+        subject: The model.
+        console: Who is told.
+        elsewhere: Makes of the check one that is run where the target need not be the one that is here.
+        fed: Whether candidates are fed the reference's activations; else each brings values of its own.
+    """
+    listeners: list[Listener] = [console]
+    if settings.artifacts:
+        listeners.append(ArtifactSorter(settings.artifacts, settings.artifacts_dir))
+    check = make_check(settings, subject.workers)
+    built_in = isinstance(check, BuiltinCheck) and settings.metric is None
+    pin = make_pin(subject.workspace.folder, settings.target if built_in else None, search.pin, elsewhere is not None)
+    if settings.show_output:
+        listeners.append(CheckOutput(subject.workspace, console, hide_failing=settings.hide_fail_output))
+    if elsewhere is not None:
+        require_reference(subject)
+        check = elsewhere(check)
+    elif isinstance(check, BuiltinCheck):
+        require_fit(subject, check.target)
+        if fed and not check.target.target.capabilities.runs_more:
+            require_reference(subject)
+        # A failure that comes and goes is known by how often it is seen; else one crash may be somebody else's doing.
+        check = _scaled(replace(check, confirm=search.repeat == 1, pin=pin), settings, subject)
+    elif subject.where.places and isinstance(check, CommandCheck | EngineCheck):
+        look_around(subject, check.target if isinstance(check, EngineCheck) else None)
+    elif subject.where.places:
+        raise UsageError("--on is where a target or a check command runs, and there is neither; drop it.")
+    workers = subject.workers.width if search.workers is None else search.workers
+    if settings.fixed_path is not None or settings.artifacts:
+        workers = 1  # what lies at a fixed path is there for one at a time
+    _start_others(subject, settings.target if built_in else None, workers)
+    reference = subject.reference if fed else _Nothing()
+    journal = Journal(subject.workspace.folder)
+    for title in journal.unfinished.values():
+        console.say(f"  unfinished when the run ended, so probed again if it is asked for: {title}")
+    ledger = Ledger(journal, Listeners(listeners), search.budget, console.watcher)
+    return Prober(Runner(check, subject.workspace, reference), ledger, workers)

@@ -1,0 +1,365 @@
+"""``diagnose``: from a wrong model to the layers that cause it, the side that is wrong, a fix and a reproducer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.commands.arbitration import Fault, arbitrate
+from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.cause import name_cause
+from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
+from bisect_trt.commands.layer_report import tell, to_json
+from bisect_trt.commands.layerwise import report_hiding
+from bisect_trt.commands.marking import Marking, compare_layers
+from bisect_trt.commands.minimal_case import (
+    HELD,
+    Suspects,
+    extract_suspect,
+    named_suspects,
+    narrow_held,
+    weak_suspects,
+)
+from bisect_trt.commands.next_steps import advised
+from bisect_trt.commands.releases import since_when
+from bisect_trt.commands.remaining_failures import Other, look_for_others, next_failure
+from bisect_trt.commands.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
+from bisect_trt.commands.rounding_error import MOST_QUESTIONS, Amplified, rounding_alone
+from bisect_trt.commands.session import Case, Session, saving_best
+from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.shrink import shrink
+from bisect_trt.commands.workarounds import after_diagnosis
+from bisect_trt.mixed_precision.precision import find_fix
+from bisect_trt.onnxlib.exported import in_module
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.options.searches import Diagnose
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.console import Console
+from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
+from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Minimum, Oracle
+
+MOST_PASSED_OVER = 3
+"""Answers about which neither side is wrong that are passed over at most: each is a search."""
+_SHOWN = 6
+"""Nodes that a sentence names."""
+
+
+@dataclass(frozen=True)
+class DiagnoseSettings:
+    """How to diagnose.
+
+    Attributes:
+        check: The target, its tolerances and the time a candidate may take.
+        search: How the search is run.
+        output: The folder for the reproducer.
+        archive: Where it goes as a ``.zip`` too, if it does.
+        anonymous: Whether to rename what is in it and to replace its weights, if it fails then too.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
+        releases: Whether to find since which release it fails, which installs some.
+    """
+
+    check: CheckSettings
+    search: SearchSettings
+    output: Path
+    archive: Path | None = None
+    anonymous: bool = False
+    find_all: bool = False
+    releases: bool = False
+
+    @classmethod
+    def of(
+        cls, own: Diagnose, check: CheckSettings, search: SearchSettings, folder: Path, *, overwrite: bool
+    ) -> DiagnoseSettings:
+        """Those of a command, or of a Python function, from its options.
+
+        Raises:
+            UsageError: The reproducer cannot be left in the folder; see :func:`check_folder`.
+        """
+        packed = (folder if folder.name else folder.resolve()).with_suffix(f"{folder.suffix}.zip")
+        archive = packed if own.archive else None
+        check_folder(folder, archive, overwrite=overwrite)
+        return cls(check, search, folder, archive, own.anonymise, own.find_all, own.releases)
+
+    def for_answer(self, answer: Candidate) -> DiagnoseSettings:
+        """The same with the target set up as the answer needs it, with another profile say."""
+        if answer.target is None:
+            return self
+        return replace(self, check=replace(self.check, target=answer.target))
+
+
+def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
+    """Find why the target differs from the reference, and write a reproducer that proves it.
+
+    Raises:
+        DoesNotReproduce: It does not differ.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    confirm(session, settings)
+    amplified = rounding_alone_fails(session, settings)
+    with saving_best(lambda: save_best(session, settings)):
+        suspects = suspects_by_message(session) or suspects_by_layer(session, settings)
+        case = extract_suspect(session, settings.check.target, suspects, "3. ")
+        case = reduce_all(session, settings, suspects, case, limited=amplified is not None)
+        first = arbitrated(session, settings, case, suspects.nodes, step="5. ")
+        found, passed_over = beyond_ties(session, settings, first, limited=amplified is not None)
+        left = deliver(session, settings, found)
+    case, answer, fault = found.case, found.answer, found.fault
+    if amplified is not None and fault.whose != "target":
+        session.console.answer(amplified.sentence)
+
+    def another(other: Case, number: int) -> dict[str, Any]:
+        return deliver_another(session, settings, arbitrated(session, settings, other), number)
+
+    cause: list[Cause] = []
+    since: Since | None = None
+    try:
+        cause = name_cause(session, settings.check, answer, fault.whose)
+        also = [
+            Other(each.case.minimum.units, deliver_another(session, settings, each, number))
+            for number, each in enumerate(passed_over, 2)
+        ]
+        look_for_others(session, case, another if settings.find_all else None, also=also)
+        find_fix(session, settings.check, settings.search, answer, settings.output)
+        after_diagnosis(session, settings.check, case, fault, settings.output, steady=left.steady)
+        since = since_when(session, settings.check, answer, settings.output, asked=settings.releases)
+    finally:  # the texts count the probes of the whole run
+        left.finish(describe_search(session, left.minimum), settings.archive, cause, since)
+        if settings.archive is not None:
+            session.result.artifacts["archive"] = str(settings.archive)
+    return session.result
+
+
+def confirm(session: Session, settings: DiagnoseSettings) -> None:
+    """Step 1: does the target differ from the reference at all?"""
+    subject, console = session.subject, session.console
+    console.step(f"1. Does the target differ from the reference ({len(subject.network.nodes)} nodes)?")
+    try:
+        record = session.probe_original(settings.search)
+        free_where_needed(session, passes=False)
+    except DoesNotReproduce as error:
+        if not free_where_needed(session, passes=True):
+            outcome = session.prober.ledger.outcome(subject.original.key)
+            raise advised(error, subject, settings.check, outcome) from error
+        record = session.probe_original(settings.search)
+    console.say(f"  yes: {record.reason}")
+
+
+def rounding_alone_fails(session: Session, settings: DiagnoseSettings) -> Amplified | None:
+    """How far rounding alone moves the outputs, where that fails the model as the target does."""
+    subject, check = session.subject, settings.check
+    outcome = session.prober.ledger.outcome(subject.original.key)
+    if check.target is None or outcome is None:
+        return None
+    amplified = rounding_alone(subject, check.target, check.tolerance, list(outcome.comparisons))
+    if amplified is not None:
+        session.console.say(f"  {amplified.seen}")
+        session.result.extra["amplified"] = amplified.to_json()
+    return amplified
+
+
+def suspects_by_message(session: Session) -> Suspects | None:
+    """Step 2 where the original does not run, so that there are no tensors to compare: the nodes that the message names."""
+    if not session.prober.ledger.is_broken:
+        return None
+    session.console.step("2. Mark every tensor as an output: not done, for it does not run as it is")
+    session.console.say("  it does not run at all, so there is nothing to compare layer by layer: go on to reduce it")
+    return named_suspects(session)
+
+
+def suspects_by_layer(session: Session, settings: DiagnoseSettings) -> Suspects:
+    """Step 2: the nodes that make a wrong tensor of right ones."""
+    subject, console, check = session.subject, session.console, settings.check
+    assert check.target is not None
+    console.step("2. Mark every tensor as an output: which goes wrong first?")
+    look = Marking(subject, check.target, check.tolerance, check.timeout)
+    layers = compare_layers(look, session.prober.ledger.outcome(subject.original.key))
+    if layers.refused:
+        console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
+    else:
+        session.result.extra |= to_json(subject, layers)
+        tell(subject, layers, console)
+        if layers.hidden:
+            report_hiding(session, look, layers, settings.search.budget.probes)
+        if layers.outputs_fail and layers.origins:
+            return Suspects(layers.origins)
+    console.say("  so go on to reduce the whole model")
+    return weak_suspects(subject, check.target)
+
+
+def reduce_all(
+    session: Session,
+    settings: DiagnoseSettings,
+    suspects: Suspects,
+    case: Case | None,
+    *,
+    limited: bool = False,
+) -> Case:
+    """Step 4, unless there is a minimal case: reduce the whole model to the smallest that still fails.
+
+    Where it is ``limited``, because rounding alone fails the model, the smallest after some questions is the answer.
+    """
+    subject, console = session.subject, session.console
+    if case is not None:
+        console.step("4. Reduce the whole model: not needed, the minimal case is known")
+        return case
+    console.step(f"4. Reduce the whole model: which of its {len(subject.units)} units are needed to fail?")
+    suspect, most = suspects.unit(subject.network), MOST_QUESTIONS if limited else None
+
+    def search(oracle: Oracle) -> Minimum:
+        return session.minimise(oracle, suspect=suspect, most=most)
+
+    minimum = session.found(session.prober.search(search, subject.cut, subject.original))
+    if limited and minimum.why is not None and not minimum.proven:
+        minimum = replace(minimum, why=f"{minimum.why}, for rounding alone fails the model too")
+    for step in minimum.steps:
+        console.say(f"  {step}")
+    return narrow_held(session, settings.check.target, Case(minimum))
+
+
+@dataclass(frozen=True)
+class Arbitrated:
+    """An answer before it is delivered.
+
+    Attributes:
+        case: What the search ended with.
+        answer: The same as a candidate.
+        small: The same with its tensors shrunk, where that is wanted.
+        blamed: Its nodes, the culprits first.
+        fault: Which side is wrong.
+    """
+
+    case: Case
+    answer: Candidate
+    small: Candidate
+    blamed: Sequence[int]
+    fault: Fault
+
+
+def arbitrated(
+    session: Session,
+    settings: DiagnoseSettings,
+    case: Case,
+    suspected: Sequence[int] = (),
+    step: str | None = None,
+) -> Arbitrated:
+    """Shrink a case, and decide which side is wrong; ``step`` numbers the step that is printed before."""
+    answer = needed_dimensions(session, session.settle(case))
+    blamed = by_blame(session, answer, suspected)
+    if step is not None:
+        smaller = "shrink its tensors, and " if settings.search.shrink else ""
+        words = f"{step}Deliver: {smaller}leave a reproducer in {settings.output} that still fails"
+        session.console.step(words)
+    small = shrink(session, answer) if settings.search.shrink else answer
+    check = settings.for_answer(small).check
+    assert check.target is not None
+    return Arbitrated(
+        case, answer, small, blamed, arbitrate(session, session.held(check.target), check.tolerance, small)
+    )
+
+
+def beyond_ties(
+    session: Session, settings: DiagnoseSettings, first: Arbitrated, *, limited: bool
+) -> tuple[Arbitrated, Sequence[Arbitrated]]:
+    """Search the rest of the model while neither side is wrong about what was found.
+
+    Not with a budget, which is for the first answer; once where rounding alone fails the model.
+
+    Returns:
+        The answer: the first about which a side may be wrong, else the first; and the others.
+    """
+    found, budget = [first], settings.search.budget
+    most = 0 if budget.probes is not None or budget.seconds is not None else 1 if limited else MOST_PASSED_OVER
+    while found[-1].fault.is_nobodys and len(found) <= most:
+        name = describe_answer(session.subject.network, found[-1].blamed)
+        session.console.say(f"  {name}, and nobody is wrong ({found[-1].fault.whose}): is that all?")
+        taken = frozenset().union(*(each.case.minimum.units for each in found))
+        other = next_failure(session, first.case, taken, most=MOST_QUESTIONS if limited else None)
+        if other is None:
+            break
+        found.append(arbitrated(session, settings, other))
+    answer = found[-1] if not found[-1].fault.is_nobodys else first
+    return answer, [each for each in found if each is not answer]
+
+
+def deliver(session: Session, settings: DiagnoseSettings, found: Arbitrated) -> Left:
+    """Step 5: write a folder that shows the failure, and check that it does."""
+    subject, console, result = session.subject, session.console, session.result
+    left, sentence = leave(session, settings, found, settings.output)
+    session.conclude(left.minimum)
+    result.culprits = subject.describe_nodes(found.blamed)
+    result.extra["fault"] = found.fault.to_json()
+    result.artifacts |= {"reproducer": str(settings.output), "reduced": str(left.files[0])}
+    console.answer(f"{sentence} ({result.proof}).")
+    if result.why:
+        console.answer(f"  {result.why[0].upper()}{result.why[1:]}.")
+    tell_modules(subject.network, found.blamed, console)
+    console.answer(found.fault.sentence)
+    if found.small.held:
+        result.extra["held"] = True
+        console.answer(HELD)
+    tell_dynamic(session, found.small)
+    console.answer(f"To see it again: {subject.where.again(settings.output / SCRIPT)}")
+    return left
+
+
+def leave(session: Session, settings: DiagnoseSettings, found: Arbitrated, folder: Path) -> tuple[Left, str]:
+    """Write a folder that shows a failure; returns what is in it, and the answer in a sentence."""
+    sentence = describe_answer(session.subject.network, found.blamed)
+    how, minimum = describe_search(session, found.case.minimum), found.case.minimum
+    answer = Answer(found.small, minimum, sentence, how, found.blamed, found.fault)
+    check = settings.for_answer(found.small).check
+    return leave_reproducer(session, check, answer, folder, anonymous=settings.anonymous), sentence
+
+
+def save_best(session: Session, settings: DiagnoseSettings) -> None:
+    """Write the smallest candidate that was seen to fail so far, where the reproducer would be."""
+    if session.best is not None:
+        make_folder(settings.output)
+        session.save_best(settings.output / MODEL)
+
+
+def deliver_another(session: Session, settings: DiagnoseSettings, found: Arbitrated, number: int) -> dict[str, Any]:
+    """Write a folder for another failure beside that of the first; returns its entry in ``failures``."""
+    subject, whole = session.subject, settings.output.resolve()
+    folder = settings.output.parent / f"{whole.name}-{number}"
+    left, sentence = leave(session, settings, found, folder)
+    left.finish(describe_search(session, left.minimum), None)
+    failure = session.failure(left.minimum, subject.describe_nodes(found.blamed), left.files[0])
+    session.console.answer(f"Another failure: {sentence} ({failure['minimality']}).")
+    tell_modules(subject.network, found.blamed, session.console)
+    session.console.answer(found.fault.sentence)
+    session.console.answer(f"To see it again: {subject.where.again(folder / SCRIPT)}")
+    return {**failure, "fault": found.fault.to_json()}
+
+
+def describe_search(session: Session, minimum: Minimum) -> str:
+    """How the answer was found, in words."""
+    subject = session.subject
+    any_one = "any one, or any two," if minimum.pairs else "any one"
+    proof = f"1-minimal: without {any_one} of its units the rest does not fail" if minimum.proven else "unproven"
+    return (
+        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, {len(subject.units)} of them units "
+        f"of the search, in {len(session.prober.ledger.records)} probes. The answer is {proof}."
+    )
+
+
+def tell_modules(network: Network, nodes: Sequence[int], console: Console) -> None:
+    """Print the modules of the program that these nodes come from, each once, where the model's file has them."""
+    said = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
+    for words in list(said)[:_SHOWN]:
+        console.answer(f" {words}")
+
+
+def describe_answer(network: Network, nodes: Sequence[int]) -> str:
+    """The answer in a sentence, the culprits first."""
+    if len(nodes) == 1:
+        return f"{network.describe(nodes[0])} fails alone"
+    if not nodes:
+        return "No node is needed to fail: what the model hands out of its inputs and weights as they are is off"
+    names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
+    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"

@@ -1,0 +1,111 @@
+"""What is on this machine, and what is missing for which target."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.report.console import Console
+from bisect_trt.report.environment import environment
+from bisect_trt.report.result import Result
+from bisect_trt.targets import find, names
+from bisect_trt.worker.process import ProcessEnd, module_command, run_to_end
+
+TIMEOUT_SECONDS = 120.0
+"""TensorRT alone takes 10 s to start; a driver that hangs takes for ever."""
+_CUDA = ("trt", "cuda")
+_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one process found.
+
+    Attributes:
+        found: By name.
+        missing: Why the rest is not there, if it is not.
+    """
+
+    found: dict[str, str]
+    missing: str | None
+
+
+def rows() -> dict[str, list[tuple[str, str]]]:
+    """What is said of targets, as options ask for it: the looks that each needs, with their target."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in names():
+        try:
+            plugin = find(name)
+        except UnavailableError:
+            found[f"--{name}"] = [(name, "")]  # looking at it says why
+            continue
+        if plugin.selectable:
+            found |= {
+                f"--{name} {words}".strip(): [(name, look) for look in needed] for words, needed in plugin.rows.items()
+            }
+    return found
+
+
+def doctor(folder: Path, console: Console, result: Result) -> Result:
+    """Look at everything, say what was found, and what is missing for what.
+
+    Args:
+        folder: Where the processes' output goes.
+        console: Who is told.
+        result: Gets ``environment`` and ``targets``: for each target why it cannot be used, or ``None``.
+    """
+    wanted = list(dict.fromkeys([*(look for needed in rows().values() for look in needed), _CUDA]))
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        looks = dict(zip(wanted, threads.map(lambda look: examine(look[0], look[1], folder), wanted), strict=True))
+    machine = environment()
+    for look in looks.values():
+        machine |= look.found
+    gpus = ask_nvidia_smi()
+    if gpus:
+        machine["GPU"] = "; ".join(gpus)
+    targets = {
+        target: next((why for look in needed if (why := looks[look].missing)), None)
+        for target, needed in rows().items()
+    }
+    result.extra |= {"environment": machine, "targets": targets, "cuda": looks[_CUDA].missing}
+    for name, value in machine.items():
+        console.answer(f"{name}: {value}")
+    for target, missing in targets.items():
+        console.answer(f"{target}: {'yes' if missing is None else f'no: {missing}'}")
+    result.status, result.minimality = "found", "1-minimal"
+    return result
+
+
+def examine(target: str, look: str, folder: Path) -> Examined:
+    """Look at one thing of a target, in a process of its own."""
+    log, file = (folder / f"{target}-{look}.{suffix}" for suffix in ("log", "json"))
+    command = module_command("bisect_trt.targets.about", target, look, str(file))
+    end = run_to_end(command, log=log, environment={}, timeout=TIMEOUT_SECONDS)
+    try:
+        plain = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return Examined({}, _how_it_ended(end, log))
+    return Examined(plain["found"], plain["missing"])
+
+
+def _how_it_ended(end: ProcessEnd, log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"{end.describe()} when it was loaded{f', after: {lines[-1]}' if lines else ''}."
+
+
+def ask_nvidia_smi() -> Sequence[str]:
+    """Name, driver and memory of each GPU as the driver's own tool gives them; nothing without it."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

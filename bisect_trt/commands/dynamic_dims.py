@@ -1,0 +1,311 @@
+"""Free dimensions: for failures that need a dynamic model, which candidates of fixed shapes do not show.
+
+Candidates have fixed shapes as long as they fail so. Where the whole model passes with its shapes fixed, and fails as in its
+file, candidates keep the dimensions that depend on those of the inputs. Reference runs at other sizes show which these are, one
+run for each dimension of the inputs, and the ranges over a target's profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.shapes import free_inputs
+from bisect_trt.probe.activations import Reference
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.search.delta_debugging import make_minimal
+from bisect_trt.search.oracle import Ask, Minimum, Verdict, over_units
+from bisect_trt.targets.base import ShapeRange
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.inputs import resized
+
+Shape = tuple[int | str | None, ...]
+Place = tuple[str, int]
+"""An input and one of its dimensions."""
+_SCRATCH_SAMPLE = 1_000_000
+"""The number of runs for shapes alone, past that of any sample."""
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The free dimensions of the candidates, and the profile that the target needs for them.
+
+    Attributes:
+        network: The model with the dimensions of its inputs free.
+        symbols: Size of each by name, as it is in the sample that fails.
+        shapes: The shape of every tensor that depends on one, with names where a dimension does.
+        target: The target where it has a profile for the model's inputs.
+        ranges: The shapes of tensors over that profile.
+    """
+
+    network: Network
+    symbols: Mapping[str, int]
+    shapes: Mapping[str, Shape]
+    target: TargetSettings | None
+    ranges: Mapping[str, ShapeRange]
+
+    def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Types and shapes of tensors, with the free dimensions free."""
+        return {
+            name: replace(info, shape=self.shapes[name]) if name in self.shapes else info
+            for name, info in known.items()
+        }
+
+    def dress(self, candidate: Candidate) -> Candidate:
+        """The candidate with the profile that it needs, where the target has one."""
+        if self.target is None:
+            return candidate
+        ranges: dict[str, ShapeRange] = {}
+        for value in candidate.proto.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            if value.name not in self.ranges or len(dims) != len(self.ranges[value.name][0]):
+                continue
+            fixed = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+            if None in fixed:
+                low, usual, high = (
+                    tuple(size if known is None else known for size, known in zip(shape, fixed, strict=True))
+                    for shape in self.ranges[value.name]
+                )
+                ranges[value.name] = (low, usual, high)
+        return replace(candidate, target=self.target.target.spanning(self.target, ranges))
+
+
+def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, list[Place]]:
+    """The free dimensions of the inputs: those that the file leaves so, or those of which a profile has a range."""
+    profile = {} if target is None else target.target.profile(target)
+    symbols: dict[str, list[Place]] = {}
+    for name, value in subject.samples[0].items():
+        for axis, dim in enumerate(subject.declared.get(name, ())):
+            free = not profile and not isinstance(dim, int)
+            if name in profile:
+                free = profile[name][0][axis : axis + 1] != profile[name][2][axis : axis + 1]
+            if free and axis < value.ndim:
+                symbols.setdefault(dim if isinstance(dim, str) else f"{name}_{axis}", []).append((name, axis))
+    return symbols
+
+
+def target_of(session: Session) -> TargetSettings | None:
+    """The target of the built-in check; ``None`` for another check."""
+    check = session.prober.runner.check
+    return check.target if isinstance(check, BuiltinCheck) else None
+
+
+def free_where_needed(  # noqa: PLR0911 - one for each reason why not
+    session: Session, *, passes: bool
+) -> bool:
+    """Keep dimensions free from here on, if the model fails only then.
+
+    Args:
+        session: The model has fixed shapes, but for those that a target frees by its profile.
+        passes: Whether it passes so.
+
+    Returns:
+        Whether they are kept.
+    """
+    subject, console, prober, target = session.subject, session.console, session.prober, target_of(session)
+    symbols = free_symbols(subject, target)
+    if not symbols or subject.freed is not None or isinstance(prober.runner.check, PromptCheck):
+        return False
+    names, profile = ", ".join(symbols), {} if target is None else target.target.profile(target)
+
+    def holds(failing: Candidate, fixed: Candidate) -> bool:
+        """Whether it passes with its shapes fixed each time."""
+        believed = reconfirm(prober, failing, fixed)
+        if not believed.passes:
+            console.say(f"  that says nothing of its shapes: {believed.record.reason}")
+        return believed.passes
+
+    if not passes:
+        if target is None or not profile:
+            return False
+        console.step(f"Does it fail with its shapes fixed too, without a range of {names}?")
+        spanned = target.target.spanning(target, {})
+        fixed = replace(subject.original, title="the original, its shapes fixed", target=spanned)
+        if prober.probe(fixed).verdict is Verdict.FAIL or not holds(subject.original, fixed):
+            return False
+        console.say("  no, so pieces keep the dimensions that are free in it")
+        subject.free(free(subject, symbols, target))
+        return True
+    if target is not None and target.target.capabilities.compiles_shapes:
+        return False  # it takes free dimensions with a profile only, and then they were free
+    console.step(f"With its shapes fixed it passes: does it fail with {names} free, as in its file?")
+    freed = free(subject, symbols, target if profile else None)
+    title = "the original, its dimensions free"
+    original = freed.dress(replace(subject.original, made=freed.network.proto, title=title))
+    if prober.probe(original).verdict is not Verdict.FAIL:
+        console.say("  no")
+        return False
+    if not holds(original, subject.original):
+        return False
+    console.say("  yes, so pieces keep the dimensions that are free in it")
+    subject.free(freed)
+    return True
+
+
+def free(subject: Subject, symbols: Mapping[str, Sequence[Place]], target: TargetSettings | None) -> Freed:
+    """Find the tensors that depend on dimensions of the inputs, by runs of the reference.
+
+    Args:
+        subject: The model.
+        symbols: The dimensions that are to be free, by name.
+        target: The target, if it has a profile.
+    """
+    base = {name: value.shape for name, value in subject.samples[0].items()}
+    declared: dict[str, list[int | str | None]] = {name: list(shape) for name, shape in base.items()}
+    for symbol, places in symbols.items():
+        for name, axis in places:
+            declared[name][axis] = symbol
+    network = Network(free_inputs(subject.network.proto, declared, forget=False))
+    profile = {} if target is None else target.target.profile(target)
+    sizes = {symbol: base[name][axis] for symbol, ((name, axis), *_) in symbols.items()}
+
+    def run_at(changed: Mapping[Place, int]) -> dict[str, TensorInfo]:
+        """Types and shapes of all tensors at other sizes; the sample's values are repeated or cut."""
+        inputs: dict[str, NDArray[Any]] = {}
+        for name, value in subject.samples[0].items():
+            shape = tuple(changed.get((name, axis), size) for axis, size in enumerate(base[name]))
+            inputs[name] = resized(value, shape)
+        run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
+        return dict(run.infos)
+
+    seen: dict[str, Mapping[str, TensorInfo]] = {}
+    for symbol, places in symbols.items():
+        name, axis = places[0]
+        within = [shape[axis] for shape in profile.get(name, ())]
+        size = sizes[symbol]
+        allowed = (n for n in (size + 1, size - 1, *within) if n != size and min(within) <= n <= max(within))
+        seen[symbol] = run_at(dict.fromkeys(places, next(allowed) if within else size + 1))
+    shapes: dict[str, Shape] = {}
+    for name, info in subject.reference.infos.items():
+        shape = _named(info, sizes, {symbol: infos.get(name) for symbol, infos in seen.items()})
+        if shape is not None and not all(isinstance(dim, int) for dim in shape):
+            shapes[name] = shape
+    places = [place for each in symbols.values() for place in each if place[0] in profile]
+    ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
+    return Freed(network, sizes, shapes, target, _ranges(subject, ends) if ends else {})
+
+
+def _named(info: TensorInfo, sizes: Mapping[str, int], others: Mapping[str, TensorInfo | None]) -> Shape | None:
+    """A tensor's shape with names for dimensions that depend on an input's; ``None`` where its rank does."""
+    if info.shape is None:
+        return None
+    dims: list[int | str | None] = list(info.shape)
+    for symbol, other in others.items():
+        if other is None or other.shape is None:
+            continue
+        if len(other.shape) != len(dims):
+            return None
+        for axis, (here, there) in enumerate(zip(info.shape, other.shape, strict=True)):
+            if here == there or not isinstance(here, int):
+                continue
+            if not isinstance(dims[axis], int):
+                dims[axis] = f"{dims[axis]}.{symbol}"
+            else:
+                dims[axis] = symbol if here == sizes[symbol] else f"{symbol}.{here}"
+    return tuple(dims)
+
+
+def _ranges(subject: Subject, runs: Sequence[Mapping[str, TensorInfo]]) -> dict[str, ShapeRange]:
+    """The shapes of all tensors at the ends of the profile and at its usual shapes, from reference runs there."""
+    found: dict[str, ShapeRange] = {}
+    for name, info in subject.reference.infos.items():
+        shapes = [run[name].shape for run in runs if name in run]
+        same_rank = info.shape is not None and all(s is not None and len(s) == len(info.shape or ()) for s in shapes)
+        if len(shapes) != 3 or not same_rank:
+            continue
+        low, usual, high, here = (tuple(int(dim or 0) for dim in shape or ()) for shape in (*shapes, info.shape))
+        # A size may fall where another grows.
+        lowest, highest = (tuple(map(pick, zip(low, high, here, strict=True))) for pick in (min, max))
+        middle = tuple(min(max(size, a), b) for size, a, b in zip(usual, lowest, highest, strict=True))
+        found[name] = (lowest, middle, highest)
+    return found
+
+
+def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
+    """The answer with no more free dimensions than it needs to fail; ``dynamic`` in the result lists them."""
+    subject, console, freed = session.subject, session.console, session.subject.freed
+    if freed is None:
+        return answer
+    values = subject.values(answer, (*answer.inputs, *answer.outputs))
+    dims = [dim for value in answer.proto.graph.input for dim in value.type.tensor_type.shape.dim]
+    names = list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
+    console.step(f"Which of the free dimensions does it need ({', '.join(names) or 'none are left'})?")
+
+    def build(units: Iterable[int]) -> Candidate:
+        kept = {names[unit] for unit in units}
+        title = f"the answer with {', '.join(sorted(kept))} free" if kept else "the answer with all shapes fixed"
+        return freed.dress(replace(answer, made=_fixed(answer.proto, kept, values), title=title))
+
+    def algorithm(ask: Ask) -> Minimum:
+        if not names or ask(frozenset()) is Verdict.FAIL:
+            return Minimum(frozenset(), proven=True)
+        return make_minimal(range(len(names)), ask)
+
+    minimum = session.prober.search(over_units(algorithm), build)
+    kept = [name for unit, name in enumerate(names) if unit in minimum.units]
+    answer = build(minimum.units)
+
+    def places(name: str) -> list[dict[str, Any]]:
+        return [
+            {"name": value.name, "axis": axis, "size": int(values[value.name].shape[axis])}
+            for value in answer.proto.graph.input
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            if dim.dim_param == name
+        ]
+
+    dimensions = [{"name": name, "inputs": places(name)} for name in kept]
+    session.result.extra["dynamic"] = {
+        "needed": bool(kept),
+        "dimensions": dimensions,
+        "fixed": [name for name in names if name not in kept],
+        "original": dict(freed.symbols),
+        "profile": {
+            name: [list(shape) for shape in freed.ranges[name]] for name in answer.inputs if name in freed.ranges
+        },
+    }
+    listed = [(each["name"], place) for each in dimensions for place in each["inputs"]]
+    where = ", ".join(f"'{name}' of '{place['name']}' ({place['size']} here)" for name, place in listed)
+    console.say(
+        f"  it fails only with dimensions free: {where}" if kept else "  none: cut out, it fails with fixed shapes too"
+    )
+    return answer
+
+
+def tell_dynamic(session: Session, answer: Candidate) -> None:
+    """Print the dimensions that the answer keeps free, and put their sizes after shrinking into the result."""
+    known = session.result.extra.get("dynamic")
+    if not known or not known["needed"]:
+        return
+    values = session.subject.values(answer, answer.inputs)
+    for each in known["dimensions"]:
+        left = [place for place in each["inputs"] if place["name"] in values]
+        each["inputs"] = [{**place, "size": int(values[place["name"]].shape[place["axis"]])} for place in left]
+    names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
+    session.console.answer(
+        f"  It has to be dynamic: {names} stays free in the model, and with its shapes fixed it passes."
+    )
+
+
+def _fixed(proto: onnx.ModelProto, kept: set[str], values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """The model with the dimensions of its inputs and outputs fixed to these values', except those that are kept."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        if value.name not in values:
+            continue
+        for dim, size in zip(value.type.tensor_type.shape.dim, values[value.name].shape, strict=False):
+            derived = any(dim.dim_param == each or dim.dim_param.startswith(f"{each}.") for each in kept)
+            if dim.dim_param and not derived:
+                dim.dim_value = size
+    return fixed

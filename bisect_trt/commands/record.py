@@ -1,0 +1,248 @@
+"""What a run leaves however it ends: ``result.json``, the report that is made of it, and the annotated model."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.commands.region import (
+    all_comparisons,
+    describe_region,
+    hiding_marks,
+    known_infos,
+    node_precision,
+    node_verdict,
+)
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.save import write_annotated
+from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.report.charts import error_curve
+from bisect_trt.report.console import Console
+from bisect_trt.report.environment import environment
+from bisect_trt.report.page import REPORT_FILE, write_report
+from bisect_trt.report.result import RESULT_FILE, Result
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison
+
+MOST_PROBES = 2000
+"""The first and the last probes of a longer search are in the report."""
+_REASON_LENGTH = 400
+_FILES = {
+    "model.onnx": "the smallest model that still fails",
+    "mixed.onnx": "the model in mixed precision: it passes",
+    "patched.onnx": "the whole model, changed so that it passes",
+    "model_fp16.onnx": "the same, lowered to fp16: what the target really ran",
+    "model_bf16.onnx": "the same, lowered to bf16: what the target really ran",
+    "inputs.npz": "what it is fed inside the network, by tensor name",
+    "golden.npz": "what the reference makes of it, by tensor name",
+    "reproduce.py": "runs it and prints the mismatch; needs nothing of bisect-trt",
+    "README.md": "what fails, what was seen, versions",
+    "ISSUE.md": "the text of a bug report",
+    "inputs.json": "inputs.npz as Polygraphy reads it",
+    "golden.json": "golden.npz as Polygraphy reads it",
+    "test_data_set_0": "the same values as ONNX's own test cases have them",
+    "trtexec": "the values of its inputs as trtexec reads them",
+    "archive": "the reproducer's folder, packed",
+    "reduced": "the smallest model that still fails",
+    "min_good": "the largest model next to it that passes",
+    "inputs": "values of its inputs, by tensor name",
+    "golden": "what the reference makes of it, by tensor name",
+    "extracted": "the piece that was cut out",
+    "annotated": "the original model with each node's verdict in its metadata",
+    "mixed": "the model in mixed precision",
+    "patched": "the whole model, changed so that it passes",
+    "marks": "the tensors whose marks hide the failure",
+}
+"""What a file is for, by its name in a reproducer's folder or its key among the artifacts."""
+VERDICTS = {
+    "culprit": "needed to fail: part of the minimal failing case",
+    "left": "not ruled out: part of the smallest case that is known to fail",
+    "origin": "wrong, although all that it reads is right",
+    "mild": "off, but by far less than the outputs are",
+    "mismatch": "wrong, and so is something that it reads",
+    "match": "right",
+    "spare": "not needed to fail",
+    "unseen": "not compared",
+}
+PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
+
+
+@contextmanager
+def recorded(
+    examination: Session, target: TargetSettings | None = None, annotation: Path | None = None
+) -> Iterator[None]:
+    """Put what is known into the result when the work ends, however it ends.
+
+    Args:
+        examination: What the work is about, and fills in.
+        target: The runtime under suspicion.
+        annotation: Where the original model goes with its nodes' verdicts, if it was asked for; after an early end
+            with those that are known by then.
+    """
+    subject, result, console = examination.subject, examination.result, examination.console
+    prober = examination.probing
+    subject.record(result, prober)
+    try:
+        yield
+    except (BudgetSpent, KeyboardInterrupt):
+        if annotation is not None:
+            try:
+                annotate(subject, result, annotation)
+            except BisectError as error:  # no reason to say another one for the end
+                console.warn(str(error))
+        raise
+    finally:
+        subject.record(result, prober)
+        try:
+            result.extra["report"] = {
+                "target": target.describe() if target is not None else None,
+                "graph": describe_region(subject, result),
+                "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
+                "probes": _probes(prober.ledger.records, console) if prober is not None else _known_probes(result),
+            }
+        except Exception as error:  # no reason to lose the answer
+            console.warn(f"the report has no graph ({type(error).__name__}: {error}); please report that.")
+    if annotation is not None:
+        annotate(subject, result, annotation)
+
+
+def _known_probes(result: Result) -> list[dict[str, Any]]:
+    """What a part of the work that had a prober of its own has left."""
+    return list(result.extra.get("report", {}).get("probes", ()))
+
+
+def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
+    """The probes for the report, with the step that each was made for."""
+    half = MOST_PROBES // 2
+    chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
+    return [
+        {
+            "number": record.number,
+            "verdict": record.verdict.value,
+            "title": record.title,
+            "reason": record.reason[:_REASON_LENGTH],
+            "signature": record.signature,
+            "tail": record.tail,
+            "units": record.size,
+            "seconds": record.seconds,
+            "own_seconds": record.own_seconds,
+            **({} if record.place is None else {"place": record.place}),
+            "runs": record.runs,
+            "times": dict(record.times),
+            "step": console.story.why(record.number),
+        }
+        for record in chosen
+    ]
+
+
+def leave_record(
+    result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
+) -> bytes | None:
+    """Write ``result.json`` and ``report.html`` into a run's folder; what cannot be written is warned of.
+
+    Args:
+        result: Complete; gets what it lacks for the report.
+        folder: The run's; ``None`` if it did not come to have one.
+        argv: What was typed, without the program's name; empty if it was called from Python.
+        console: Who was told of the run.
+        report: Where else the report goes, if it was asked for.
+
+    Returns:
+        The result as it stands in ``result.json``, if it does and nothing of it has changed since.
+    """
+    places = [place for place in (folder and folder / REPORT_FILE, report) if place is not None]
+    if not places:
+        return None
+    result.artifacts["report"] = str(places[-1])
+    known = result.extra.setdefault("report", {})
+    known |= {
+        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "story": console.story.to_json(),
+        "files": _files(result),
+        "commands": _commands(result, folder, argv),
+        "environment": {
+            **{f"on {seen['place']}": seen["said"] for seen in result.extra.get("places", ())},
+            **environment(),
+            "working directory": str(Path.cwd()),
+        },
+    }
+    try:
+        content = None if folder is None else result.write(folder / RESULT_FILE)
+        for place in places:
+            write_report(result.to_json(), place)
+    except BisectError as error:
+        result.artifacts["report"] = None
+        console.warn(f"no report: {error}")
+        return None
+    return content
+
+
+def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[dict[str, str]]:
+    commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
+    if result.artifacts.get("reproducer"):
+        script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
+        commands.insert(0, ("See the failure, without bisect-trt", ["python", str(script)]))
+    if argv and result.status in ("interrupted", "inconclusive", "error") and result.probes["run"]:
+        commands.append(("Go on where it stopped", ["bisect-trt", "resume", str(folder)]))
+    if argv and result.probes["run"]:
+        commands.append(("List the probes; add a number for one in full", ["bisect-trt", "log", str(folder)]))
+    if folder is not None:
+        commands.append(("Make this page again", ["bisect-trt", "report", str(folder)]))
+    return [{"what": what, "command": shlex.join(words)} for what, words in commands]
+
+
+def _files(result: Result) -> list[dict[str, Any]]:
+    """The files that were left for the user, and folders in the reproducer's, with their sizes in bytes."""
+    left: dict[Path, str] = {}
+    for key, value in result.artifacts.items():
+        if value is None or key in ("run", "report"):
+            continue
+        path = Path(value)
+        if path.is_dir():
+            left |= {entry: _FILES.get(entry.name, "") for entry in sorted(path.iterdir())}
+        elif path.is_file():
+            left.setdefault(path, _FILES.get(key, ""))
+    return [{"path": str(path), "bytes": _size(path), "what": what} for path, what in left.items()]
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+
+
+def annotate(subject: Subject, result: Result, path: Path) -> None:
+    """Write the original model with each node's verdict, error and precision, where known, in its metadata.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    network, comparisons, infos = subject.network, all_comparisons(result), known_infos(subject)
+    marks = set(hiding_marks(result))
+    notes: dict[int, dict[str, str]] = {}
+    for node in range(len(network.nodes)):
+        entries = {"bisect-trt.verdict": VERDICTS[node_verdict(network, node, result, comparisons)]}
+        seen = [comparisons[name] for name in network.made(node) if name in comparisons]
+        if seen:
+            entries["bisect-trt.error"] = "; ".join(map(_describe, seen))
+        own = [each["own"] for each in seen if each.get("own") is not None]
+        if own:
+            entries["bisect-trt.own-error"] = "; ".join(map(_describe, own))
+        if not marks.isdisjoint(network.made(node)):
+            entries["bisect-trt.hides"] = "with what it makes as an output of the model too, the failure is gone"
+        precision, reason = node_precision(network, node, result, infos)
+        if precision is not None:
+            entries["bisect-trt.precision"] = PRECISIONS[precision] + (f": {reason}" if reason else "")
+        notes[node] = entries
+    write_annotated(subject.settings.path, notes, path, subject.settings.weights)
+    result.artifacts["annotated"] = str(path)
+
+
+def _describe(comparison: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in comparison.items() if key not in ("op", "own")}
+    return TensorComparison.from_json(plain).describe()

@@ -1,0 +1,158 @@
+"""After an answer: does the rest of the model fail too?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bisect_trt.commands.session import Case, Session
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import UsageError
+from bisect_trt.options.choices import Mode
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict
+
+MOST_FAILURES = 10
+"""Failing sets that are searched for at most."""
+
+Delivery = Callable[[Case, int], dict[str, Any]]
+"""Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another failure that was delivered already.
+
+    Attributes:
+        units: Its units.
+        entry: Its entry in ``failures``.
+    """
+
+    units: Subset
+    entry: dict[str, Any]
+
+
+def check_finds_all(session: Session) -> None:
+    """Refuse ``--all`` at a prompt.
+
+    Raises:
+        UsageError: The user would be asked about one failure after the other.
+    """
+    if isinstance(session.prober.runner.check, PromptCheck):
+        raise UsageError(
+            "--all asks about each failure, which is too much to answer at a prompt; give a --check command."
+        )
+
+
+def look_for_others(
+    session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO, also: Sequence[Other] = ()
+) -> None:
+    """Probe the model without an answer; if it fails and all failures are wanted, search the rest.
+
+    Args:
+        session: The answer is in its result; ``failures`` and ``more_failures`` are added.
+        case: The answer.
+        deliver: Writes the next answer; ``None`` to find out only whether there is one.
+        mode: How to search.
+        also: Other failures that are known.
+
+    Raises:
+        BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
+    """
+    console, result, prober = session.console, session.result, session.prober
+    if deliver is None and isinstance(prober.runner.check, PromptCheck):
+        return
+    first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
+    fault = {"fault": result.extra["fault"]} if also else {}
+    failures = [{**first, "reduced": result.artifacts["reduced"], **fault}, *(other.entry for other in also)]
+    result.extra |= {"failures": failures, "more_failures": None}
+    taken = case.minimum.units.union(*(other.units for other in also))
+    try:
+        while _fails(session, case, rest := _rest(session.subject, taken), sure=deliver is not None):
+            if deliver is None:
+                console.answer(
+                    "At least one more: without these nodes the rest of the model still fails (--all finds each)."
+                )
+                return
+            if len(failures) == MOST_FAILURES:
+                console.answer(f"The rest still fails: there are more than these {MOST_FAILURES}.")
+                return
+            console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
+            other = _search(session, case, rest, mode)
+            if other is None:
+                return
+            failures.append(deliver(other, len(failures) + 1))
+            taken |= other.minimum.units
+    except BudgetSpent:
+        if deliver is not None:
+            raise
+    if deliver is not None and result.extra["more_failures"] is False:
+        console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+
+
+def next_failure(session: Session, case: Case, taken: Subset, most: int | None = None) -> Case | None:
+    """The next failure, in the model without some units; ``None`` where that does not fail.
+
+    Args:
+        session: ``more_failures`` in its result is filled in.
+        case: The first answer.
+        taken: The units.
+        most: So many questions are asked at most; the smallest that failed is the answer then.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    rest = _rest(session.subject, taken)
+    if not _fails(session, case, rest):
+        return None
+    session.console.say("  no, the rest of the model fails too")
+    return _search(session, case, rest, Mode.AUTO, most)
+
+
+def _rest(subject: Subject, taken: Subset) -> list[int]:
+    """The units that can be cut without any of those that are taken."""
+    units = subject.units
+    searched = taken.intersection(units.searched)
+    return [unit for unit in units.searched if searched.isdisjoint(units.with_weights({unit}))]
+
+
+def _fails(session: Session, case: Case, rest: Sequence[int], *, sure: bool = False) -> bool:
+    """Probe the rest; ``more_failures`` in the result is ``None`` if it breaks in another way.
+
+    A pass is confirmed by more probes where it has to be ``sure``.
+    """
+    subject, extra = session.subject, session.result.extra
+    extra["more_failures"] = None if rest else False
+    if not rest:
+        return False
+    candidate = subject.cut(subject.units.with_weights(rest), held=case.held)
+    candidate = replace(candidate, title=f"the rest: {candidate.title}")
+    record = session.prober.probe(candidate)
+    if sure and record.verdict is Verdict.PASS:
+        record = reconfirm(session.prober, subject.original, candidate).record
+    if record.verdict is not Verdict.UNRESOLVED:
+        extra["more_failures"] = record.verdict is Verdict.FAIL
+    return record.verdict is Verdict.FAIL
+
+
+def _search(session: Session, case: Case, rest: Sequence[int], mode: Mode, most: int | None = None) -> Case | None:
+    """The fewest units of the rest that fail, with the target held if the answer was; ``None`` if it fails no more."""
+    subject = session.subject
+    # No failure is among the first units of the rest alone, as far as they are within something that passed.
+    passed = (identity.units for identity in session.prober.ledger.passed if not identity.marks)
+    within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
+    passing = max(within, default=0)
+
+    def search(oracle: Oracle) -> Minimum:
+        return session.minimise(oracle, mode, searched=rest, passing=passing, most=most)
+
+    minimum = session.prober.search(search, lambda units: subject.cut(units, held=case.held), subject.original)
+    if not minimum.units:  # it failed once, and did not when it was asked again
+        session.result.extra["more_failures"] = None
+        return None
+    for step in minimum.steps:
+        session.console.say(f"  {step}")
+    return Case(session.doubted(minimum), case.held)

@@ -1,0 +1,282 @@
+"""The session of a command: the model, the prober, the console and the result, with the steps that commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bisect_trt.commands.rebuilt import refuse_lost, unless_lost
+from bisect_trt.commands.settings import SearchSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.save import save_model
+from bisect_trt.options.choices import Mode
+from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.journal import Record
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.metric_check import MetricCheck
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import LOST, Outcome
+from bisect_trt.probe.pin import Pin
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.user_checks import PromptCheck, Undo
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+from bisect_trt.search.confirm import FLAKY, confirm
+from bisect_trt.search.oracle import Completion, Enough, Limited, Minimum, Oracle, Transcript, Verdict, about_units
+from bisect_trt.search.strategy import minimise
+from bisect_trt.targets.settings import TargetSettings
+
+Told = TypeVar("Told")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a search for the smallest failing candidate ended with.
+
+    Attributes:
+        minimum: Its units, and whether that is proven.
+        held: Whether it fails only with the target held to its low precision; see ``Candidate``.
+        outputs: What it gives back, where that is not all that something outside it reads.
+    """
+
+    minimum: Minimum
+    held: bool = False
+    outputs: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a command receives: the opened model, the console, the result to fill in and, for a search, the prober.
+
+    Attributes:
+        subject: The model, its reference activations and its candidates.
+        console: Prints messages and answers.
+        result: The result, filled in as the command goes on.
+        probing: Probes candidates and remembers the verdicts; ``None`` for commands that only compare.
+    """
+
+    subject: Subject
+    console: Console
+    result: Result
+    probing: Prober | None
+
+    @property
+    def prober(self) -> Prober:
+        """The prober of a search."""
+        assert self.probing is not None, "this command does not search"
+        return self.probing
+
+    @property
+    def place_words(self) -> list[str]:
+        """The options that name the places where the target runs."""
+        return [word for place in self.subject.workers.places for word in ("--on", place.said)]
+
+    @property
+    def unreferenced(self) -> bool:
+        """Whether a check of the user's judges a model that the reference cannot run: it goes on without golden values."""
+        reference = None if isinstance(self.prober.runner.check, BuiltinCheck) else self.subject.reference
+        return reference is not None and (reference.refused is not None or bool(reference.missing))
+
+    def probe_original(self, search: SearchSettings, candidate: Candidate | None = None) -> Record:
+        """Probe the original model, or what stands for it; with ``--repeat``, measure how often it fails.
+
+        Raises:
+            DoesNotReproduce: It never fails.
+        """
+        original, units = candidate or self.subject.original, len(self.subject.units)
+        record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
+        flakiness = self.prober.runner.flakiness
+        if search.repeat is not None:
+            self.result.extra["flaky"] = {
+                "runs": flakiness.runs,
+                "failures": flakiness.failures,
+                "rate": flakiness.rate,
+                "passes_needed": flakiness.passes_needed,
+                "confidence": flakiness.confidence,
+                "least_rate": round(flakiness.least_rate, 6),
+            }
+        if flakiness.passes_needed > 1:
+            self.console.say(
+                f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate counts as passing after "
+                f"{flakiness.passes_needed} passes in a row ({flakiness.confidence:.0%} confidence over all)"
+            )
+        return record
+
+    def held(self, target: TargetSettings) -> TargetSettings:
+        """The target, its builds held to what the one that failed chose, if they are (``--pin``)."""
+        pin = getattr(self.prober.runner.check, "pin", None)
+        return pin.hold(target) if isinstance(pin, Pin) else target
+
+    def outcome(self, record: Record) -> Outcome:
+        """What the check said in a probe."""
+        outcome = self.prober.ledger.outcome(record.key)
+        assert outcome is not None, "it was probed"
+        return outcome
+
+    def minimise(
+        self,
+        oracle: Oracle,
+        mode: Mode = Mode.AUTO,
+        suspect: int | None = None,
+        searched: Sequence[int] | None = None,
+        passing: int = 0,
+        most: int | None = None,
+    ) -> Minimum:
+        """The algorithm that reduces the model, or some units of it; see :func:`bisect_trt.search.strategy.minimise`.
+
+        After ``most`` questions, if they are limited, the smallest that failed so far is the answer, unproven.
+        """
+        units = self.subject.units
+        algorithm = partial(
+            minimise,
+            units.searched if searched is None else searched,
+            mode=mode,
+            weights=units.with_weights,
+            inseparable=units.bare,
+            pattern=self.subject.patterns.around,
+            suspect=suspect,
+            passing=passing,
+        )
+        everything = units.with_weights(units.everything if searched is None else searched)
+        heard = Transcript(oracle)
+        limited = Limited(about_units(heard), everything, most, Verdict.FAIL)
+        try:
+            return self.confirmed(heard, unless_lost(algorithm, limited, everything))
+        except Enough:
+            return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+
+    def confirmed(self, oracle: Transcript, minimum: Minimum, complete: Completion | None = None) -> Minimum:
+        """The end of such an algorithm: a proof that holds if the check is flaky too; a user who is asked is believed.
+
+        Args:
+            oracle: The oracle that the algorithm asked.
+            minimum: What the algorithm found.
+            complete: Adds to a set what cannot be left out while the rest is in it; for units if not given.
+        """
+        if isinstance(self.prober.runner.check, PromptCheck):
+            return minimum
+        flakiness = self.prober.runner.flakiness if self.prober.measured else None
+        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness)
+
+    def found(self, minimum: Minimum) -> Minimum:
+        """What :meth:`minimise` ended with.
+
+        Raises:
+            RebuiltPasses: Nothing, because the failure is lost as soon as the model is rebuilt, or comes and goes.
+        """
+        subject = self.subject
+        everything = subject.units.with_weights(subject.units.everything)
+        return self.doubted(refuse_lost(minimum, subject.original, lambda: subject.cut(everything), self._passes_now))
+
+    def _passes_now(self) -> bool:
+        """Whether the original, which failed, passes when it is asked again; a rate that was measured, or a user, is believed."""
+        if self.prober.measured or isinstance(self.prober.runner.check, PromptCheck):
+            return False
+        passes = False
+        with suppress(BudgetSpent):
+            passes = self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
+        if passes:
+            self.result.extra.pop("hiding", None)  # what passed there was no doing of the marks
+        return passes
+
+    def settle(self, case: Case) -> Candidate:
+        """A case as a candidate, from here on with the values of the input sample on which it fails."""
+        candidate = self.subject.cut(case.minimum.units, held=case.held, outputs=case.outputs)
+        outcome = self.prober.ledger.outcome(candidate.key)
+        if outcome is None or outcome.sample is None:
+            return candidate
+        self.console.say(f"  it fails on sample {outcome.sample}, whose values are used from here on")
+        return replace(candidate, sample=outcome.sample)
+
+    def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
+        """An answer that was written, read back, and did not fail as it had."""
+        why = f"the final re-check disagreed: {record.reason}"
+        if record.verdict is Verdict.PASS and not self.prober.measured:
+            why = f"{why}; {FLAKY.format('it failed, and did not when it was read back')}"
+        return replace(minimum, proven=False, why=why)
+
+    def conclude(self, minimum: Minimum) -> None:
+        """Put into the result what was found, and how sure that is."""
+        result = self.result
+        result.status = "found"
+        result.minimality, result.why = self._proof(minimum)
+        if minimum.proven and minimum.pairs:
+            result.extra["pairs_tried"] = True
+
+    def failure(self, minimum: Minimum, culprits: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
+        """What the result says of one failure among several: its nodes, whether that is proven, the model."""
+        minimality, why = self._proof(minimum)
+        return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
+
+    def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
+        """``1-minimal`` or ``unproven``, and what is to be said of it."""
+        flakiness = self.prober.runner.flakiness
+        if not minimum.proven:
+            return "unproven", minimum.why
+        lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
+        if lost is not None:
+            return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
+        if flakiness.passes_needed == 1:
+            check = self.prober.runner.check
+            sure = check.describe_certainty(len(self.prober.ledger.records)) if isinstance(check, MetricCheck) else None
+            return "1-minimal", minimum.why or sure
+        passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
+        confidence = flakiness.reached(passed)
+        self.result.extra["flaky"]["reached"] = round(confidence, 6)
+        why = (
+            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
+            f"confidence, each of {passed} passing candidates having passed {flakiness.passes_needed} times"
+        )
+        return "unproven", why
+
+    def doubted(self, minimum: Minimum) -> Minimum:
+        """Not proven, where without a unit the model breaks in the way of the original after all, but for the words."""
+        akin = [identity for identity in self.prober.ledger.akin if identity.units in minimum.refused]
+        if not minimum.proven or not akin:
+            return minimum
+        record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
+        why = f"without {len(akin)} of its units, whether it is the same failure is not known: it {record.reason}"
+        return replace(minimum, proven=False, why=why)
+
+    def until_done(self, story: Callable[[], Told]) -> Told:
+        """Tell a story to its end, from the start again where the user takes an answer back.
+
+        What was answered before is remembered, so starting over comes back to it.
+        """
+        while True:
+            try:
+                return story()
+            except Undo:
+                undone = self.prober.ledger.forget_last()
+                self.console.say(f"  took back probe {undone.number}" if undone else "  there is nothing to take back")
+
+    @property
+    def best(self) -> Identity | None:
+        """The smallest candidate that was seen to fail so far, if it is smaller than the original."""
+        best = self.prober.ledger.best
+        return None if best is None or best.key == self.subject.original.key else best
+
+    def save_best(self, path: Path) -> None:
+        """Write the best so far, if there is one."""
+        subject, best = self.subject, self.best
+        if best is None:
+            return
+        proto = subject.cut(best.units).proto
+        save_model(proto, subject.workspace.weights.folder_of(proto), path)
+        self.result.artifacts["reduced"] = str(path)
+        self.result.culprits = subject.describe_searched(best.units)
+        self.console.answer(f"{path}: the best so far, {subject.units.count(best.units)} units.")
+
+
+@contextmanager
+def saving_best(save: Callable[[], None]) -> Iterator[None]:
+    """Save the best so far where the work ends early: the budget is spent, or the user stops."""
+    try:
+        yield
+    except (BudgetSpent, KeyboardInterrupt):
+        save()
+        raise

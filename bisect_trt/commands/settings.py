@@ -1,0 +1,275 @@
+"""What the user asked for, as plain data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from bisect_trt.onnxlib.load import load_model, needed_ir_version
+from bisect_trt.options.choices import Mode
+from bisect_trt.options.metric import Metric
+from bisect_trt.options.searches import Reduce
+from bisect_trt.probe.ledger import Budget
+from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.inputs import DataOptions
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+_PLACES = ("{model}", "{dir}", "{engine}")
+"""Any of these tells a check where the candidate is."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model and what to feed it.
+
+    Attributes:
+        path: The ``.onnx`` file.
+        input_shapes: Shapes of inputs, by name; free dimensions that are not given become 1.
+        data: Where the values come from.
+        array_swap_mb: MiB of weights and tensors past which every tensor is computed slice by slice; ``None`` for what
+            the free memory says.
+        external_data_dir: Where the files of its weights lie; beside it if ``None``.
+        shape_inference: Whether the shapes that ONNX's inference finds are declared in the model before anything runs it.
+        memory_limit: Bytes that one probe, with all that it starts, may hold.
+        any_shapes: Whether samples may have other shapes than the first, where the file leaves dimensions free.
+        stays_free: Whether what is made of it has the file's free dimensions, so that nobody need be told of their sizes.
+        older: Whether a runtime that is asked may be older than its IR version; it then gets the lowest that it needs.
+    """
+
+    path: Path
+    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    data: DataOptions = field(default_factory=DataOptions)
+    array_swap_mb: int | None = None
+    external_data_dir: Path | None = None
+    shape_inference: bool = False
+    memory_limit: int | None = None
+    any_shapes: bool = False
+    stays_free: bool = False
+    older: bool = False
+
+    def load(self) -> onnx.ModelProto:
+        """The model as all that is made of it is written.
+
+        Raises:
+            UnavailableError: As :func:`load_model`; and UsageError.
+        """
+        model = load_model(self.path, self.external_data_dir)
+        if self.older:
+            model.ir_version = needed_ir_version(model)
+        return model
+
+    def words(self) -> list[str]:
+        """What was said of it, as options of a command line; what has its default is left out."""
+        data = self.data
+        ranges = [(f"{name}:" if name else "") + f"[{low!r},{high!r}]" for name, (low, high) in data.val_range.items()]
+        options: dict[str, Sequence[object]] = {
+            "--input-shapes": [f"{name}:[{','.join(map(str, shape))}]" for name, shape in self.input_shapes.items()],
+            "--val-range": ranges,
+            "--seed": [] if data.seed == DataOptions().seed else [data.seed],
+            "--iterations": [] if data.iterations is None else [data.iterations],
+            "--load-inputs": data.load_inputs,
+            "--data-loader-script": [] if data.data_loader_script is None else [data.data_loader_script],
+            "--external-data-dir": [] if self.external_data_dir is None else [self.external_data_dir],
+            "--array-swap-mb": [] if self.array_swap_mb is None else [self.array_swap_mb],
+            "--memory-limit": [] if self.memory_limit is None else [self.memory_limit],
+        }
+        return [word for option, values in options.items() if values for word in (option, *map(str, values))]
+
+    @property
+    def weights(self) -> Path:
+        """The folder that the files of its weights lie in."""
+        return (self.external_data_dir or self.path.parent).absolute()
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """A metric, and how good it has to be.
+
+    Attributes:
+        options: What the user said.
+        data: Where the set comes from.
+        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
+    """
+
+    options: Metric
+    data: DataOptions
+    confidence: float = 1.0
+
+    @property
+    def asked(self) -> str:
+        """The metric, as the user named it."""
+        assert self.options.metric is not None, "there are no settings without it"
+        return self.options.metric
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What says good or bad.
+
+    Attributes:
+        argv: The user's command; empty without one.
+        fail_codes: See ``CommandCheck``.
+        ignore_fail_codes: See ``CommandCheck``.
+        fail_regexes: See ``CommandCheck``; not yet compiled.
+        timeout: Seconds a candidate may take.
+        candidate: The fixed path that a command without placeholders reads, where it was named.
+        target: The runtime that the built-in check compares with the reference; ``None`` without one.
+        tolerance: How far it may be off.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        timed: Whether the built-in comparison measures how long a candidate runs.
+        function: A Python function that says good or bad; see ``FunctionCheck``.
+        artifacts: Files that a check leaves, to be kept.
+        artifacts_dir: Where they are sorted into ``good`` and ``bad``.
+        show_output: Whether to show what the command prints.
+        hide_fail_output: Whether to leave out what failing candidates print, of that.
+        metric: The metric that says good or bad of the target, in place of the tolerance.
+    """
+
+    argv: tuple[str, ...] = ()
+    fail_codes: tuple[int, ...] = ()
+    ignore_fail_codes: tuple[int, ...] = ()
+    fail_regexes: tuple[str, ...] = ()
+    timeout: float | None = None
+    candidate: Path | None = None
+    target: TargetSettings | None = None
+    tolerance: ToleranceOptions = field(default_factory=ToleranceOptions)
+    by_layer: bool = False
+    timed: bool = False
+    function: Callable[..., object] | None = None
+    artifacts: tuple[Path, ...] = ()
+    artifacts_dir: Path = Path("artifacts")
+    show_output: bool = False
+    hide_fail_output: bool = False
+    metric: MetricSettings | None = None
+
+    def conditions(self) -> Iterator[str]:
+        """What a check command is held to, as options."""
+        for option, values in (
+            ("--fail-regex", self.fail_regexes),
+            ("--fail-code", self.fail_codes),
+            ("--ignore-fail-code", self.ignore_fail_codes),
+            ("--timeout", () if self.timeout is None else (f"{self.timeout:g}",)),
+            ("--candidate", () if self.candidate is None else (self.candidate,)),
+        ):
+            for value in values:
+                yield from (option, str(value))
+
+    def how_to(self, command: str, model: Path, inputs: Path, places: Sequence[str]) -> str:
+        """``reduce`` or ``repeat`` by the same check of the user's on these values: a command line, or a call for a function."""
+        if self.function is not None:
+            name = getattr(self.function, "__name__", "check")
+            return f"bisect_trt.{command}({str(model)!r}, {name}, inputs={str(inputs)!r})"
+        words = ["bisect-trt", command, str(model), *(["-o", "reduced.onnx"] if command == "reduce" else [])]
+        words += [*places, "--load-inputs", str(inputs), *self.conditions()]
+        return shlex.join([*words, *(("--check", *self.argv) if self.argv else ())])
+
+    @property
+    def fixed_path(self) -> Path | None:
+        """Where every candidate has to lie, if the check cannot be told where it is."""
+        if self.candidate is not None:
+            return self.candidate
+        if (self.target is not None or self.function is not None) and not self.argv:
+            return None
+        if any(name in word for word in self.argv for name in _PLACES):
+            return None
+        # A command that was written for Polygraphy would look at a file that is not there.
+        return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search is run.
+
+    Attributes:
+        workers: How many probes at a time; ``None`` for as many as there are GPUs, or else cores.
+        repeat: How often the original is run to measure how often it fails; ``None`` for not at all: once, unmeasured.
+        confidence: How sure the answer shall be if it fails only sometimes.
+        shrink: Whether to make the tensors of the minimal case smaller too.
+        budget: How much may be spent.
+        pin: Whether builds are held to what the first that fails chose.
+    """
+
+    workers: int | None = None
+    repeat: int | None = None
+    confidence: float = 0.99
+    shrink: bool = True
+    budget: Budget = field(default_factory=Budget)
+    pin: bool = False
+
+
+@dataclass(frozen=True)
+class ReduceSettings:
+    """How to reduce.
+
+    Attributes:
+        output: Where the reduced model goes.
+        min_good: Where the largest passing neighbour goes, if wanted.
+        reduce_inputs: Whether the start of the graph may move.
+        reduce_outputs: Whether its end may move.
+        mode: Which algorithm.
+        overwrite: Whether files that exist may be written over.
+        find_all: Whether to go on with the rest of the model, as long as that fails.
+    """
+
+    output: Path
+    min_good: Path | None = None
+    reduce_inputs: bool = True
+    reduce_outputs: bool = True
+    mode: Mode = Mode.AUTO
+    overwrite: bool = False
+    find_all: bool = False
+
+    @classmethod
+    def of(cls, own: Reduce, output: Path) -> ReduceSettings:
+        """Those of a command, or of a Python function, from its options; ``output`` is where the reduced model goes."""
+        ends = own.reduce_inputs, own.reduce_outputs
+        return cls(output, own.min_good, *ends, own.mode, own.overwrite, own.find_all)
+
+    @property
+    def both_ends(self) -> bool:
+        """Whether both ends of the graph may move."""
+        return self.reduce_inputs and self.reduce_outputs
+
+    def of_another(self, number: int) -> ReduceSettings:
+        """Where the answer for another failure goes."""
+        output = self.output.with_name(f"{self.output.stem}-{number}{self.output.suffix}")
+        return replace(self, output=output, min_good=None)
+
+    @property
+    def inputs(self) -> Path:
+        """Where the values of the reduced model's inputs go."""
+        return self.output.with_suffix(".inputs.npz")
+
+    @property
+    def golden(self) -> Path:
+        """Where the reference's values of its outputs go."""
+        return self.output.with_suffix(".golden.npz")
+
+
+Until = Literal["good", "bad", "both"]
+"""What ``repeat`` goes on until it has seen."""
+
+
+@dataclass(frozen=True)
+class RepeatSettings:
+    """How often, and what is kept.
+
+    Attributes:
+        most: How many builds or runs at most.
+        until: Whether to stop once a good one, a bad one or both have been seen.
+        same_engine: Whether one build is run again and again.
+        folder: Where what builds leave is sorted to; the run's own folder if ``None``.
+        confidence: Of the interval of the rate.
+    """
+
+    most: int
+    until: Until | None = None
+    same_engine: bool = False
+    folder: Path | None = None
+    confidence: float = 0.99

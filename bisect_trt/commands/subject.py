@@ -1,0 +1,394 @@
+"""The model under investigation, with everything a workflow needs to take it apart.
+
+It is long because it is one class, most of it short answers that are worked out once.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.errors import UnavailableError
+from bisect_trt.onnxlib.cut import cut, mark_outputs
+from bisect_trt.onnxlib.load import load_model, needed_ir_version
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import share_names
+from bisect_trt.onnxlib.shapes import (
+    declare_shapes,
+    fix_input_shapes,
+    inferred_infos,
+    input_infos,
+    take_input_shapes,
+    to_info,
+)
+from bisect_trt.onnxlib.units import Patterns, Units
+from bisect_trt.probe.activations import Constants, Reference, nothing_special
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.models import Models
+from bisect_trt.probe.pin import Pin
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.times import spending
+from bisect_trt.probe.workspace import Workspace, sha256_of
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Subset
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
+from bisect_trt.tensors.store import swap_limit
+from bisect_trt.worker.place import HERE, Place, Seen, Where
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About, Failed, Started
+from bisect_trt.worker.resources import visible_gpus
+
+if TYPE_CHECKING:
+    from bisect_trt.commands.dynamic_dims import Freed
+
+
+_KNOWN_IR = 10
+"""Every ONNX Runtime that the reference may be takes this IR version: 1.18 does."""
+_MADE = ("infos", "units", "patterns", "constants", "original")
+"""What is made of the network when first asked for."""
+
+
+class Subject:
+    """A model, its reference activations, and the candidates that can be cut from it.
+
+    Attributes:
+        settings: What the user said of it.
+        network: Its graph, with fixed input shapes.
+        workspace: The run's folder.
+        workers: Processes that run models.
+        models: Runs models in them.
+        samples: The values fed to it, one or more sets.
+        where: Where targets run.
+        seen: What there is in those places, as far as they were asked.
+        declared: The shapes that its file gives the inputs, by name.
+        truth: The graph whose run is the reference: the model's own, unless that is not what is right.
+        console: Who is told what is noticed on the way.
+        ir_version: That of the ``file`` and that which is ``written``, where these differ.
+        freed: The dimensions that candidates keep free, where the failure needs that.
+    """
+
+    freed: Freed | None = None
+    ir_version: Mapping[str, int] | None = None
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        workspace: Workspace,
+        console: Console,
+        *,
+        fresh_process: bool = False,
+        timeout: float | None = None,
+        target: TargetSettings | None = None,
+        where: Where = HERE,
+    ) -> None:
+        """Read the model and make its inputs.
+
+        Args:
+            settings: What the user said of it.
+            workspace: The run's folder.
+            console: Who is told what is noticed on the way.
+            fresh_process: Whether each probe gets a worker process of its own.
+            timeout: Seconds that any run of it may take, but at least 30; as by default if not said.
+            target: What the reference is for, where that makes a difference.
+            where: Where targets run.
+
+        Raises:
+            UnavailableError: The model cannot be read.
+            UsageError: Inputs or shapes do not fit it.
+        """
+        self.settings = settings
+        self.workspace = workspace
+        workspace.clear()  # a session that was killed took nothing away
+        self.console = console
+        self.workers = WorkerPool(
+            workspace.folder,
+            visible_gpus(),
+            fresh_process=fresh_process,
+            memory_limit=settings.memory_limit,
+            timeout=timeout,
+            places=where.places,
+            bring=workspace.weights.bring,
+        )
+        self.models = Models(workspace, self.workers, target)
+        self.where = where
+        with spending("start"):
+            self._open(settings)
+
+    def _open(self, settings: ModelSettings) -> None:
+        """Read the model and make its inputs."""
+        proto = load_model(settings.path, settings.external_data_dir)
+        self._lower_version(proto)
+        self.workspace.weights.refer(proto, settings.path, settings.weights)
+        try:
+            self.network = Network(proto)
+        except UnavailableError as error:
+            raise UnavailableError(f"{settings.path}: {error}") from error
+        self.samples = self._fix_shapes()
+        self.truth = self.network
+        self.seen: dict[Place, Seen] = {}
+        self._about: dict[TargetSettings, Started] = {}
+        if settings.shape_inference:
+            self._declare_shapes()
+
+    def _lower_version(self, proto: onnx.ModelProto) -> None:
+        """Write the lowest IR version that a model needs into it, where a runtime may refuse its own, and say so."""
+        said, needed = proto.ir_version, needed_ir_version(proto)
+        if needed == said or not (self.settings.older or self._refuses(proto, needed)):
+            return
+        who = "older runtimes refuse" if self.settings.older else "the ONNX Runtime here refuses"
+        self.settings = replace(self.settings, older=True)
+        proto.ir_version = needed
+        self.ir_version = {"file": said, "written": needed}
+        self.console.warn(
+            f"the model's file says IR version {said}, which {who}, and nothing in it needs more than {needed}: it is run "
+            f"as {needed}, and all that is written of it is; the file stays as it is"
+        )
+
+    def _refuses(self, proto: onnx.ModelProto, needed: int) -> bool:
+        """Whether the reference refuses a model for its IR version alone: the same with a lower one runs."""
+        if proto.ir_version <= _KNOWN_IR:
+            return False
+        tiny = nothing_special(proto)
+        refused = isinstance(self.models.run("version", tiny, {}), Failed)
+        tiny.ir_version = needed
+        return refused and not isinstance(self.models.run("version", tiny, {}), Failed)
+
+    def say_sizes(self) -> None:
+        """Warn of free dimensions that were taken as 1."""
+        for name, shape in self._taken.items():
+            self.console.warn(
+                f"the input '{name}' has free dimensions; taken as {list(shape)} (--input-shapes sets them)"
+            )
+
+    def _fix_shapes(self) -> list[Sample]:
+        """Fix the shapes of the inputs, and make their values; values that the user gives say what shapes are free."""
+        shapes, data = {name: tuple(shape) for name, shape in self.settings.input_shapes.items()}, self.settings.data
+        samples = None
+        if data.load_inputs or data.data_loader_script is not None:
+            infos = input_infos(self.network)
+            samples = make_inputs([replace(i, shape=shapes.get(i.name, i.shape)) for i in infos], data)
+            shapes = {name: value.shape for name, value in samples[0].items()} | shapes
+        proto = self.network.proto
+        known = {value.name: to_info(value) for value in proto.graph.input}
+        self.declared = {
+            name: info.shape for name, info in known.items() if info is not None and info.shape is not None
+        }
+        before = [value.SerializeToString() for value in proto.graph.input]
+        self._taken = fix_input_shapes(proto, shapes)
+        if not self.settings.stays_free:
+            self.say_sizes()
+        if before != [value.SerializeToString() for value in proto.graph.input]:
+            self.network = Network(proto)
+        infos = input_infos(self.network)
+        if samples is None:
+            return make_inputs(infos, data)
+        if self.settings.any_shapes:
+            return samples
+        # Shapes are fixed for a whole run, so all samples have to have those of the first.
+        return [validate_sample(infos, sample, f"sample {number}") for number, sample in enumerate(samples)]
+
+    def _declare_shapes(self) -> None:
+        """Write what shape inference finds into the model, so that whatever runs it need not find it."""
+        if not self.network.inferred:
+            self.console.warn("--shape-inference: ONNX's inference gives up on this model; it is run as it is")
+            return
+        declare_shapes(self.network.proto, self.network.inferred)
+        self.network = self.truth = Network(self.network.proto)
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def about(self, target: TargetSettings) -> Started | Failed:
+        """What a target says of itself, which is asked once; or how it fails when it starts.
+
+        Raises:
+            UnavailableError: It is not there.
+            UsageError: It has no such option.
+        """
+        if target not in self._about:
+            reply = self.models.ask(About(target))
+            if isinstance(reply, Failed):
+                return reply
+            self._about[target] = reply
+        return self._about[target]
+
+    def free(self, freed: Freed) -> None:
+        """Keep these dimensions free in all candidates from here on."""
+        self.freed, self.network = freed, freed.network
+        for made in _MADE:
+            self.__dict__.pop(made, None)
+
+    def other(self, path: Path, reference: Reference) -> Subject:
+        """The same question of another model that was made of this one: what is fed and what is right stay what they are.
+
+        Args:
+            path: The other model, with the inputs and outputs of this one.
+            reference: Values of its tensors.
+        """
+        made = copy.copy(self)
+        made.settings = replace(self.settings, path=path, external_data_dir=None)
+        proto = load_model(path)
+        self.workspace.take_in(proto, path.parent)
+        take_input_shapes(proto, self.network)
+        made.network = Network(proto)
+        for name in _MADE:
+            made.__dict__.pop(name, None)
+        made.__dict__["reference"] = reference
+        return made
+
+    def close(self) -> None:
+        """End the workers; take away what only this session needed: activations, the candidate at the fixed path."""
+        self.workers.close()
+        self.workspace.close()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the model's file."""
+        return sha256_of(self.settings.path)
+
+    @cached_property
+    def swap_limit(self) -> int:
+        """Bytes of weights and tensors past which every tensor is computed slice by slice."""
+        return swap_limit(self.settings.array_swap_mb)
+
+    @cached_property
+    def reference(self) -> Reference:
+        """What every tensor should be; computed when first asked for."""
+        with spending("reference"):
+            first, *more = (
+                Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
+                for number, sample in enumerate(self.samples, 1)
+            )
+        for reference in more:
+            first.add(reference)
+        self._warn_of_missing(first)
+        return first
+
+    def _warn_of_missing(self, reference: Reference) -> None:
+        if reference.refused is not None:
+            self.console.warn(
+                f"ONNX Runtime cannot run this model: {reference.refused}. No tensor has reference values, so only what "
+                "starts at the graph's inputs is cut."
+            )
+        for index, why in reference.missing.items():
+            self.console.warn(
+                f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
+                "reference values, so nothing that would need them is cut."
+            )
+
+    @property
+    def lower_ir(self) -> str:
+        """What to do before the user's own file is given to a runtime that what was run here ran on; empty where nothing."""
+        if self.ir_version is None:
+            return ""
+        file, written = self.ir_version["file"], self.ir_version["written"]
+        return (
+            f"run with IR version {written}, which is all that the model needs; older releases refuse the file's {file}: save it "
+            f"with model.ir_version = {written} first"
+        )
+
+    @property
+    def renaming(self) -> str:
+        """What to do where nodes share a name, a sentence with a space before it; empty where none do."""
+        if not share_names(self.network.proto):
+            return ""
+        path = self.settings.path
+        command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-named.onnx"])
+        return f" `{command}` gives each node a name of its own."
+
+    @cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """Type and shape of tensors: as they ran, else as shape inference says."""
+        known = {**inferred_infos(self.network), **self.reference.infos}
+        return known if self.freed is None else self.freed.infos(known)
+
+    @cached_property
+    def units(self) -> Units:
+        """What searches keep or drop."""
+        return Units(self.network, self.reference.infos, self.infos, self.reference.lost)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """What belongs together."""
+        return Patterns(self.network, self.units.searched)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Values of weights that nodes make."""
+        return Constants(self.network, self.units, self.models)
+
+    @cached_property
+    def original(self) -> Candidate:
+        """The model itself."""
+        network, units = self.network, self.units.everything
+        title = "the original" if self.freed is None else "the original, its dimensions free"
+        original = Candidate(network.proto, tuple(network.inputs), tuple(network.outputs), title, units)
+        return original if self.freed is None else self.freed.dress(original)
+
+    def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
+        """The candidate made of some units.
+
+        Args:
+            units: The units.
+            held: Whether the target is to be held to its low precision.
+            outputs: What it gives back, where that is not all that something outside reads.
+        """
+        bare = self.units.bare(units)
+        with spending("cutting") as seconds:
+            piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
+        title = f"{self.units.count(bare)} of {len(self.units)} units"
+        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        return made if self.freed is None else self.freed.dress(made)
+
+    def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        """The values of some of a candidate's inputs or outputs, where known."""
+        if candidate.values is not None:
+            return {name: candidate.values[name] for name in names if name in candidate.values}
+        return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
+
+    def marked(self, names: Iterable[str]) -> onnx.ModelProto:
+        """The model with these tensors as its outputs."""
+        return mark_outputs(self.network, list(names), self.infos)
+
+    def describe_searched(self, units: Iterable[int]) -> list[dict[str, Any]]:
+        """The nodes of some units for the result, without those that only make weights: name, operator, outputs."""
+        order = (self.network.order[unit] for unit in sorted(units))
+        return self.describe_nodes(index for index in order if not self.network.constant[index])
+
+    def describe_nodes(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+        """Nodes for the result: name, operator, outputs, and the module that each comes from, where its file says so."""
+        return [self.network.plain(index) for index in nodes]
+
+    def record(self, result: Result, prober: Prober | None = None) -> None:
+        """Put what is known of the model and of the probes into a result."""
+        result.model = {
+            "path": str(self.settings.path),
+            "sha256": self.sha256,
+            "nodes": len(self.network.nodes),
+            "units": self.network.constant.count(False),
+        }
+        result.artifacts["run"] = str(self.workspace.folder)
+        if self.ir_version is not None:
+            result.extra["ir_version"] = dict(self.ir_version)
+        if self.seen:
+            result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
+        if prober is not None:
+            pin = getattr(prober.runner.check, "pin", None)
+            if isinstance(pin, Pin):
+                result.extra["pinned"] = pin.to_json()
+            result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

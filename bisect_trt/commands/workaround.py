@@ -1,0 +1,68 @@
+"""``workaround``: find the minimal case as a diagnosis does, and look for all ways around it."""
+
+from __future__ import annotations
+
+from bisect_trt.commands.arbitration import arbitrate
+from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.cause import name_cause
+from bisect_trt.commands.diagnose import (
+    DiagnoseSettings,
+    confirm,
+    describe_answer,
+    reduce_all,
+    suspects_by_layer,
+    suspects_by_message,
+    tell_modules,
+)
+from bisect_trt.commands.minimal_case import extract_suspect
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import SearchSettings
+from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around
+from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.precision import find_fix
+from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Minimum
+
+
+def find_workaround(session: Session, settings: WorkaroundSettings, search: SearchSettings) -> Result:
+    """The command: where does it fail, whose fault is that, and what makes the whole model pass?
+
+    Raises:
+        DoesNotReproduce: The target does not differ from the reference.
+        BudgetSpent: No more probes may be made.
+        UsageError: The model with a way around cannot be written; the result has what it is.
+        KeyboardInterrupt: The user stops.
+    """
+    console, result = session.console, session.result
+    folder, target = settings.output.parent, settings.check.target
+    assert target is not None, "the options ask for one"
+    result.extra |= {"workarounds": [], "workaround_baseline": None}
+    found = DiagnoseSettings(settings.check, search, folder)
+    confirm(session, found)
+    suspects = suspects_by_message(session) or suspects_by_layer(session, found)
+    case = reduce_all(session, found, suspects, extract_suspect(session, target, suspects, "3. "))
+    answer = session.settle(case)
+    blamed = by_blame(session, answer, suspects.nodes)
+    result.culprits = session.subject.describe_nodes(blamed)
+    fault = arbitrate(session, target, settings.check.tolerance, answer)
+    result.extra["fault"] = fault.to_json()
+    console.answer(f"{describe_answer(session.subject.network, blamed)}.")
+    tell_modules(session.subject.network, blamed, console)
+    console.answer(fault.sentence)
+    console.step("5. What makes the whole model pass: barriers, another form of the culprit?")
+    if fault.whose in ("reference", "random"):
+        console.answer("The target is not wrong, so there is nothing to work around.")
+    else:
+        if fault.whose != "precision":
+            name_cause(session, settings.check, answer, fault.whose)
+        work_around(session, settings, case, fault)
+    find_fix(session, settings.check, search, answer, folder)
+    add_precision(result)
+    tell(result, session.console)
+    for way in result.extra["workarounds"]:
+        if way["passes"] and way["file"] is None and way["kind"] != "switch":
+            raise UsageError(f"{way['what']}: {way['why']}")
+    passes = any(way["passes"] for way in result.extra["workarounds"])
+    why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
+    session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
+    return result

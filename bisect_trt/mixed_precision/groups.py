@@ -1,0 +1,408 @@
+"""The Q/DQ groups of a quantized model as the space of a search: how well their scales fit, and what each costs alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bisect_trt.commands.preflight import require_target
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.suspicion import LOSES, Suspect
+from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.lowering import GroupLowering
+from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
+from bisect_trt.mixed_precision.parameters import PrecisionSettings
+from bisect_trt.mixed_precision.plain import make_plain
+from bisect_trt.mixed_precision.task import Space, Task
+from bisect_trt.onnxlib.nodes import all_nodes, label
+from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
+from bisect_trt.options.choices import Algorithm, ErrorStat
+from bisect_trt.probe.activations import Reference
+from bisect_trt.probe.oracles import BuiltinCheck, error_of
+from bisect_trt.search.oracle import Subset
+from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.inputs import Sample
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+from bisect_trt.worker.protocol import Compare, Failed
+from bisect_trt.worker.protocol import Sample as SampleFiles
+
+ALLOWED = 0.05
+"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves some out of range."""
+SHARES = {"int8": 0.05, "fp8": 0.12, "int4": 0.3}
+"""The mean absolute error that an output may have, as a share of its mean absolute deviation, unless the user gives a tolerance.
+
+About twice what models of a few layers are off by with scales that fit; of several types the largest counts.
+"""
+_BAD, _CLEAR = 1.5, 3.0
+"""A scale that costs so many bits more than usual is suspected; so many more, and it is wrong whatever the samples here say."""
+_LOOKED_AT, _MEASURED = 4, 2
+"""Samples whose values are held against the scales, and samples on which the cost of each group is measured."""
+_RANDOM = 4
+_INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "ConvInteger",
+            "GatherBlockQuantized", "QMoE", "QGemm", "QAttention", "QEmbedLayerNormalization")  # fmt: skip
+"""How the names of operators begin that compute with integers themselves: ONNX's and ONNX Runtime's own."""
+
+
+class GroupSpace(Space):
+    """The Q/DQ groups of the types that are asked for.
+
+    Attributes:
+        groups: The groups, by unit.
+        misfits: How each pair of a group fits, by unit.
+        plain: The model in floats.
+    """
+
+    noun, high, state, cause = "group", "floats", "quantized", "quantization"
+    allowed = ALLOWED
+    ways = ("alike", "permuted")  # rescaled ones would leave the ranges that were calibrated
+
+    lowering: GroupLowering
+
+    def __init__(self, subject: Subject, settings: PrecisionSettings) -> None:
+        """Find the groups, and make the model with none of them quantized the reference.
+
+        Raises:
+            UsageError: It has none, or the model before quantization does not fit it.
+            UnavailableError: ONNX Runtime does not dequantize its weights.
+        """
+        quantized = find_quantized(subject.network)
+        chosen = _chosen_groups(subject, quantized, settings)
+        self.plain = make_plain(subject, chosen, settings.float_model)
+        assert "reference" not in vars(subject), "it would be a run of the quantized model"
+        subject.truth, self.groups = self.plain.truth, self.plain.groups
+        self._settings, self._left = settings, quantized.left
+        lowering = GroupLowering(subject, self.groups, self.plain.weights, settings.low)
+        super().__init__(subject, lowering, ())
+        references = [self.values(), *self.values().more][:_LOOKED_AT]
+        self.misfits = [
+            [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
+        ]
+        self._usual = math.log2(usual_ratio([each for found in self.misfits for each in found]))
+        self._costs: _Costs | None = None
+        ranked = sorted(lowering.units, key=lambda unit: (-self._bits_lost(unit), unit))
+        self.suspects = [
+            Suspect(unit, LOSES + min(self._bits_lost(unit), 32.0) / 33, *self._reason(unit))
+            for unit in ranked
+            if self._bits_lost(unit) > _BAD + self._usual
+        ]
+
+    @property
+    def certain(self) -> Subset:
+        """The groups with a scale that is wrong whatever it does on the samples given."""
+        return frozenset(unit for unit in self.lowering.units if self._bits_lost(unit) > _CLEAR + self._usual)
+
+    def _bits_lost(self, unit: int) -> float:
+        return max((each.bits_lost for each in self.misfits[unit] if each.bad), default=0.0)
+
+    def _reason(self, unit: int) -> tuple[str, str]:
+        """The rule and the sentence of the worst problem of a group; empty if there is none."""
+        for each in sorted(self.misfits[unit], key=lambda each: -each.bits_lost):
+            for rule, sentence in each.problems:
+                return rule, f"'{each.pair.tensor}': {sentence}"
+        return "", ""
+
+    def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were held against given samples
+        """The groups that cost most alone first; where that is not measured, those whose scales fit worst."""
+        costs = [self._bits_lost(unit) for unit in self.lowering.units]
+        if self._costs is not None and self._costs.quantized:
+            costs = [cost or 0.0 for cost in self._costs.quantized]
+        return sorted(self.lowering.units, key=lambda unit: (-costs[unit], unit))
+
+    def label(self, unit: int) -> str:
+        """The name of a group."""
+        return self.groups[unit].name
+
+    name = label
+
+    def describe(self, units: Subset) -> list[dict[str, Any]]:
+        """Groups as nodes are described: the first operator, and what the group has."""
+        return [self._entry(unit) for unit in sorted(units)]
+
+    def _entry(self, unit: int) -> dict[str, Any]:
+        group, network = self.groups[unit], self.subject.network
+        operators = self.subject.describe_nodes(group.operators)
+        first = operators[0] if operators else {"name": group.name, "op": "", "outputs": [group.name]}
+        return {
+            **first,
+            "name": first["name"] or group.name,
+            "group": unit,
+            "operators": [node["name"] or next(iter(node["outputs"]), "") for node in operators],
+            "nodes": [label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
+            "scales": [*dict.fromkeys(pair.scale for pair in group.pairs)],
+            "zero_points": [*dict.fromkeys(pair.zero_point for pair in group.pairs if pair.zero_point is not None)],
+            "tensors": [pair.tensor for pair in group.pairs],
+            "bad_scales": [*dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)],
+        }
+
+    def culprits(self, units: Subset) -> list[dict[str, Any]]:
+        """The operators of some groups."""
+        return [node for unit in sorted(units) for node in self.subject.describe_nodes(self.groups[unit].operators)]
+
+    def extra(self, kept: Subset, minimal: Subset) -> dict[str, Any]:
+        """The table of groups, what is right, and whether kernels are to blame."""
+        costs, target = self._costs, self._settings.target
+        written = None if costs is None or target is None else costs.everything
+        to_blame = written is not None and written <= 1 and not self._refused
+        sentence = (
+            "with graph optimisations off, where Q/DQ is computed in floats as written, the quantized model passes: the failure "
+            f"comes from how {target.describe()} computes with integers (on CPUs without VNNI products of uint8 and int8 "
+            "saturate: quantize with reduce_range=True)"
+            if to_blame and target is not None
+            else None
+        )
+        original = self._settings.float_model
+        return {
+            "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
+            "not_lowered": len(self._left),
+            "reference": "the model without Q/DQ" if original is None else str(original),
+            "error_all_quantized": None if costs is None else _finite(costs.everything),
+            "kernels": None
+            if costs is None or target is None
+            else {"error_as_written": _finite(written), "to_blame": to_blame, "sentence": sentence},
+        }
+
+    def _row(self, unit: int, kept: Subset, minimal: Subset) -> dict[str, Any]:
+        """A group of the table."""
+        misfits, costs = self.misfits[unit], self._costs
+        rule, sentence = self._reason(unit)
+        alone = {} if costs is None else {"removed": costs.removed, "quantized": costs.quantized}
+        entry = self._entry(unit)
+        return {
+            "id": unit,
+            "name": self.groups[unit].name,
+            "operators": self.subject.describe_nodes(self.groups[unit].operators),
+            **{key: entry[key] for key in ("nodes", "scales", "zero_points")},
+            "tensors": [each.to_json(self.subject.network) for each in misfits],
+            "kept": unit in kept,
+            "minimal": unit in minimal,
+            "suspected": any(each.unit == unit for each in self.suspects),
+            "bits_lost": round(max((each.bits_lost for each in misfits), default=0.0), 3),
+            "error_alone_removed": _finite(alone["removed"][unit]) if alone and alone["removed"] else None,
+            "error_alone_quantized": _finite(alone["quantized"][unit]) if alone and alone["quantized"] else None,
+            "rule": rule or None,
+            "reason": sentence or None,
+            "reasons": [
+                {"tensor": each.pair.tensor, "scale": each.pair.scale, "rule": found, "sentence": said}
+                for each in misfits
+                for found, said in each.problems
+            ],
+        }
+
+    def measure(self, task: Task) -> None:
+        """Measure each group alone, both ways, and all of them, on ONNX Runtime's CPU provider, optimisations off.
+
+        That computes what Q/DQ says, whichever target the search is for: for all groups a target that builds engines would
+        take hours. It decides nothing.
+        """
+        check, self._refused = task.prober.runner.check, task.not_run is not None
+        if not isinstance(check, BuiltinCheck):
+            return
+        errors, lowering = _Errors(self.subject, check.tolerance), self.lowering
+        removed: list[float | None] = []
+        quantized: list[float | None] = []
+        if self._settings.sensitivity:
+            task.console.step("What does each group cost, alone?")
+            everything = frozenset(lowering.units)
+            removed = [errors.of(lowering.candidate(frozenset({unit})).proto) for unit in lowering.units]
+            quantized = [errors.of(lowering.candidate(everything - {unit}).proto) for unit in lowering.units]
+        self._costs = _Costs(removed, quantized, errors.of(lowering.candidate(frozenset()).proto))
+
+    def values(self) -> Reference:
+        """The values of the tensors of all models that groups are taken out of."""
+        if self.plain.truth is self.plain.network:
+            return self.subject.reference
+        if self._values is None:
+            subject = self.subject
+            self._values, *more = (
+                Reference(
+                    self.plain.network, sample, subject.workspace, subject.models, 5001 + place, subject.swap_limit
+                )
+                for place, sample in enumerate(subject.samples)
+            )
+            for each in more:
+                self._values.add(each)
+        return self._values
+
+    _values: Reference | None = None
+    _refused = False
+
+    def notes(self) -> Iterator[str]:
+        """What is quantized and is neither searched nor taken out of the reference, a sentence each."""
+        left, operators = self._left, _integer_operators(self.subject)
+        if left:
+            nodes = "1 node that quantizes or dequantizes stays as it is"
+            nodes = nodes if len(left) == 1 else f"{len(left)} nodes that quantize or dequantize stay as they are"
+            yield f"{nodes}, in the reference too: {next(iter(left.values()))}"
+        if operators:
+            yield f"operators that compute with integers stay as they are, in the reference too: {', '.join(operators[:4])}"
+        if self.plain.why is not None:
+            yield self.plain.why
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Errors in units of the tolerance: past 1 the model fails; ``None`` where a model does not run.
+
+    Attributes:
+        removed: By group, with it alone in floats; empty if not measured.
+        quantized: By group, with it alone quantized.
+        everything: With all groups quantized.
+    """
+
+    removed: Sequence[float | None]
+    quantized: Sequence[float | None]
+    everything: float | None
+
+
+class _Errors:
+    """Measures the error of models on the samples of the search."""
+
+    def __init__(self, subject: Subject, tolerance: ToleranceOptions) -> None:
+        self._subject = subject
+        self._tolerance = tolerance
+        references = [subject.reference, *subject.reference.more][:_MEASURED]
+        self._samples = tuple(
+            SampleFiles(
+                subject.models.feed(f"sensitivity-in-{place}", reference.inputs),
+                subject.models.feed(f"sensitivity-out-{place}", reference.select(subject.network.outputs)),
+            )
+            for place, reference in enumerate(references)
+        )
+
+    def of(self, model: onnx.ModelProto) -> float | None:
+        """The largest error of any output over its tolerance; infinite for a NaN; ``None`` where the model does not run."""
+        subject = self._subject
+        path, names = subject.models.write("sensitivity", model), tuple(subject.network.outputs)
+        request = Compare(reference_settings(), path, self._samples, self._tolerance, names=names, every=True)
+        reply = subject.models.ask(request, here=True)
+        if isinstance(reply, Failed):
+            return None
+        return max((_over(comparison) for comparison in reply.comparisons), default=None)
+
+
+def _over(comparison: TensorComparison) -> float:
+    """An error over its tolerance; what passes by another rule than its statistic counts as the statistic says."""
+    if comparison.mean_abs is not None and comparison.atol and comparison.stat.value == "mean":
+        return math.inf if math.isnan(comparison.mean_abs) else comparison.mean_abs / comparison.atol
+    return error_of(comparison)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 6)
+
+
+def with_samples(model: ModelSettings) -> ModelSettings:
+    """The model with several random samples, where none are given: the error of one is a matter of chance."""
+    data = model.data
+    if data.load_inputs or data.data_loader_script is not None or data.iterations is not None:
+        return model
+    return replace(model, data=replace(data, iterations=_RANDOM))
+
+
+def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str]) -> ToleranceOptions:
+    """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``."""
+    given = replace(given, precision=Precision.BF16)
+    if not is_default(given):
+        return given
+    atol, share = {}, max(SHARES[each] for each in bits)
+    for name, value in subject.reference.select(subject.network.outputs).items():
+        if value.dtype.kind in "fiub" and value.size:
+            exact = value.astype(np.float64)
+            size = float(np.mean(np.abs(exact - exact.mean()))) or float(np.mean(np.abs(exact)))
+            atol[name] = max(share * size, 1e-12)
+    return replace(given, atol=atol, rtol=dict.fromkeys(atol, 0.0), stat=dict.fromkeys(atol, ErrorStat.MEAN))
+
+
+def is_default(given: ToleranceOptions) -> bool:
+    """Whether the user gives no tolerance and no other comparison."""
+    own = given.method.algorithm is Algorithm.SIMPLE and given.method.script is None
+    return own and not (given.atol or given.rtol or given.stat or given.measures)
+
+
+def typed_by_graph(subject: Subject, target: TargetSettings) -> TargetSettings:
+    """The target, without the quantized types where it knows no option for them: a strongly typed build takes the graph's.
+
+    Raises:
+        UnavailableError: It is not there.
+        UsageError: It has no such option.
+    """
+    plain = replace(target, int8=False, fp8=False)
+    try:
+        require_target(subject, target)
+    except UsageError:
+        if plain == target:
+            raise
+        require_target(subject, plain)
+        return plain
+    return target
+
+
+def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSettings, str | None]:
+    """The target as it runs the quantized model; where a CPU's runtime does not, with Q/DQ computed in floats.
+
+    Returns:
+        The target, and how it had to be set up for it, if so.
+    """
+    plugin = target.target
+    if not plugin.emulates_low(target):
+        return target, None
+    models = subject.models
+    path, inputs = models.write("quantized", subject.network.proto), models.feed("quantized-in", subject.samples[0])
+    made = subject.workspace.scratch("quantized.made.npz")
+    failed = models.collect(path, inputs, made, target)
+    if failed is None:
+        return target, None
+    for title, other in plugin.alternatives(target):
+        if other.runtime == target.runtime and models.collect(path, inputs, made, other) is None:
+            return other, (
+                f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
+                f"{title[0].lower()}{title[1:]}, where Q/DQ is computed in floats"
+            )
+    return target, None
+
+
+def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSettings) -> list[Group]:
+    """The groups of the types that are asked for.
+
+    Raises:
+        UsageError: There are none.
+    """
+    path, wanted = subject.settings.path, {name for bits in settings.bits for name in TYPES[bits]}
+    types = {group: {p.type_name for p in group.pairs if p.kind != "bias"} for group in quantized.groups}
+    chosen = [group for group in quantized.groups if types[group] & wanted]
+    if chosen:
+        return chosen
+    asked = " and ".join(f"--{bits}" for bits in settings.bits)
+    if types:
+        found = set().union(*types.values())
+        flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & found)
+        raise UsageError(
+            f"{path} has nothing quantized that {asked} is about, but {', '.join(sorted(found))}; give {flags}."
+        )
+    operators = _integer_operators(subject)
+    if operators:
+        raise UsageError(
+            f"{path} is quantized by operators that compute with integers themselves ({', '.join(operators[:4])}), which "
+            "cannot be taken back one by one; quantize in QDQ format (onnxruntime.quantization.quantize_static: "
+            "quant_format=QuantFormat.QDQ) and give that model."
+        )
+    left = next(iter(quantized.left.values()), None)
+    if left is not None:
+        raise UsageError(f"{path} has no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}.")
+    raise UsageError(
+        f"{path} has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back; quantize it first, for "
+        "example by onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that "
+        f"model, with --reference {path}."
+    )
+
+
+def _integer_operators(subject: Subject) -> list[str]:
+    """The operators of the model, its bodies and its functions that compute with integers themselves, by name."""
+    return sorted({node.op_type for node in all_nodes(subject.network.proto) if node.op_type.startswith(_INTEGER)})

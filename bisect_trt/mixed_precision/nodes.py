@@ -1,0 +1,238 @@
+"""The nodes of a float model as the space of a search: which may be lowered, and which are likely to need fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bisect_trt.commands.preflight import lowers_by, require_target
+from bisect_trt.commands.settings import CheckSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.commands.suspicion import INSIDE, LOSES, Suspect, suspect
+from bisect_trt.commands.value_ranges import FP16_MAX
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.mixed_precision.lowering import (
+    ENGINES,
+    CastLowering,
+    LayerLowering,
+    Lowering,
+    known_types,
+    lowerable_units,
+    refuse_lowered,
+)
+from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
+from bisect_trt.mixed_precision.task import Space
+from bisect_trt.onnxlib.qdq import has_quantized
+from bisect_trt.probe.activations import Reference
+from bisect_trt.search.oracle import Subset
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.inputs import Sample
+from bisect_trt.tensors.tolerance import Precision
+
+_FRESH_REFERENCE = 2001
+"""The number of the first reference run on a fresh sample; its files lie beside those of the given samples."""
+
+
+class NodeSpace(Space):
+    """The nodes that compute in fp32 and may be lowered."""
+
+    def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
+        """Look at the reference run; what is known of fp16 and bf16 says nothing of ranges that were measured for INT8."""
+        units = frozenset(lowering.units)
+        found: list[Suspect] = []
+        if not settings.calibrated:
+            found = [each for each in suspect(subject, settings.precision) if each.unit in units]
+        super().__init__(subject, lowering, found)
+        self._low: Low = settings.precision
+        self._peaks: dict[str, float] = {}
+
+    @property
+    def certain(self) -> Subset:
+        """The nodes that are known to break."""
+        return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
+
+    def order(self, failing: Sequence[Sample]) -> list[int]:
+        """Suspects and nodes near fp16's largest number first, by how near; then the others in topological order.
+
+        Rounding does the more harm the earlier it happens, because more nodes compute with the result.
+        """
+        subject, units = self.subject, self.lowering.units
+        scores = {each.unit: each.score for each in self.suspects if each.score >= LOSES}
+        if self._low == "fp16":
+            if not self._peaks:
+                for reference in (subject.reference, *subject.reference.more):
+                    self._look(reference)
+            for place, sample in enumerate(failing):
+                number = _FRESH_REFERENCE + place
+                self._look(
+                    Reference(subject.network, sample, subject.workspace, subject.models, number, subject.swap_limit)
+                )
+            for unit in units:
+                near = self._peak(unit) / FP16_MAX
+                if near > _NEAR:
+                    scores[unit] = max(scores.get(unit, 0.0), INSIDE + near)
+        weak = frozenset(each.unit for each in self.suspects)
+        return sorted(units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
+
+    def describe(self, units: Subset) -> list[dict[str, Any]]:
+        """The nodes."""
+        return self.subject.describe_searched(units)
+
+    def patterns(self, units: Subset) -> list[Subset]:
+        """Norms, softmaxes and the like; no unit is in two, and none is alone."""
+        groups: list[Subset] = []
+        left = set(units)
+        for unit in sorted(units):
+            if unit in left:
+                group = self.subject.patterns.around(unit) & left
+                left -= group | {unit}
+                if len(group) > 1:
+                    groups.append(group)
+        return groups
+
+    def _peak(self, unit: int) -> float:
+        """The largest magnitude that a node reads or makes."""
+        network = self.subject.network
+        index = network.order[unit]
+        return max((self._peaks.get(name, 0.0) for name in (*network.reads[index], *network.made(index))), default=0.0)
+
+    def _look(self, reference: Reference) -> None:
+        network = self.subject.network
+        for name in dict.fromkeys(name for unit in self.lowering.units for name in self._tensors(network.order[unit])):
+            value = reference.select([name]).get(name)
+            if value is not None and value.dtype.kind == "f" and value.size:
+                peak = float(np.max(np.abs(value)))
+                if np.isfinite(peak):
+                    self._peaks[name] = max(peak, self._peaks.get(name, 0.0))
+
+    def _tensors(self, index: int) -> list[str]:
+        network = self.subject.network
+        return [name for name in (*network.reads[index], *network.made(index)) if name not in network.initializers]
+
+
+_NEAR = 1 / 64
+"""The share of fp16's largest number from which on a node is among those to add first."""
+
+
+def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
+    """The space of a float model.
+
+    Raises:
+        UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to lower.
+    """
+    refuse_lowered(subject.network, str(subject.settings.path))
+    return NodeSpace(subject, make_lowering(subject, settings), settings)
+
+
+def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()) -> Lowering:
+    """The way of lowering nodes that the target needs.
+
+    Args:
+        subject: The model.
+        settings: The parameters.
+        left: Nodes that stay as they are, and as the target likes where it lowers itself: those that are quantized.
+
+    Raises:
+        UsageError: A pattern matches nothing, or there is nothing to lower.
+    """
+    lowest = "fp16" if settings.calibrated else settings.precision
+    units = lowerable_units(subject, lowest, known_types(subject), settings.include, settings.exclude, left)
+    cast = CastLowering(
+        subject,
+        units,
+        settings.precision,
+        emulated=settings.emulated,
+        by_arithmetic=settings.by_arithmetic,
+        lower_ends=settings.io_low,
+        keep_weights=settings.keep_weights,
+    )
+    target = settings.target
+    if target is None or not settings.by_layer:
+        return cast
+    return LayerLowering(subject, units, target, None if settings.calibrated else cast, left)
+
+
+def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
+    """The check for candidates that are lowered already.
+
+    The target takes them as they are. Tolerances that were not given become those of the low precision, as numbers: the
+    outputs are always the original's.
+
+    Raises:
+        UsageError: A tolerance names no output.
+    """
+    if check.target is None:
+        return check
+    tolerance = replace(check.tolerance, precision=Precision(precision))
+    tolerance.check_names(subject.network.outputs)
+    atol, rtol = dict(tolerance.atol), dict(tolerance.rtol)
+    for name, value in subject.reference.select(subject.network.outputs).items():
+        resolved = tolerance.for_output(name)[0].resolve(value, tolerance.precision)
+        atol[name], rtol[name] = resolved.atol, resolved.rtol
+    target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
+    timed = target.target.capabilities.timed
+    return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
+
+
+def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
+    """Whether 8 bits are the target's own choice: the model has no Q/DQ, and the target calibrates.
+
+    Raises:
+        UnavailableError: The target is not there.
+        UsageError: Ranges are given to a search that has no use for them.
+    """
+    target = settings.target
+    able = target is not None and target.int8 and target.target.engines is not None
+    if able and target is not None and not has_quantized(subject.network.proto):
+        require_target(subject, target)
+        if lowers_by(subject, target) == "layer":
+            return True
+    if settings.calibration_cache is not None:
+        raise UsageError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
+    return False
+
+
+def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSettings:
+    """Find the ranges, unless they are there; what the search works with from then on.
+
+    Raises:
+        UnavailableError: The model cannot be built in INT8.
+        UsageError: The answer is to be something that has no place for it.
+    """
+    target, output = settings.target, settings.output
+    assert target is not None  # or nothing would be calibrated
+    if settings.rungs:  # in what it may choose among, each layer runs in what TensorRT measured to be the fastest
+        target = replace(target, fp16=settings.half == "fp16", bf16=settings.half == "bf16")
+    if output.suffix not in ENGINES:
+        raise UsageError(
+            f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
+            f"{output.with_suffix('.engine')}."
+        )
+    cache = settings.calibration_cache or subject.workspace.folder / "calibration.cache"
+    if not cache.is_file():
+        _find_ranges(subject, target, cache)
+    engines = target.target.engines
+    assert engines is not None
+    known = engines.calibrate(target, (), cache)
+    return replace(settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True)
+
+
+def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
+    """Build once with the samples of the search."""
+    samples = [subject.models.feed(f"calibration-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    engines = target.target.engines
+    assert engines is not None
+    subject.console.step(f"Find the ranges for INT8 on {len(samples)} input samples: {cache}")
+    engine = subject.workspace.scratch("calibration.engine")
+    found = engines.calibrate(target, samples, cache)
+    failed = subject.models.build("calibration", subject.network.proto, subject.samples[0], engine, found)
+    engine.unlink(missing_ok=True)
+    if failed is not None or not cache.is_file():
+        why = "it leaves no ranges" if failed is None else failed.message
+        raise UnavailableError(
+            f"{target.describe()} cannot calibrate {subject.settings.path}: {why}; `bisect-trt convert --int8` is that step."
+        )

@@ -1,0 +1,185 @@
+"""The fewest nodes, or Q/DQ groups, that have to stay in floats for the rest to run in low precision."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.commands.checks import make_check
+from bisect_trt.commands.preflight import lowers_by
+from bisect_trt.commands.session import Session, saving_best
+from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import BisectError
+from bisect_trt.mixed_precision.answer import (
+    Answer,
+    lowered_suspects,
+    recommended,
+    tell_kept,
+    tell_lowered,
+    tell_safe,
+    tell_suspects,
+    tell_uses,
+)
+from bisect_trt.mixed_precision.delivery import Progress, deliver, find_answer, leave_best, write_answer
+from bisect_trt.mixed_precision.ladder import deliver_ladder
+from bisect_trt.mixed_precision.lowering import marked
+from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
+from bisect_trt.mixed_precision.parameters import Low, PrecisionSettings
+from bisect_trt.mixed_precision.samples import Fresh, refuse_validation
+from bisect_trt.mixed_precision.search import refusal
+from bisect_trt.mixed_precision.task import Task
+from bisect_trt.mixed_precision.validation import Safe
+from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.ledger import BudgetSpent
+from bisect_trt.probe.metric_check import MetricCheck
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.prober import DoesNotReproduce, Prober
+from bisect_trt.probe.runner import Runner
+from bisect_trt.report.result import Result
+from bisect_trt.search.oracle import Minimum, Verdict
+
+MIXED = "mixed.onnx"
+_MOST_QUESTIONS, _MOST_COSTLY_QUESTIONS = 20, 4
+"""Questions that the search for a fix may ask after a diagnosis; fewer where a build takes minutes."""
+_FRESH_SAMPLES = 60
+"""None of so many failing says with 95% certainty that under 5% of all fail; the command that is said tries more."""
+
+
+def find_precision(task: Task, search: SearchSettings) -> Result:
+    """See that precision is the reason, search, write the answer, probe it once more.
+
+    Raises:
+        DoesNotReproduce: The model fails in floats too, or passes lowered.
+        UsageError: Validation data does not fit the model, or there is nothing to compare on it.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
+    refuse_validation(task)
+    progress = Progress()
+    with saving_best(lambda: _leave(task, progress)):
+        return task.until_done(lambda: _find(task, search, progress))
+
+
+def _leave(task: Task, progress: Progress) -> None:
+    best = leave_best(task, progress)
+    if best is not None:
+        task.result.culprits = task.space.culprits(best)
+
+
+def _find(task: Task, search: SearchSettings, progress: Progress) -> Result:
+    space, low, console = task.space, task.settings.low, task.console
+    count, ladder = space.count(len(task.lowering.units)), bool(task.settings.bits and task.settings.half)
+    console.step(f"What in the reference run speaks against {low} ({count} can be lowered)?")
+    tell_suspects(task)
+    for sentence in space.notes():
+        console.warn(sentence)
+    nothing = Answer(Minimum(frozenset(), proven=False), Safe(frozenset()))
+    task.result.extra |= {**space.extra(frozenset(), frozenset()), "suspects_lowered": lowered_suspects(space, nothing)}
+    console.step(
+        f"Probe all {count} in {space.high}, then all in {low}, then search for the fewest to keep in {space.high}"
+    )
+    if search.repeat is not None or search.pin:
+        _measure_lowered(task, search)
+    answer = find_answer(task, progress, Fresh(task, space.ways), nothing_may_pass=ladder)
+    return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)
+
+
+def _measure_lowered(task: Task, search: SearchSettings) -> None:
+    """Measure how often the model fails with everything lowered.
+
+    Raises:
+        DoesNotReproduce: It never does.
+    """
+    try:
+        task.probe_original(search, task.lowering.candidate(frozenset()))
+    except DoesNotReproduce:
+        raise refusal(task, frozenset()) from None
+
+
+def find_fix(session: Session, check: CheckSettings, search: SearchSettings, case: Candidate, folder: Path) -> None:
+    """After a diagnosis: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
+
+    What stands in the way of a fix is said, and is no reason to fail: the failure itself was found before.
+    """
+    target = check.target
+    if target is None or target.fp16 == target.bf16:
+        return
+    subject, prober, console = session.subject, session.prober, session.console
+    precision: Low = "fp16" if target.fp16 else "bf16"
+    capabilities = target.target.capabilities
+    by_layer = capabilities.lowers_layers and lowers_by(subject, target) == "layer"
+    settings = PrecisionSettings(
+        folder / MIXED,
+        precision,
+        target,
+        overwrite=True,
+        by_layer=by_layer,
+        fresh_samples=_FRESH_SAMPLES,
+        most=_MOST_COSTLY_QUESTIONS if capabilities.costly else _MOST_QUESTIONS,
+        tolerance=check.tolerance,
+    )
+    words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
+    command = shlex.join([*words, *session.place_words, *subject.settings.words(), *check.tolerance.words()])
+    console.step("6. Is it precision? Keep nodes in fp32, and see whether the rest passes")
+    fixer = _fixer(subject, prober, built_in_check(replace(check, by_layer=by_layer), subject, precision), search)
+    task, progress = None, Progress()
+    try:
+        record = fixer.probe(_in_fp32(case, precision, by_layer=by_layer))
+        if record.verdict is not Verdict.PASS:
+            console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
+            return
+        task = Task(subject, console, session.result, fixer, make_nodes(subject, settings), settings)
+        answer = find_answer(task, progress, Fresh(task))
+        minimum = write_answer(task, answer)
+    except BudgetSpent as error:
+        if task is not None:
+            leave_best(task, progress)
+        console.say(f"  {error} This goes on: {command}")
+        return
+    except BisectError as error:
+        if task is None or not session.result.extra.get("keep_fp32"):
+            console.say(f"  no fix by precision: {error}")
+        return
+    finally:
+        prober.wasted += fixer.wasted
+    _tell_fix(task, answer, minimum, command)
+
+
+def _tell_fix(task: Task, answer: Answer, minimum: Minimum, command: str) -> None:
+    result, console, count = task.result, task.console, len(task.lowering.units)
+    use, kept = recommended(result.extra["uses"]), len(answer.units)
+    if use is None:
+        console.answer(f"No fix by precision: with {kept} of {count} nodes in fp32 nothing that was written passes.")
+        tell_uses(result.extra["uses"], console)
+        console.answer(f"  {minimum.why}; this searches on: {command}")
+        return
+    console.answer(f"Fix: keep {kept} of {count} nodes in fp32, as {use} does.")
+    tell_safe(result, console, "1-minimal" if minimum.proven else "unproven")
+    tell_uses(result.extra["uses"], console)
+    tell_kept(result.extra["keep_fp32"], console)
+    tell_lowered(result, console)
+    console.answer(f"  measured on {result.extra['measured_on']}")
+    if not minimum.proven:
+        console.answer(f"  {minimum.why}; fewer nodes may do: {command}")
+
+
+def _in_fp32(case: Candidate, precision: Low, *, by_layer: bool) -> Candidate:
+    """The minimal case, nothing of it lowered."""
+    case = replace(case, title="the minimal case in fp32")
+    if by_layer:
+        return replace(case, keep=tuple(first_output(node) for node in case.proto.graph.node))
+    return marked(case, precision)
+
+
+def _fixer(subject: Subject, prober: Prober, check: CheckSettings, search: SearchSettings) -> Prober:
+    """A prober of candidates that are lowered already; it shares the journal and the budget."""
+    fixed = make_check(check, subject.workers)
+    if isinstance(prober.runner.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
+        fixed = replace(prober.runner.check, runs=fixed)
+    runner = Runner(fixed, subject.workspace, subject.reference)
+    runner.flakiness = prober.runner.flakiness
+    return Prober(runner, prober.ledger, subject.workers.width if search.workers is None else search.workers)

@@ -1,0 +1,210 @@
+"""What stands in a node: attributes, the bodies of control flow, and what these read; and the walk through all nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+"""Of ONNX's own operators."""
+
+
+_HELD = {
+    "value_float": onnx.AttributeProto.FLOAT,
+    "value_floats": onnx.AttributeProto.FLOATS,
+    "value_int": onnx.AttributeProto.INT,
+    "value_ints": onnx.AttributeProto.INTS,
+}
+"""In what a Constant may hold numbers beside a tensor, since opset 12."""
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs inside a node: branches of an If, bodies of Loop and Scan."""
+    for each in node.attribute:
+        if each.HasField("g"):
+            yield each.g
+        yield from each.graphs
+
+
+def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes, and those of their bodies; without recursion, since bodies may be nested deep."""
+    waiting = [iter(nodes)]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting += [iter(body.node) for body in bodies(node)]
+
+
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Those of functions and bodies too."""
+    yield from inner_nodes(model.graph.node)
+    for function in model.functions:
+        yield from inner_nodes(function.node)
+
+
+def share_names(model: onnx.ModelProto) -> bool:
+    """Whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
+    names = [node.name for node in model.graph.node if node.name]
+    return len(set(names)) < len(names)
+
+
+def tell_apart(model: onnx.ModelProto) -> int:
+    """Give each node of the graph a name that no other has; those without one keep none.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        How many have another name now.
+    """
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    changed = 0
+    for node in model.graph.node:
+        if node.name and node.name in seen:
+            numbered = (f"{node.name}_{number}" for number in itertools.count(1))
+            node.name = next(name for name in numbered if name not in taken)
+            taken.add(node.name)
+            changed += 1
+        seen.add(node.name)
+    return changed
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensors that a node consumes, those that its bodies take from outside included; no empty names."""
+    yield from (name for name in node.input if name)
+    for body in bodies(node):
+        local = _own(body)
+        for inner in body.node:
+            yield from (name for name in reads(inner) if name not in local)
+        yield from (value.name for value in body.output if value.name not in local)
+
+
+def _own(body: onnx.GraphProto) -> set[str]:
+    """What a body names itself."""
+    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    return own | {name for inner in body.node for name in inner.output}
+
+
+def captured_names(node: onnx.NodeProto) -> set[str]:
+    """The names that a node's bodies may capture from outside; their own are among them."""
+    return {name for body in bodies(node) for name in mentioned_names(body)}
+
+
+def mentioned_names(graph: onnx.GraphProto) -> set[str]:
+    """Every tensor name in a graph and in the bodies within it."""
+    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        names.update(node.input, node.output, captured_names(node))
+    return names - {""}
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy of a node that reads other tensors, in its bodies too."""
+    new = onnx.NodeProto()
+    new.CopyFrom(node)
+    new.input[:] = [names.get(name, name) for name in node.input]
+    for body in bodies(new):
+        own = _own(body)
+        outer = {name: other for name, other in names.items() if name not in own}
+        renamed = [rename_reads(inner, outer) for inner in body.node]
+        del body.node[:]
+        body.node.extend(renamed)
+        for value in body.output:
+            value.name = outer.get(value.name, value.name)
+    return new
+
+
+def label(node: onnx.NodeProto) -> str:
+    """What a node goes by in messages: its name, or what it makes."""
+    return node.name or next(filter(None, node.output), "?")
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
+    """The value of an attribute; a string's is bytes. What is of another type than the default is none.
+
+    In a function it may be the caller's, which is not known.
+    """
+    known = (each for each in node.attribute if each.name == name and each.type and not each.ref_attr_name)
+    value = next(map(onnx.helper.get_attribute_value, known), default)
+    return value if default is None or isinstance(value, type(default)) else default
+
+
+def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """What a Constant holds; ``None`` for other nodes, and for text and sparse tensors."""
+    if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
+        return None
+    for each in node.attribute:
+        if each.name == "value" and each.HasField("t"):
+            tensor: onnx.TensorProto = each.t
+            return tensor
+        if each.name in _HELD and each.type == _HELD[each.name] and not each.ref_attr_name:
+            kind = np.float32 if "float" in each.name else np.int64
+            return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(each), kind))
+    return None
+
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+_TRAINING_MODE = 2
+"""Which input of a Dropout says that it drops something; from opset 12 on, by default it does not."""
+
+
+class Draws:
+    """Finds the nodes of a model that draw random numbers."""
+
+    def __init__(self, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], *, unsure: bool) -> None:
+        """Look at the functions.
+
+        Args:
+            model: The model.
+            values: Of tensors that are known, beside those that the model has.
+            unsure: What counts where it is not known whether a Dropout trains.
+        """
+        self._model, self._values, self._unsure = model, values, unsure
+        self._functions: set[tuple[str, str]] = set()
+        while True:
+            rest = [each for each in model.functions if (each.domain, each.name) not in self._functions]
+            more = {(each.domain, each.name) for each in rest if any(self.by(node) for node in each.node)}
+            if not more:
+                break
+            self._functions |= more
+
+    def by(self, node: onnx.NodeProto) -> bool:
+        """Whether a node, one in a body of it, or one of a function that it calls does."""
+        return any(
+            each.op_type in _RANDOM or (each.domain, each.op_type) in self._functions or self.drops(each)
+            for each in inner_nodes([node])
+        )
+
+    def drops(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is a Dropout in training mode."""
+        if node.op_type != "Dropout" or len(node.input) <= _TRAINING_MODE or not node.input[_TRAINING_MODE]:
+            return False
+        return self._flags.get(node.input[_TRAINING_MODE], self._unsure)
+
+    @cached_property
+    def _flags(self) -> dict[str, bool]:
+        """What is known of the tensors of one bool."""
+        nodes = [*self._model.graph.node, *(node for function in self._model.functions for node in function.node)]
+        stored = {tensor.name: tensor for tensor in self._model.graph.initializer}
+        for node in nodes:
+            if (tensor := held(node)) is not None:
+                stored |= dict.fromkeys(node.output, tensor)
+        known = {
+            name: numpy_helper.to_array(tensor)
+            for name, tensor in stored.items()
+            if tensor.data_type == TensorProto.BOOL and tensor.data_location != TensorProto.EXTERNAL
+        }
+        known |= {name: value for name, value in self._values.items() if value.dtype.kind == "b"}
+        return {name: bool(value.reshape(-1)[0]) for name, value in known.items() if value.size == 1}

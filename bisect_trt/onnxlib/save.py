@@ -1,0 +1,248 @@
+"""Write a model where a user wants it; with notes on its nodes, if they are asked for.
+
+Viewers show them: Netron a node's metadata beside its attributes.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import itertools
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+from onnx.external_data_helper import (
+    load_external_data_for_model,
+    load_external_data_for_tensor,
+    uses_external_data,
+)
+
+from bisect_trt.errors import UsageError, quoted
+from bisect_trt.onnxlib.external_data import (
+    ALIGNMENT,
+    SHARED_TENSOR_BYTES,
+    Place,
+    check_room,
+    copy_file,
+    copy_range,
+    data_bytes,
+    external_files,
+    has_external_data,
+    inner_bytes,
+    make_raw,
+    model_tensors,
+    place_of,
+    refer_to,
+    shares_blocks,
+)
+
+SINGLE_FILE_LIMIT_BYTES = 1 << 30
+"""Past this the weights go into a file beside the model; protobuf itself ends at 2 GiB."""
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Make sure that a file can be written, before hours are spent on what goes into it.
+
+    Raises:
+        UsageError: It, or the file for weights beside it, exists, or its folder does not or is not writable.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file to write.")
+    for file in (path, data_file(path)):
+        if file.exists() and not overwrite:
+            raise UsageError(f"{file} exists; name another file, or write over it with --overwrite.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: permission denied; name a file in a folder of yours.")
+
+
+def data_file(path: Path) -> Path:
+    """Where the weights of a model at ``path`` go that are too large to lie in it."""
+    return path.with_name(path.name + ".data")
+
+
+def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: bool = False) -> None:
+    """Write a model with all its weights.
+
+    Args:
+        proto: The model; it is not changed.
+        weights: The folder with the files that its external weights lie in.
+        path: Where to; weights past 1 GiB go to ``<path>.data`` beside it. The suffix says in which of ONNX's formats
+            (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
+        beside: Whether weights past 1 GiB stay in their files where these lie in the same folder; see :func:`said_beside`.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    inside = sum(map(inner_bytes, model_tensors(model)))
+    stay = beside and inside <= SINGLE_FILE_LIMIT_BYTES and path.parent.resolve() == weights.resolve()
+    try:
+        if sum(map(_bytes, model_tensors(model))) > SINGLE_FILE_LIMIT_BYTES:
+            if not stay:
+                _write_weights(model, weights, data_file(path))
+        elif has_external_data(model):
+            load_external_data_for_model(model, str(weights))
+        _write(model, path)
+    except OSError as error:
+        instead = "make room or name another file"
+        if beside and error.errno == errno.ENOSPC:
+            instead = f"make room, or name a file in {weights}, where the weights need no copy"
+        raise UsageError(f"{path} cannot be written: {error.strerror}; {instead}.") from error
+
+
+def said_beside(path: Path) -> str | None:
+    """That a model which was written needs weights' files that were there before, if it does, in words."""
+    own = data_file(path).name
+    files = [name for name in external_files(onnx.load(str(path), load_external_data=False)) if name != own]
+    return f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are" if files else None
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    return place_of(tensor).length if uses_external_data(tensor) else inner_bytes(tensor)
+
+
+def _write_weights(model: onnx.ModelProto, weights: Path, data: Path) -> None:
+    """Write a model's weights into one file, each copied from where it lies, and make the model refer to them there.
+
+    None is read as a whole, so this takes no memory, and none of the disk where the file system can share blocks; what two
+    weights of the model share they share in the new file. Small ones go into the model, where parsers want to see shapes.
+
+    Raises:
+        OSError: They cannot be read or written; where there is no room, nothing is begun.
+    """
+    temporary = data.with_name(f".{data.name}.new")
+    written: dict[Place, int] = {}
+    try:
+        with ExitStack() as stack, temporary.open("wb") as writer:
+            readers = {name: stack.enter_context((weights / name).open("rb")) for name in external_files(model)}
+            _check_room(model, readers, writer, data)
+            for tensor in model_tensors(model):
+                if _bytes(tensor) < SHARED_TENSOR_BYTES:
+                    if uses_external_data(tensor):
+                        load_external_data_for_tensor(tensor, str(weights))
+                        tensor.data_location = onnx.TensorProto.DEFAULT
+                        del tensor.external_data[:]
+                    continue
+                at = -(-writer.tell() // ALIGNMENT) * ALIGNMENT
+                if uses_external_data(tensor):
+                    place = place_of(tensor)
+                    if place not in written:
+                        at += place.offset % ALIGNMENT  # blocks are shared where they begin in both
+                        writer.seek(at)
+                        copy_range(readers[Path(place.location).as_posix()], place.offset, place.length, writer)
+                        written[place] = at
+                    refer_to(tensor, data.name, written[place], place.length)
+                else:
+                    make_raw(tensor)
+                    writer.seek(at)
+                    writer.write(tensor.raw_data)
+                    refer_to(tensor, data.name, at, len(tensor.raw_data))
+                    tensor.ClearField("raw_data")
+        temporary.replace(data)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_room(model: onnx.ModelProto, readers: Mapping[str, BinaryIO], writer: BinaryIO, data: Path) -> None:
+    """Make sure that the weights fit in a file that is still empty; where blocks can be shared, they always do.
+
+    Raises:
+        OSError: They do not.
+    """
+    tensors = list(model_tensors(model))
+    places = {place_of(tensor) for tensor in tensors if uses_external_data(tensor)}
+    ranges = [(readers[Path(place.location).as_posix()], place.offset, place.length) for place in places]
+    needed = sum(itertools.starmap(data_bytes, ranges)) + sum(map(inner_bytes, tensors))
+    try:
+        check_room(data.parent, needed, data.name)
+    except OSError:
+        shared = [shares_blocks(reader, writer) for reader in readers.values()]
+        writer.truncate(0)
+        if not shared or not all(shared):
+            raise
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model in the format of its file's suffix, as it is read again; whoever reads meanwhile sees the file before.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+        onnx.save(model, str(temporary), format=form)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_MARK = "bisect-trt.annotated"
+"""Metadata key of a model that was written here, so that nobody else's file is ever written over."""
+
+Notes = Mapping[int, Mapping[str, str]]
+"""By the number of the node in the file: keys and values."""
+
+
+def check_annotated(path: Path, model: Path) -> None:
+    """Make sure that an annotated model may be written, before hours are spent on what is noted in it.
+
+    Raises:
+        UsageError: There is another file, or no folder.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--annotate: {path} is a folder or lies in none; name a file to write.")
+    if path.exists() and ((model.exists() and path.samefile(model)) or not _is_ours(path)):
+        raise UsageError(f"--annotate: {path} exists and was not written by --annotate; name another file.")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return any(entry.key == _MARK for entry in onnx.load(str(path), load_external_data=False).metadata_props)
+    except Exception:  # whatever it is, it is somebody else's
+        return False
+
+
+def write_annotated(model: Path, notes: Notes, path: Path, weights: Path | None = None) -> None:
+    """Write a model again with notes in its nodes' ``metadata_props``; nothing else changes.
+
+    Weights that lie in files of their own stay there; with the model in another folder they are copied beside it.
+
+    Args:
+        model: The original.
+        notes: Keys and values for nodes of the main graph.
+        path: Where the copy goes.
+        weights: The folder with the original's weights, if that is not its own.
+
+    Raises:
+        UsageError: It cannot be written, or other weights lie where its weights would have to.
+    """
+    proto = onnx.load(str(model), load_external_data=False)
+    for index, entries in notes.items():
+        for key, value in entries.items():
+            proto.graph.node[index].metadata_props.add(key=key, value=value)
+    proto.metadata_props.add(key=_MARK, value="verdicts of nodes are in their metadata")
+    try:
+        for location in external_files(proto):
+            _put_beside((weights or model.parent) / location, path.parent / location)
+        _write(proto, path)
+    except OSError as error:
+        raise UsageError(f"--annotate: {path} cannot be written: {error.strerror}; name another file.") from error
+
+
+def _put_beside(source: Path, target: Path) -> None:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy_file(source, target)
+    elif not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
+        raise UsageError(
+            f"--annotate: {target} exists and holds other weights than the model's, which have to lie there; "
+            "name a file in another folder."
+        )

@@ -1,0 +1,275 @@
+"""What every tensor should be: one run of the original model on the reference runtime."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.onnxlib.cut import cut, mark_outputs
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import held
+from bisect_trt.onnxlib.pieces import Slice, plan_slices, slice_model
+from bisect_trt.onnxlib.shapes import inferred_infos
+from bisect_trt.onnxlib.units import Units
+from bisect_trt.probe.models import Models
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.strategy import shortest_failing_prefix
+from bisect_trt.tensors.info import TensorInfo, common
+from bisect_trt.tensors.store import ActivationStore, StoreWriter, swap_limit
+from bisect_trt.worker.protocol import Failed
+
+
+class Constants:
+    """Computes weights that nodes make, each once, on the reference runtime."""
+
+    def __init__(self, network: Network, units: Units, models: Models) -> None:
+        """Nothing is computed yet."""
+        self._network = network
+        self._units = units
+        self._models = models
+        self._values: dict[str, onnx.TensorProto] = {}
+
+    def value(self, name: str) -> onnx.TensorProto:
+        """The value as an initializer of that name.
+
+        Raises:
+            UnavailableError: ONNX Runtime cannot compute it.
+        """
+        if name not in self._values:
+            node = self._network.nodes[self._network.producer[name]]
+            tensor = held(node)
+            value = onnx.TensorProto()
+            value.CopyFrom(tensor if tensor is not None else self._compute(name))
+            value.name = name
+            self._values[name] = value
+        return self._values[name]
+
+    def _compute(self, name: str) -> onnx.TensorProto:
+        network = self._network
+        maker = network.rank[network.producer[name]]
+        nodes = self._units.to_nodes(self._units.with_weights([maker]))
+        part = Network(cut(network, nodes, {}, stored=self.value).proto)
+        made = self._models.run("constant", mark_outputs(part, [name], {}), {})
+        if isinstance(made, Failed):
+            raise UnavailableError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
+        return numpy_helper.from_array(made[name], name)
+
+
+class Reference:
+    """The activations of a model: ONNX Runtime on the CPU, optimisations off, every tensor kept on disk.
+
+    Where ONNX Runtime has no kernel for a node (a TensorRT plugin), or fails in one, the tensors that depend on it stay
+    unknown and everything else is still known.
+
+    Attributes:
+        inputs: The values of the graph's inputs.
+        infos: Type and shape of every tensor whose value is known, the inputs too.
+        missing: For each node that could not be run, why.
+        lost: These nodes and all that depend on them: what they make is not known.
+        refused: Why ONNX Runtime cannot run any model of this kind (of an IR version or operator set that it does not
+            know, say), if so; then nothing is known but the inputs.
+        more: The same for the input samples after the first. What is said above is then true of every sample; a
+            dimension that is not the same for all of them is free.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        inputs: Mapping[str, NDArray[Any]],
+        workspace: Workspace,
+        models: Models,
+        number: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        """Run the model on the input sample of a number.
+
+        Args:
+            network: The model.
+            inputs: The sample.
+            workspace: Where the activations go.
+            models: Runs it.
+            number: The sample's.
+            limit: Bytes of weights and tensors past which it is run in slices; as ``tensors.memory`` says for ``None``.
+
+        Raises:
+            UsageError: The run's folder cannot be written.
+        """
+        self.inputs = dict(inputs)
+        self.missing: dict[int, str] = {}
+        self.lost: frozenset[int] = frozenset()
+        self.refused: str | None = None
+        self.more: tuple[Reference, ...] = ()
+        self._limit = swap_limit() if limit is None else limit
+        self._network = network
+        self._models = models
+        suffix = "" if number == 1 else f"-{number}"
+        self._inputs = models.feed(f"inputs{suffix}", self.inputs)
+        self._folder = workspace.scratch(f"activations{suffix}")
+        self._store = self._run()
+        self.infos = {name: self._store.info(name) for name in self._store.names}
+        self.infos |= {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+
+    def add(self, other: Reference) -> None:
+        """Take a further input sample in."""
+        self.more += (other,)
+        self.missing = {**other.missing, **self.missing}
+        self.lost |= other.lost
+        self.refused = self.refused or other.refused
+        self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
+
+    def aside(self, models: Models) -> Reference:
+        """The same for another thread, with other models run by these."""
+        made = copy.copy(self)
+        made._models = models
+        return made
+
+    def select(self, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The values of those of the tensors that are known, in the order asked."""
+        return {
+            name: self.inputs[name] if name in self.inputs else self._store.take(name)
+            for name in names
+            if name in self.infos
+        }
+
+    def compute(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]] | None:
+        """Run another model on the reference runtime.
+
+        Returns:
+            Its outputs, or ``None`` if ONNX Runtime does not run it.
+        """
+        made = self._models.run("piece", model, inputs)
+        return None if isinstance(made, Failed) else made
+
+    @property
+    def store(self) -> Path:
+        """The folder of the activations."""
+        return self._folder
+
+    @property
+    def inputs_file(self) -> Path:
+        """The values of the graph's inputs, ``.npz``."""
+        return self._inputs
+
+    def _run(self) -> ActivationStore:
+        """Run all nodes; where that does not work, all that do not depend on the ones that break it.
+
+        Nodes that only make weights are tried with the others, so that the one to blame is found among them too.
+        """
+        nodes = list(self._network.order)
+        problem = self._try(nodes)
+        if problem is not None and (refusal := self._collect(nothing_special(self._network.proto))) is not None:
+            self.refused = refusal.message
+            nodes = []
+            problem = self._try(nodes)
+        while problem is not None:
+            broken, problem = self._first_broken(nodes, problem)
+            alike = [index for index in nodes if problem.build and self._same_unknown(index, broken)]
+            self.missing |= dict.fromkeys([broken, *alike], problem.message)
+            nodes = _without(self._network, nodes, {broken, *alike})
+            problem = self._try(nodes)
+        self.lost = frozenset(self._network.order).difference(nodes)
+        return ActivationStore.open(self._folder)
+
+    def _first_broken(self, nodes: list[int], problem: _Problem) -> tuple[int, _Problem]:
+        """The last node of the shortest prefix that does not run, and what is said of it; ``problem`` is of them all."""
+        said = {len(nodes): problem}
+
+        def ask(places: frozenset[int]) -> Verdict:
+            answer = self._try([nodes[place] for place in sorted(places)])
+            if answer is None:
+                return Verdict.PASS
+            said[len(places)] = answer
+            return Verdict.FAIL
+
+        length = shortest_failing_prefix(range(len(nodes)), frozenset(), ask)
+        return nodes[length - 1], said[length]
+
+    def _same_unknown(self, index: int, broken: int) -> bool:
+        """Whether a node has the operator of another that cannot be loaded, and that ONNX says nothing of.
+
+        A graph made for TensorRT may hold a plugin a hundred times; the first tells of all.
+        """
+        one, other = self._network.nodes[index], self._network.nodes[broken]
+        same = (one.op_type, one.domain) == (other.op_type, other.domain)
+        return same and not onnx.defs.has(other.op_type, "" if other.domain == "ai.onnx" else other.domain)
+
+    def _try(self, nodes: list[int]) -> _Problem | None:
+        """Run some nodes, with all that they depend on, and keep all they make; what is wrong if that fails."""
+        network = self._network
+        if not nodes:
+            with StoreWriter(self._folder):
+                return None
+        slices = plan_slices(network, nodes, inferred_infos(network), self._limit)
+        if len(slices) > 1:
+            return self._collect_slices(slices)
+        if len(nodes) == len(network.nodes):
+            returned = [name for name in network.outputs if name in network.producer]
+            return self._collect(mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {}))
+        part = Network(cut(network, nodes, {}, stored=_never).proto)
+        return self._collect(mark_outputs(part, part.computed, {}))
+
+    def _collect_slices(self, slices: Sequence[Slice]) -> _Problem | None:
+        """Run one slice after the other, each on what those before it left on the disk."""
+        for place, part in enumerate(slices):
+            infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
+            if place:
+                store = ActivationStore.open(self._folder)
+                infos |= {name: store.info(name) for name in part.inputs if name in store}
+            problem = self._collect(slice_model(self._network, part, infos), append=place > 0)
+            if problem is not None:
+                return problem
+        return None
+
+    def _collect(self, model: onnx.ModelProto, *, append: bool = False) -> _Problem | None:
+        """Run a model and keep its outputs, beside those that are kept already if wanted, and fed by those."""
+        feeds = self._folder if append else None
+        path = self._models.write("reference", model)
+        failed = self._models.collect(path, self._inputs, self._folder, feeds=feeds, append=append)
+        if failed is None:
+            return None
+        crashed = failed.kind == "crash"
+        return _Problem(
+            failed.message.replace("it", "ONNX Runtime", 1) if crashed else failed.message, failed.kind == "build"
+        )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a model does not run; ``build`` if ONNX Runtime does not even load it."""
+
+    message: str
+    build: bool = False
+
+
+def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model like another in all but its nodes: it has one, which every runtime knows."""
+    plain = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    if all(opset.domain not in {"", "ai.onnx"} for opset in model.opset_import):
+        plain.opset_import.append(onnx.helper.make_opsetid("", 1))
+    value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [0.0])
+    plain.graph.name = "nothing_special"
+    plain.graph.node.append(onnx.helper.make_node("Constant", [], ["constant"], value=value))
+    plain.graph.output.append(onnx.helper.make_tensor_value_info("constant", onnx.TensorProto.FLOAT, [1]))
+    return plain
+
+
+def _never(name: str) -> onnx.TensorProto:
+    raise AssertionError(f"the maker of {name} was left out")
+
+
+def _without(network: Network, nodes: list[int], broken: set[int]) -> list[int]:
+    """The nodes that do not depend on the broken ones; ``nodes`` are in topological order."""
+    lost = set(broken)
+    for index in nodes:
+        if not lost.isdisjoint(network.parents(index)):
+            lost.add(index)
+    return [index for index in nodes if index not in lost]

@@ -1,0 +1,143 @@
+"""A model to probe."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.onnxlib.cut import Spliced
+from bisect_trt.onnxlib.external_data import has_external_data
+from bisect_trt.probe.times import spending
+from bisect_trt.search.oracle import Subset, Units, Verdict
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import value_bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is remembered of a candidate when its model is gone.
+
+    Attributes:
+        key: Names it by its content: the same for the same model.
+        title: What it is, in a few words.
+        made_of: The units it is made of.
+        marks: Tensors that are outputs too.
+    """
+
+    key: str
+    title: str
+    made_of: Units
+    marks: Subset = frozenset()
+
+    @property
+    def units(self) -> Subset:
+        """The units it is made of."""
+        return self.made_of.units
+
+    @property
+    def size(self) -> int:
+        """How much it has: each mark counts as a unit, so that no marked model is the smallest that fails."""
+        return len(self.made_of) + len(self.marks)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model derived from the original, and what goes in and should come out.
+
+    Attributes:
+        made: The model.
+        inputs: The tensors to feed; the reference's activations are their values.
+        outputs: The tensors to compare with the reference's.
+        title: What it is, in a few words.
+        units: The units it is made of, for a search over units.
+        values: Of its inputs and outputs, where they are not the reference's activations of the original.
+        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
+            the target's to do.
+        held: Whether the target is held to its low precision, where left to itself it may choose fp32.
+        sample: The number of the input sample whose values go with it, from 1; of a search, on all of them.
+        engine: An engine that was built of it before, to be probed instead of a new one.
+        again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
+        runs: How often the check runs at most then; ``None`` for as often as the first time.
+        until: The verdict that ends the runs.
+        marks: Tensors that are outputs too, by number, for a search over those.
+        target: How the target is set up for it, where that is not as the check has it.
+        cutting: Seconds that it took to make it.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
+        repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
+    """
+
+    made: onnx.ModelProto | Spliced
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    title: str
+    units: Subset = frozenset()
+    values: Mapping[str, NDArray[Any]] | None = None
+    keep: tuple[str, ...] | None = None
+    held: bool = False
+    sample: int = 1
+    engine: Path | None = None
+    again: bool = False
+    runs: int | None = None
+    until: Verdict = Verdict.FAIL
+    marks: Subset = frozenset()
+    target: TargetSettings | None = None
+    cutting: float = field(default=0.0, compare=False)
+    packages: str = ""
+    repetition: int = 0
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The model's message; treat it as read-only."""
+        return self.made.proto if isinstance(self.made, Spliced) else self.made
+
+    @property
+    def has_external_data(self) -> bool:
+        """Whether any of the model's weights lies outside of it."""
+        return self.made.has_external_data if isinstance(self.made, Spliced) else has_external_data(self.made)
+
+    def content(self) -> bytes:
+        """The model as a file's bytes."""
+        if isinstance(self.made, Spliced):
+            return self.made.content
+        return bytes(self.made.SerializeToString(deterministic=True))
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What it is, without the model."""
+        with spending("cutting") as seconds:
+            identity = self._identify()
+        object.__setattr__(self, "cutting", self.cutting + seconds())  # it is a part of making it, though a late one
+        return identity
+
+    def _identify(self) -> Identity:
+        digest = hashlib.sha256(self.content())
+        for name, value in (self.values or {}).items():
+            # A model with free dimensions may be fed the same bytes in several shapes.
+            digest.update(f"{name} {value.shape}".encode() + value_bytes(value))
+        if self.keep is not None:
+            digest.update("\0".join(("keep", *self.keep)).encode())
+        if self.held:
+            digest.update(b"held")
+        if self.engine is not None:
+            digest.update(b"engine")
+        if self.target is not None:
+            digest.update(repr(self.target).encode())
+        if self.packages:
+            digest.update(f"packages {self.packages}".encode())
+        if self.repetition:
+            digest.update(f"repetition {self.repetition}".encode())
+        if self.again:
+            digest.update(b"again" if self.runs is None else f"again {self.runs} {self.until.value}".encode())
+        return Identity(digest.hexdigest(), self.title, Units(self.units), self.marks)
+
+    @property
+    def key(self) -> str:
+        """Names the candidate by its content."""
+        return self.identity.key

@@ -1,0 +1,205 @@
+"""The check by a metric: what the model's outputs on a whole set of samples are worth, the candidate on the target.
+
+A candidate that is a piece of the model has no such outputs. Of each sample the reference makes what the piece is fed, the
+target runs the piece, and the reference makes the outputs of what that made: so a piece is as bad as the whole model would
+be, were the piece all of it that runs on the target.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bisect_trt.probe.models import ask
+from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.metrics import Evaluation, Metric
+from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import Failed, Measure, Measured, Scoring
+
+SIGNATURE = "metric"
+Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProto | None]"]
+"""What makes what a piece is fed, and what makes the outputs of what it makes; each ``None`` where nothing is missing."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is measured, and against what.
+
+    Attributes:
+        metric: The metric.
+        asked: What the user called it.
+        by_sample: Whether a function of the user's is a mean over samples.
+        data: The set.
+        reference: The reference's own number.
+        bound: What it must reach; ``None`` to measure alone.
+        error: How likely one wrong verdict may be; 0 if each is that of the whole set.
+        runtime: The reference's, to run what a piece of a model is not.
+    """
+
+    metric: Metric
+    asked: str
+    by_sample: bool
+    data: Evaluation
+    reference: float
+    bound: float | None
+    error: float = 0.0
+    runtime: TargetSettings | None = None
+
+    def scoring(self, error: float) -> Scoring:
+        """By what a worker scores."""
+        own_way = self.metric.lower_is_better and self.metric.of_set is not None
+        return Scoring(self.data.folder, self.asked, own_way, self.by_sample, self.bound, error)
+
+    def confidence(self, verdicts: int) -> float:
+        """How sure it is that so many verdicts are all those of the whole set, which a metric that is no mean always takes."""
+        return 1.0 if self.metric.of_sample is None else max(1 - verdicts * self.error, 0.0)
+
+    def describe(self, measured: Measured) -> str:
+        """A sentence without its end."""
+        said = f"{self.metric.name} is {self.metric.say(measured.value)}"
+        if self.bound is not None:
+            side = ("at most" if self.metric.lower_is_better else "at least") if measured.passed else "and must be "
+            side += "" if measured.passed else "at most" if self.metric.lower_is_better else "at least"
+            said += f", {side} {self.metric.say(self.bound)}"
+        if measured.samples < self.data.count:
+            return f"{said} (decided by {measured.samples} of {self.data.count} samples)"
+        return f"{said} (of all {self.data.count} samples)"
+
+    def to_json(self, measured: Measured) -> dict[str, Any]:
+        """What the result has of it."""
+        return {
+            **self._by_sample(measured.gains),
+            "name": self.metric.name,
+            "reference": _plain(self.reference),
+            "candidate": _plain(measured.value),
+            "bound": None if self.bound is None else _plain(self.bound),
+            "lower_is_better": self.metric.lower_is_better,
+            "passed": measured.passed,
+            "samples": measured.samples,
+            "of": self.data.count,
+        }
+
+    def _by_sample(self, gains: Sequence[float]) -> dict[str, Any]:
+        """Of the whole set: the number after each sample (some of them, where they are many), and the samples that cost most."""
+        if not gains:
+            return {}
+        known, count = self.data.known(self.metric), len(gains)
+        means = np.cumsum(np.asarray(gains, np.float64)) / np.arange(1, count + 1)
+        places = sorted({round(place) for place in np.linspace(0, count - 1, min(count, _MOST_POINTS))})
+        costly = sorted((place for place in range(count) if gains[place] < 0), key=lambda place: gains[place])
+        order = self.data.order
+        return {
+            "curve": [
+                {"samples": place + 1, "candidate": _plain(known.estimate(self.metric, float(means[place])))}
+                for place in places
+            ],
+            "worst_samples": [
+                {"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]
+            ],
+        }
+
+
+_MOST_POINTS, _MOST_SAMPLES = 500, 10
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+@dataclass(frozen=True)
+class MetricCheck:
+    """Says good or bad by a metric.
+
+    Attributes:
+        runs: How candidates are run on the target.
+        scale: What is measured.
+        rest: What runs of a piece what it is not.
+    """
+
+    runs: BuiltinCheck
+    scale: Scale
+    rest: Rest
+    parallel: bool = True
+
+    @property
+    def target(self) -> TargetSettings:
+        """The runtime under suspicion."""
+        return self.runs.target
+
+    @property
+    def shelf(self) -> EngineShelf | None:
+        """Where the engines of candidates that pass stay, if any shall."""
+        return self.runs.shelf
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate.
+
+        Raises:
+            UsageError: The metric does not fit the outputs or the labels.
+            UnavailableError: The target's runtime is not installed.
+        """
+        began = time.monotonic()
+        reply = self.measure(files, self.scale.error, cancel)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, seconds)
+        if self.shelf is not None and files.engine is None:
+            self.shelf.offer(files, passed=bool(reply.passed))
+        reason = self.scale.describe(reply)
+        with files.log.open("a", encoding="utf-8") as log:
+            log.write(reason + "\n")
+        known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
+        known["metric"] = self.scale.to_json(reply)
+        if reply.passed:
+            return Outcome(Ending.PASSED, "match", reason, seconds, **known)
+        return Outcome(Ending.MISMATCHED, SIGNATURE, reason, seconds, **known)
+
+    def describe_certainty(self, verdicts: int) -> str | None:
+        """How sure the proof is; ``None`` where every verdict is the whole set's."""
+        if not self.scale.error or self.scale.metric.of_sample is None:
+            return None
+        sure = math.floor(1e4 * self.scale.confidence(verdicts)) / 100
+        count = self.scale.data.count
+        return f"with {sure:g}% confidence all {verdicts} verdicts are those of the whole set of {count} samples"
+
+    def measure(self, files: CandidateFiles, error: float, cancel: Cancel | None = None) -> Measured | Failed:
+        """What a candidate scores.
+
+        Args:
+            files: The candidate.
+            error: How likely a wrong verdict may be; 0 for that of the whole set.
+            cancel: Ends it early.
+        """
+        before, after = self._rest(files)
+        request = Measure(
+            self.runs.built(files),
+            files.model,
+            self.scale.scoring(error),
+            reference=self.scale.runtime if before or after else None,
+            before=before,
+            after=after,
+            layers=self.runs.timed,
+            warm_up=1 if self.runs.timed else None,
+        )
+        return ask(self.runs.workers, request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
+
+    def _rest(self, files: CandidateFiles) -> tuple[Path | None, Path | None]:
+        """The models beside a piece; they lie beside it, where the file of its weights is."""
+        models = self.rest(onnx.load(str(files.model), load_external_data=False))
+        paths: list[Path | None] = []
+        for name, model in zip(("before", "after"), models, strict=True):
+            path = files.model.with_name(f"{files.folder.name}.{name}.onnx")
+            if model is not None:
+                path.write_bytes(model.SerializeToString())
+            paths.append(None if model is None else path)
+        return paths[0], paths[1]

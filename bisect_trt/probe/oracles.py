@@ -1,0 +1,512 @@
+"""Built-in oracles: each runs a candidate on a target and returns an outcome."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.options.choices import ErrorStat, Measure
+from bisect_trt.probe.models import ask
+from bisect_trt.probe.outcome import CANCELLED, Ending, Outcome
+from bisect_trt.probe.pin import Pin
+from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.targets.base import Engines
+from bisect_trt.targets.messages import error_class
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import Measured, TensorComparison, severity_weight
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.environments import Environment, interpreter
+from bisect_trt.worker.place import Place, make_place
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import Build, Compare, Compared, Failed, Sample
+
+ENGINE = "model.engine"
+"""A candidate's engine, in its folder."""
+
+
+class EngineShelf:
+    """Holds the engine of the candidate that passed with the fewest nodes in fp32; each one's would fill the disk."""
+
+    def __init__(self) -> None:
+        """Nothing has passed yet."""
+        self._lock = threading.Lock()
+        self._best: tuple[int, Path] | None = None
+
+    def clear(self) -> None:
+        """Take the engine away: from here on it is about another set of nodes, which may be larger."""
+        with self._lock:
+            if self._best is not None:
+                self._best[1].unlink(missing_ok=True)
+            self._best = None
+
+    def offer(self, files: CandidateFiles, *, passed: bool) -> None:
+        """Keep a candidate's engine in its folder, or take it away."""
+        engine, count = files.folder / ENGINE, len(files.keep or ())
+        with self._lock:
+            if not passed or (self._best is not None and self._best[0] <= count and self._best[1] != engine):
+                engine.unlink(missing_ok=True)
+                return
+            if self._best is not None and self._best[1] != engine:
+                self._best[1].unlink(missing_ok=True)
+            self._best = count, engine
+
+
+class EveryEngine(EngineShelf):
+    """Keeps them all: each build is another one, and they are to be held against each other."""
+
+    def offer(self, files: CandidateFiles, *, passed: bool) -> None:
+        """Leave it where it is."""
+
+
+CRASHED = "the target crashed"
+_TIMED_FOR = 5.0
+"""Seconds of timed runs for one candidate: of a slow one a few say enough, and its time limit is for one run."""
+
+
+@dataclass(frozen=True)
+class BuiltinCheck:
+    """Compares a target with the reference, in a worker process.
+
+    Attributes:
+        workers: Who runs the models.
+        target: The runtime under suspicion.
+        tolerance: How far it may be off.
+        timeout: Seconds a candidate may take.
+        timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
+        shelf: Where the engines of candidates that pass stay, if any shall.
+        confirm: Whether a crash counts only once it has been seen twice.
+        layers: Whether to ask of which layers its engine is made, if it is not timed.
+        same: Whether one session runs whatever is alike, candidate after candidate.
+        finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
+        pin: What builds are held to, if they shall be.
+    """
+
+    workers: WorkerPool
+    target: TargetSettings
+    tolerance: ToleranceOptions
+    timeout: float | None = None
+    parallel: bool = True
+    timed: bool = False
+    shelf: EngineShelf | None = None
+    confirm: bool = False
+    layers: bool = False
+    same: bool = False
+    finds_weights: bool = True
+    pin: Pin | None = None
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate.
+
+        Raises:
+            UsageError: A tolerance names no output.
+            UnavailableError: The target's runtime is not installed.
+        """
+        given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
+        strict = given or files.target is not None  # with something else turned, less of the failure is no pass
+        request = Compare(
+            target := self.built(files),
+            files.model,
+            tuple(Sample(inputs, golden) for inputs, golden in ((files.inputs, files.golden), *files.more)),
+            self.tolerance,
+            # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
+            every=bool(files.more) and not strict,
+            layers=self.timed or self.layers or self.pin is not None,
+            warm_up=1 if self.timed else None,
+            timed_for=_TIMED_FOR,
+            same=self.same,
+        )
+
+        def asked(of: TargetSettings) -> Outcome:
+            return self._ask(replace(request, target=of), files.log, cancel, strict=strict)
+
+        pin = None if files.engine is not None else self.pin
+        outcome = asked(target) if pin is None else pin.probe(target, files, asked)
+        if self.shelf is not None and files.engine is None:
+            self.shelf.offer(files, passed=outcome.ending is Ending.PASSED)
+        with files.log.open("a", encoding="utf-8") as log:
+            log.write(outcome.reason + "\n")
+        (files.folder / "command.txt").write_text(self.by_hand(files) + "\n", "utf-8", "surrogateescape")
+        return outcome
+
+    def _ask(self, request: Compare, log: Path, cancel: Cancel | None, *, strict: bool) -> Outcome:
+        began = time.monotonic()
+        places: list[Place] = []
+        reply = ask(self.workers, request, self.timeout, cancel, log=log, confirm=self.confirm, told=places.append)
+        seconds = time.monotonic() - began
+        place = places[-1].said if places else None
+        if isinstance(reply, Failed):
+            return replace(outcome_of_failure(reply, seconds), place=place)
+        outcome = outcome_of_comparisons(reply, seconds, self.tolerance, strict=strict)
+        return replace(outcome, layers=reply.layers, place=place)
+
+    def target_of(self, files: CandidateFiles) -> TargetSettings:
+        """The target as it takes this candidate."""
+        if files.engine is not None:
+            return _engines(self.target).load(self.target, files.engine)
+        target = self.target if files.target is None else files.target
+        return replace(target, keep=files.keep or target.keep, held=files.held or target.held)
+
+    def built(self, files: CandidateFiles) -> TargetSettings:
+        """The same, with its engine left in the candidate's folder."""
+        target = self.target_of(files)
+        if self.shelf is None or files.engine is not None:
+            return target
+        return _engines(target).save(target, files.folder / ENGINE)
+
+    def by_hand(self, files: CandidateFiles) -> str:
+        """The command that does the same."""
+        target = self.target_of(files)
+        target = target if self.pin is None or files.engine is not None else self.pin.hold(target)
+        words = ["bisect-trt", "run", str(files.model), *target.flags(), *self.tolerance.words()]
+        words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
+        return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
+
+
+def _engines(target: TargetSettings) -> Engines:
+    engines = target.target.engines
+    assert engines is not None  # or there would be no engine
+    return engines
+
+
+def outcome_of_failure(failed: Failed, seconds: float) -> Outcome:
+    """What it means for a candidate that the target does not run it."""
+    if failed.kind in ("cancelled", "lost"):
+        return Outcome(Ending.SKIPPED, failed.signature, failed.message, seconds)
+    reasons = {
+        "build": f"the target refuses the model: {failed.message}",
+        "run": f"the target fails while running: {failed.message}",
+        "crash": f"{CRASHED} ({failed.signature.removeprefix('signal ')})",
+    }
+    return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message), seconds)
+
+
+def outcome_of_comparisons(
+    reply: Compared, seconds: float, tolerance: ToleranceOptions, *, strict: bool = False
+) -> Outcome:
+    """What it means how far a candidate's outputs are off; how severe that is counts too, unless any mismatch does."""
+    comparisons = _worst_sample(reply.comparisons)
+    sample = comparisons[0].sample if comparisons else None
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    strict = strict or bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
+    weight = severity_weight(tolerance.precision)
+    severity = None if strict else max((weight * comparison.severity for comparison in comparisons), default=None)
+    if not failed:
+        said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
+        left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
+        said += f" (not compared: {'; '.join(left_out)})" if left_out else ""
+        known: dict[str, Any] = {
+            "comparisons": tuple(comparisons),
+            "latency_ms": reply.latency_ms,
+            "severity": severity,
+        }
+        return Outcome(Ending.PASSED, "match", said, seconds, **known)
+    worst = max(failed, key=lambda comparison: comparison.severity)
+    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    where = "" if sample is None else f"sample {sample}: "
+    reason = f"{where}'{worst.name}': {worst.describe()}{more}"
+    return Outcome(
+        Ending.MISMATCHED,
+        worst.kind.value,
+        reason,
+        seconds,
+        comparisons=tuple(comparisons),
+        sample=sample,
+        latency_ms=reply.latency_ms,
+        severity=severity,
+    )
+
+
+def _worst_sample(comparisons: Iterable[TensorComparison]) -> list[TensorComparison]:
+    """The comparisons of the input sample that fails most severely; of the last if none does."""
+    samples: dict[int | None, list[TensorComparison]] = {}
+    for comparison in comparisons:
+        samples.setdefault(comparison.sample, []).append(comparison)
+    failing = [seen for seen in samples.values() if not all(comparison.passed for comparison in seen)]
+    if not failing:
+        return list(samples.values())[-1] if samples else []
+    return max(failing, key=lambda seen: max(comparison.severity for comparison in seen))
+
+
+SEVERE = 10.0
+"""An error of more than so many times its tolerance is no matter of rounding."""
+
+
+@dataclass(frozen=True)
+class FreshCheck:
+    """Runs a candidate on all samples, whatever it does on the first.
+
+    Attributes:
+        check: The comparison.
+        samples: On what.
+        tolerance: How far it may be off; what is not given follows from the values of each sample.
+    """
+
+    check: BuiltinCheck
+    samples: tuple[Sample, ...]
+    tolerance: ToleranceOptions
+    parallel: bool = True
+    finds_weights: bool = True
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate; ``Outcome.errors`` has one number for each sample."""
+        target = self.check.target_of(files)
+        request = Compare(target, files.model, self.samples, self.tolerance, every=True)
+        timeout = None if self.check.timeout is None else self.check.timeout * len(self.samples)
+        began = time.monotonic()
+        reply = ask(self.check.workers, request, timeout, cancel, log=files.log)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, seconds)
+        return outcome_of_samples(reply.comparisons, len(self.samples), seconds)
+
+
+def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int, seconds: float) -> Outcome:
+    """What it means how far a candidate is off on each sample."""
+    seen: dict[int, list[TensorComparison]] = {}
+    for comparison in comparisons:
+        seen.setdefault(comparison.sample or 1, []).append(comparison)
+    errors = tuple(max(map(error_of, found), default=0.0) for _, found in sorted(seen.items()))
+    failing = {number: found for number, found in seen.items() if not all(each.passed for each in found)}
+    worst = max(errors, default=0.0)
+    if not failing:
+        said = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
+        return Outcome(Ending.PASSED, "match", said, seconds, errors=errors)
+    number = max(failing, key=lambda each: max(map(error_of, failing[each])))
+    output = max((each for each in failing[number] if not each.passed), key=error_of)
+    reason = f"{len(failing)} of {samples} samples fail, worst sample {number}: '{output.name}': {output.describe()}"
+    return Outcome(
+        Ending.MISMATCHED,
+        output.kind.value,
+        reason,
+        seconds,
+        comparisons=tuple(failing[number]),
+        sample=number,
+        errors=errors,
+    )
+
+
+def error_of(comparison: TensorComparison) -> float:
+    """The largest error over its tolerance: up to 1 for what passes, more for what does not, infinite for a NaN."""
+    if comparison.reason is not None and not comparison.passed:
+        return math.inf
+    error = comparison.of_tolerance if comparison.stat is ErrorStat.ELEMWISE else _statistic(comparison)
+    if comparison.measured:
+        error = max(map(_of_threshold, comparison.measured))
+    if error is None:
+        error = 0.0 if comparison.passed else math.inf
+    return min(error, 1.0) if comparison.passed else max(error, math.nextafter(1.0, 2.0))
+
+
+def _of_threshold(measured: Measured) -> float:
+    """How far a number for the whole tensor is from perfect, over how far it may be: of decibels the ratio of amplitudes."""
+    value, threshold = measured.value, measured.threshold
+    if math.isnan(value):
+        return math.inf
+    if measured.name in (Measure.PSNR.value, Measure.SNR.value):
+        return float(10 ** min((threshold - value) / 20, _MOST))
+    if measured.name == Measure.COSINE.value:
+        value, threshold = 1 - value, 1 - threshold
+    if value <= 0:
+        return 0.0
+    return value / threshold if threshold > 0 else math.inf
+
+
+_MOST = 300
+"""Powers of ten; as good as infinite."""
+
+
+def _statistic(comparison: TensorComparison) -> float | None:
+    """The statistic that decides, over its tolerance."""
+    stat = comparison.stat.value
+    found = []
+    for way, allowed in (("abs", comparison.atol), ("rel", comparison.rtol)):
+        value = getattr(comparison, f"{stat}_{way}", None)
+        if value is not None and allowed:
+            found.append(math.inf if math.isnan(value) else float(value) / allowed)
+    return min(found, default=None)
+
+
+FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")
+"""Where the engine lies for a command that names no placeholder; the latter where it names that."""
+
+
+@dataclass(frozen=True)
+class EngineCheck:
+    """Builds a candidate's engine, then runs a command on it.
+
+    Attributes:
+        workers: Who builds.
+        target: The runtime, and how it is set up.
+        command: The check command; ``{engine}`` in it, or ``BISECT_TRT_ENGINE``, is the engine.
+        shelf: Which engines stay.
+    """
+
+    workers: WorkerPool
+    target: TargetSettings
+    command: CommandCheck
+    shelf: EngineShelf = field(default_factory=EngineShelf)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+        return self.command.parallel
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate.
+
+        Raises:
+            UsageError: The engine cannot be written, or the command cannot be run.
+            UnavailableError: The target is not there.
+        """
+        if files.engine is not None:
+            return self._judge(files, cancel)
+        engine = files.folder / ENGINE
+        target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
+        began = time.monotonic()
+        request = Build(target, files.model, files.inputs, engine)
+        reply = ask(self.workers, request, self.command.timeout, cancel, log=files.log)
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply, time.monotonic() - began)
+        passed = False
+        try:
+            outcome = self._judge(replace(files, engine=engine), cancel)
+            passed = outcome.ending is Ending.PASSED
+        finally:
+            self.shelf.offer(files, passed=passed)
+        return outcome
+
+    def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        """Run the command on an engine."""
+        if not self.command.names_placeholder and files.engine is not None:
+            theirs = any(POLYGRAPHYS_ENGINE.name in word for word in self.command.argv)
+            fixed = POLYGRAPHYS_ENGINE if theirs else FIXED_ENGINE
+            try:
+                shutil.copyfile(files.engine, fixed)
+            except OSError as error:
+                raise UsageError(f"{fixed} cannot be written: {error.strerror}; run where you can write.") from error
+        return self.command.run(files, cancel)
+
+
+@dataclass(frozen=True)
+class ReleaseCheck:
+    """The built-in comparison, or a command, with the packages that a candidate names.
+
+    What says nothing of the failure is never a verdict: a release that cannot be installed or started, or that does not know
+    what the model is made of.
+
+    Attributes:
+        check: What says good or bad. A command has ``{python}`` in it, which becomes the environment's interpreter.
+        workers: Makes the workers of an environment; they are ended with the probe.
+        unknown: Whether a message says that a release, the ``newest`` or not, does not know what is in a model.
+        expected: The signature of the failure that is looked for, where it is known already.
+        newest: Whether it is about the newest release.
+    """
+
+    check: BuiltinCheck | CommandCheck
+    workers: Callable[..., WorkerPool]
+    unknown: Callable[..., bool]
+    expected: str | None = None
+    newest: bool = False
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+        return self.check.parallel
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate; its environment is made first, where it is not there yet."""
+        began = time.monotonic()
+        try:
+            return self._judged(self._run(files, cancel))
+        except (UnavailableError, UsageError) as error:  # of this release alone: others go on
+            signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
+            files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
+            return Outcome(Ending.OTHER, signature, str(error), time.monotonic() - began)
+
+    def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        python = interpreter(Environment.parse(files.packages), cancel=cancel)
+        if isinstance(self.check, CommandCheck):
+            return self.check.run(replace(files, python=python), cancel)
+        place = make_place(f"env={files.packages}", lambda _: str(python))
+        with self.workers(places=(place,)) as pool:
+            outcome = replace(self.check, workers=pool).run(files, cancel)
+        # How far it is off is the release's matter; that it is beyond tolerance is the failure.
+        return replace(outcome, severity=None)
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """The same failure in the words of another release has the same signature."""
+        if outcome.ending is not Ending.BROKEN:
+            return outcome
+        kind = error_class(outcome.signature)
+        if self.expected is not None and error_class(self.expected) == kind:
+            return replace(outcome, signature=self.expected)
+        if self.unknown(outcome.reason, newest=self.newest):
+            return replace(outcome, ending=Ending.OTHER, reason=f"it does not know the model: {outcome.reason}")
+        return replace(outcome, signature=kind)
+
+
+@dataclass(frozen=True)
+class RepeatCheck:
+    """Has each candidate built by itself, or all run on one build.
+
+    Attributes:
+        inner: What says good or bad.
+        target: What builds.
+        shared: The folder of the one build that is run again and again; ``None`` for a build each time.
+    """
+
+    inner: BuiltinCheck | EngineCheck
+    target: TargetSettings
+    shared: Path | None = None
+
+    @classmethod
+    def of(cls, check: BuiltinCheck | EngineCheck, shared: Path | None) -> RepeatCheck:
+        """The same check, told to keep what is built."""
+        target, every = check.target, EveryEngine()
+        if isinstance(check, EngineCheck):
+            return cls(replace(check, shelf=every), target, shared)
+        shelf = every if target.target.engines is not None and shared is None else None
+        return cls(replace(check, layers=True, same=shared is not None, shelf=shelf), target, shared)
+
+    @property
+    def finds_weights(self) -> bool:
+        """Whether it needs no copy of weights in files of their own."""
+        return bool(getattr(self.inner, "finds_weights", False))
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+        return self.inner.parallel and self.shared is None
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one repetition.
+
+        Raises:
+            UsageError: As the check.
+            UnavailableError: The same.
+        """
+        target = files.target or self.target
+        folder = files.folder if self.shared is None else self.shared
+        target = target.target.recording(target, folder)
+        engines = target.target.engines
+        if self.shared is None or engines is None:
+            return self.inner.run(replace(files, target=target), cancel)
+        folder.mkdir(parents=True, exist_ok=True)
+        engine = folder / ENGINE
+        if engine.is_file():
+            return self.inner.run(replace(files, engine=engine, target=target), cancel)
+        outcome = self.inner.run(replace(files, target=engines.save(target, engine)), cancel)
+        built = files.folder / ENGINE
+        if built.is_file() and not engine.exists():  # a check command is given it there
+            built.rename(engine)
+        return outcome

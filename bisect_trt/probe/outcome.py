@@ -1,0 +1,165 @@
+"""How a probe ended, and what that means for the search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.messages import error_class
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
+
+
+class Ending(str, Enum):
+    """How the check ended, before anybody judges it."""
+
+    FAILED = "failed"
+    """The check said bad."""
+    MISMATCHED = "mismatched"
+    """The built-in check found an output that is off."""
+    PASSED = "passed"
+    """The check said good."""
+    SKIPPED = "skipped"
+    """The check said that this candidate cannot be judged."""
+    OTHER = "other"
+    """It broke in another way than the one asked for."""
+    BROKEN = "broken"
+    """It was killed, ran out of time, or the runtime refused the model: a failure if the original's is of this kind."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check reports of one candidate.
+
+    Attributes:
+        ending: How it ended.
+        signature: The kind of failure, the same for the same failure on another model: ``mismatch``, ``exit 1``,
+            ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
+        reason: A sentence for people.
+        seconds: How long the check took, all runs of it.
+        tail: The last lines of what the check printed, where it broke in another way or said bad by its exit status alone.
+        comparisons: What the built-in check saw of each output.
+        own_seconds: How long the driver took to make and write the candidate.
+        runs: How often the check ran.
+        failures: How many of the runs failed; only measured of the original.
+        severity: How many times the worst output is past the tolerance, weighed by ``severity_weight``; ``None`` where any
+            mismatch counts.
+        latency_ms: How long one run took, the median of several, where that was measured.
+        layers: The engine's layers, where they were asked for; see ``Session.layers``.
+        sample: The number of the input sample that this was seen on, from 1, where there are several.
+        times: Seconds by what they were spent on, from making the candidate on; see ``probe/times.py``.
+        place: Where it ran, as it was asked for, if not here.
+        errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
+        metric: What it scores, where a metric is the check; see ``Scale.to_json``.
+    """
+
+    ending: Ending
+    signature: str
+    reason: str
+    seconds: float = 0.0
+    tail: str = ""
+    comparisons: tuple[TensorComparison, ...] = ()
+    own_seconds: float = 0.0
+    runs: int = 1
+    failures: int = 1
+    severity: float | None = None
+    latency_ms: float | None = None
+    layers: tuple[dict[str, Any], ...] = ()
+    sample: int | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    place: str | None = None
+    errors: tuple[float, ...] = ()
+    metric: Mapping[str, Any] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the check was ended because nobody needed its answer any more."""
+        return self.signature == CANCELLED
+
+    def judge(self, original: str | None, severity: float | None = None) -> Verdict:
+        """The verdict, given the signature of the original model's own failure.
+
+        Args:
+            original: That signature, or ``None`` if this is the original.
+            severity: Of the original's failure; ``None`` if any mismatch counts.
+        """
+        if self.ending is Ending.FAILED:
+            return Verdict.FAIL
+        if self.ending is Ending.MISMATCHED:
+            if self.is_milder(severity):
+                return Verdict.PASS
+            # A search for a crash or a refused build is not answered by a wrong number.
+            return Verdict.FAIL if original is None or not original.startswith(BROKEN_PREFIXES) else Verdict.UNRESOLVED
+        if self.ending is Ending.PASSED:
+            return Verdict.PASS
+        if self.ending is Ending.BROKEN and original in (None, self.signature):
+            return Verdict.FAIL
+        return Verdict.UNRESOLVED
+
+    def is_milder(self, original: float | None) -> bool:
+        """Whether it mismatches, but not as the original with this severity does."""
+        if self.ending is not Ending.MISMATCHED or self.severity is None or original is None:
+            return False
+        return self.severity < required_severity(original)
+
+    def is_akin(self, original: str | None) -> bool:
+        """Whether the runtime broke in the same function as on the original, with this signature, but on other operands."""
+        if self.ending is not Ending.BROKEN or original is None or original == self.signature:
+            return False
+        return error_class(original) == error_class(self.signature)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        comparisons = [comparison.to_json() for comparison in self.comparisons]
+        severity = None if self.severity is None else str(self.severity)  # JSON has no infinity
+        plain = {**vars(self), "ending": self.ending.value, "comparisons": comparisons, "severity": severity}
+        return {**plain, "errors": [str(error) for error in self.errors]}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
+        """What :meth:`to_json` wrote."""
+        comparisons = tuple(TensorComparison.from_json(entry) for entry in plain["comparisons"])
+        severity = plain.get("severity")
+        known = {**plain, "ending": Ending(plain["ending"]), "comparisons": comparisons}
+        known["layers"] = tuple(plain.get("layers", ()))
+        known["errors"] = tuple(map(float, plain.get("errors", ())))
+        return cls(**{**known, "severity": None if severity is None else float(severity)})
+
+
+def of_samples(outcomes: Iterable[tuple[int | None, Outcome]]) -> Outcome:
+    """What a check says of a candidate that it saw on one input sample after the other.
+
+    Args:
+        outcomes: The number of each sample, ``None`` if it is the only one, and what the check says; taken only until
+            one fails.
+
+    Returns:
+        The first failure; else the first that neither failed nor passed; else the last pass.
+    """
+    seconds, found = 0.0, None
+    for number, outcome in outcomes:
+        if number is None:
+            return outcome
+        seconds += outcome.seconds
+        if found is None or found.ending is Ending.PASSED or outcome.ending in _FAILURES:
+            named = outcome.reason if outcome.ending is Ending.PASSED else f"sample {number}: {outcome.reason}"
+            found = replace(outcome, reason=named, sample=number)
+        if outcome.cancelled or outcome.ending in _FAILURES:
+            break
+    assert found is not None, "there is always a sample"
+    return replace(found, seconds=seconds)
+
+
+_FAILURES = (Ending.FAILED, Ending.MISMATCHED)
+CANCELLED = "cancelled"
+"""The signature of a check that was ended because nobody needed its answer any more."""
+LOST = "lost"
+"""The signature of a check that somebody else has ended again and again, which says nothing of the candidate."""
+OVER_MEMORY = "memory limit"
+"""The signature of a check that was ended because it took too much memory."""
+BARE_EXIT = "exit "
+"""How the signature of a check command begins that ended with a status of its own and met no condition."""
+BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")
+"""How the signatures of ``Ending.BROKEN`` begin."""

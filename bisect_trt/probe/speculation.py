@@ -1,0 +1,242 @@
+"""Parallel probes for a search that asks one question at a time.
+
+The search is a pure function of an oracle, so it can be run ahead on guessed verdicts to learn what it would ask next.
+Those candidates are probed in parallel; the true answers are then taken in one by one, in the order of the true questions,
+and what they make moot is ended. The result and the order of decisions are those of one worker, by construction.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.ledger import Ledger
+from bisect_trt.probe.outcome import Outcome
+from bisect_trt.probe.runner import Runner
+from bisect_trt.search.oracle import Question, Search, Verdict
+from bisect_trt.worker.process import Cancel
+
+Result = TypeVar("Result")
+_REMEMBERED = 16
+"""How many of the last verdicts say how likely the next one is to be a failure."""
+_GUESSES = 8
+"""How many guesses a question that may be asked is worth at most."""
+_PRIOR = 8
+"""How many verdicts the belief that failing and passing are equally likely, as they are in a bisection, is worth."""
+
+
+class Asked(Exception):  # noqa: N818 - how a run ahead ends
+    """The search has asked something whose answer is not known."""
+
+    def __init__(self, question: Question) -> None:
+        """``question`` is what it asked."""
+        super().__init__()
+        self.question = question
+
+
+def next_question(
+    search: Search[Result], known: Mapping[Question, Verdict], heard: list[Question] | None = None
+) -> Question | tuple[Result]:
+    """What a search asks after what is known, or its result in a tuple.
+
+    Args:
+        search: The search.
+        known: The verdicts so far.
+        heard: Gets every question up to there, also those that were asked before.
+    """
+
+    def oracle(question: Question) -> Verdict:
+        if question not in known:
+            raise Asked(question)
+        if heard is not None:
+            heard.append(question)
+        return known[question]
+
+    try:
+        return (search(oracle),)
+    except Asked as asked:
+        return asked.question
+
+
+def likely_questions(
+    search: Search[Result], known: Mapping[Question, Verdict], number: int, failing: float
+) -> list[Question]:
+    """The questions that a search is most likely to ask from here on, the certain one first.
+
+    Walks the tree of guessed verdicts from its root, the most probable branch first.
+
+    Args:
+        search: The search.
+        known: The verdicts so far.
+        number: How many different questions to find at most.
+        failing: The chance that a verdict is a failure.
+    """
+    order = count()
+    branches: list[tuple[float, int, dict[Question, Verdict]]] = [(-1.0, next(order), {})]
+    questions: dict[Question, None] = {}
+    for _ in range(_GUESSES * number):  # near the end few questions are left, but many ways to them
+        if not branches or len(questions) == number:
+            break
+        weight, _, guessed = heapq.heappop(branches)
+        question = next_question(search, {**known, **guessed})
+        if isinstance(question, tuple):
+            continue
+        questions[question] = None
+        for verdict, chance in ((Verdict.FAIL, failing), (Verdict.PASS, 1 - failing)):
+            heapq.heappush(branches, (weight * chance, next(order), {**guessed, question: verdict}))
+    return list(questions)
+
+
+@dataclass
+class Running:
+    """A probe that is under way.
+
+    Attributes:
+        identity: The candidate.
+        future: Its outcome.
+        cancel: Ends it.
+    """
+
+    identity: Identity
+    future: Future[Outcome]
+    cancel: Cancel
+
+    def end(self, ledger: Ledger) -> None:
+        """End it; an outcome that was there before goes into the ledger."""
+        self.cancel.set()
+        wait([self.future])
+        self.cancel.close()
+        done = not self.future.cancelled() and self.future.exception() is None
+        if done and not self.future.result().cancelled:
+            ledger.end(self.identity, self.future.result())  # it was quicker; who knows what it is for
+        else:
+            ledger.end_early(self.identity)
+
+
+class Speculation:
+    """Runs one search with several workers; a context manager that leaves nothing running.
+
+    Attributes:
+        wasted: Probes that were ended because their answers were not needed any more.
+    """
+
+    def __init__(self, runner: Runner, ledger: Ledger, build: Callable[[Question], Candidate], workers: int) -> None:
+        """``build`` makes the candidate that a question is about; ``workers`` probes run at a time."""
+        self.wasted = 0
+        self._runner = runner
+        self._ledger = ledger
+        self._build = build
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="probe")
+        self._identities: dict[Question, Identity] = {}
+        self._running: dict[Question, Running] = {}
+        self._taken: dict[Question, Verdict] = {}
+        self._recent: deque[bool] = deque(maxlen=_REMEMBERED)
+
+    def __enter__(self) -> Speculation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(list(self._running))
+        self._pool.shutdown()
+
+    def run(self, search: Search[Result]) -> Result:
+        """The result of a search.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+        """
+        heard: list[Question] = []
+        try:
+            while True:
+                heard.clear()
+                question = next_question(search, self._taken, heard)
+                if isinstance(question, tuple):
+                    return question[0]
+                if not self._take(question):
+                    self._fill(search, question)
+                    self._collect()
+        finally:
+            self._ledger.cached += len(heard) - len(set(heard))
+
+    def _identity(self, question: Question) -> Identity:
+        if question not in self._identities:
+            self._identities[question] = self._build(question).identity
+        return self._identities[question]
+
+    def _take(self, question: Question) -> bool:
+        """Take the true answer to the true question in, if it is there."""
+        identity = self._identity(question)
+        outcome = self._ledger.outcome(identity.key)
+        if outcome is None:
+            return False
+        verdict = self._ledger.decide(identity, outcome).verdict
+        self._taken[question] = verdict
+        self._recent.append(verdict is Verdict.FAIL)
+        return True
+
+    def _known(self) -> dict[Question, Verdict]:
+        """All verdicts that are in, those of guesses that happened to be probed too."""
+        known = dict(self._taken)
+        for question, identity in self._identities.items():
+            outcome = None if question in known else self._ledger.outcome(identity.key)
+            if outcome is not None:
+                known[question] = outcome.judge(self._ledger.original, self._ledger.severity)
+        return known
+
+    def _fill(self, search: Search[Result], certain: Question) -> None:
+        """Have the likeliest questions probed; end what cannot be asked any more."""
+        failing = (sum(self._recent) + _PRIOR / 2) / (len(self._recent) + _PRIOR)
+        while True:
+            likely = likely_questions(search, self._known(), 4 * self._workers, failing)
+            self._end([each for each in self._running if each != certain and each not in likely])
+            if certain not in self._running and len(self._running) == self._workers:
+                self._end([max(self._running, key=likely.index)])  # the least likely makes room
+            if all(self._start(question) for question in [certain, *likely]):
+                return
+
+    def _start(self, question: Question) -> bool:
+        """Have a question probed if there is room; ``False`` if its answer turns out to be known, so guess anew."""
+        if question in self._running or len(self._running) == self._workers:
+            return True
+        candidate = self._build(question)
+        identity = self._identities.setdefault(question, candidate.identity)
+        if self._ledger.outcome(identity.key) is not None:
+            return False  # another question is about the same model, or an earlier session of the run probed it
+        if any(running.identity.key == identity.key for running in self._running.values()):
+            return True  # another question is about the same model
+        self._ledger.start(identity)
+        cancel = Cancel()
+        self._running[question] = Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
+        return True
+
+    def _collect(self) -> None:
+        """Wait until a probe ends; keep what has ended.
+
+        Raises:
+            BudgetSpent: The time was up first.
+        """
+        futures = [running.future for running in self._running.values()]
+        if not wait(futures, self._ledger.seconds_left(), FIRST_COMPLETED).done:
+            self._ledger.check_budget()
+        for question, running in list(self._running.items()):
+            if running.future.done():
+                del self._running[question]
+                running.cancel.close()
+                self._ledger.end(running.identity, running.future.result())
+
+    def _end(self, moot: list[Question]) -> None:
+        """End probes whose answers nobody needs, their whole process groups with them."""
+        ended = [self._running.pop(question) for question in moot]
+        for running in ended:
+            running.cancel.set()
+        for running in ended:
+            running.end(self._ledger)
+        self.wasted += len(ended)
+        self._ledger.watcher.wasted(len(ended))

@@ -1,0 +1,470 @@
+"""A run's folder: the files of each candidate in it, and the weights that candidates share."""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import uses_external_data
+
+from bisect_trt.errors import BisectError, UsageError
+from bisect_trt.onnxlib.external_data import (
+    EMBED_LIMIT_BYTES,
+    copy_file,
+    external_files,
+    folder_with,
+    inner_bytes,
+    model_tensors,
+    place_of,
+    refer_to,
+    share_weights,
+)
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.targets.base import ELSEWHERE
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.npz import save_npz
+
+Values = Mapping[str, NDArray[np.generic]]
+RUNS_FOLDER = ".bisect-trt"
+FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
+_NAME_LENGTH = 60
+"""How much of a model's name is in that of a run's folder, in characters of four bytes at most."""
+_SCRATCH = "scratch-"
+KEY_LENGTH = 12
+"""Digits of a candidate's key that name its folder."""
+_MARK = "bisect-trt.candidate"
+"""Metadata key of a file at the fixed path, so that nobody else's file is ever written over."""
+
+
+def _nothing() -> None:
+    """What nobody has written need not be written again."""
+
+
+@dataclass(frozen=True)
+class CandidateFiles:
+    """Where one candidate lies.
+
+    Attributes:
+        folder: Its own folder.
+        model: The model.
+        inputs: Its inputs, ``.npz``.
+        golden: The reference's values of its outputs, ``.npz``.
+        log: What the check printed.
+        kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
+        more: Inputs and reference values of the input samples after the first.
+        sample: The number of the input sample, from 1, where there are several.
+        keep: Nodes that the target is to keep in fp32; see ``Candidate``.
+        held: Whether the target is held to its low precision; see ``Candidate``.
+        engine: The engine that was built of it, where there is one.
+        packages: Those that it is probed with; see ``Candidate``.
+        python: The interpreter that has them, where there is one.
+        target: How the target is set up for it; see ``Candidate``.
+        weights: The folder with its weights, where that is not the model's own.
+        shapes: Those of its inputs, a text for each input sample.
+        renew: Writes it again if anybody has changed or removed what was written; to be called before it is used again.
+    """
+
+    folder: Path
+    model: Path
+    inputs: Path
+    golden: Path
+    log: Path
+    kept: Path | None = None
+    more: tuple[tuple[Path, Path], ...] = ()
+    sample: int | None = None
+    keep: tuple[str, ...] | None = None
+    held: bool = False
+    engine: Path | None = None
+    packages: str = ""
+    python: Path | None = None
+    target: TargetSettings | None = None
+    weights: Path | None = None
+    shapes: tuple[str, ...] = ()
+    renew: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
+
+    def samples(self) -> Iterator[CandidateFiles]:
+        """The same with the values of one input sample after the other."""
+        if not self.more:
+            yield self
+            return
+        for number, (inputs, golden) in enumerate(((self.inputs, self.golden), *self.more), 1):
+            shapes = self.shapes[number - 1 : number]
+            yield replace(self, inputs=inputs, golden=golden, more=(), sample=number, shapes=shapes)
+
+    def placeholders(self) -> dict[str, str]:
+        """What stands for ``{model}`` and the other places: absolute paths, and the inputs' ``{shapes}``."""
+        paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
+        if self.engine is not None:
+            paths["engine"] = self.engine
+        if self.python is not None:
+            paths["python"] = self.python
+        shapes = {"shapes": self.shapes[0]} if self.shapes else {}
+        return {name: str(path.absolute()) for name, path in paths.items()} | shapes
+
+    def environment(self) -> dict[str, str]:
+        """The same as environment variables, ``BISECT_TRT_MODEL`` and so on; with the sample's number if there are more."""
+        sample = {} if self.sample is None else {"BISECT_TRT_SAMPLE": str(self.sample)}
+        return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()} | sample
+
+
+class Workspace:
+    """The folder of one run.
+
+    A candidate's folder is named by its content. Candidates that share one file of weights have to lie in one folder
+    with it (see ``onnxlib.external_data``): then the model of candidate 1f0c is ``candidates/1f0c.onnx``, else
+    ``candidates/1f0c/model.onnx``.
+    """
+
+    def __init__(self, folder: Path, fixed_path: Path | None = None) -> None:
+        """Make the folder.
+
+        Args:
+            folder: The run's folder.
+            fixed_path: Where every candidate goes, if the check reads a fixed path.
+
+        Raises:
+            UsageError: The folder cannot be made, or the fixed path holds somebody else's file.
+        """
+        self.folder = folder
+        self.candidates = folder / "candidates"
+        self.weights = Weights(self.candidates)
+        self.fixed_path = fixed_path
+        self._copied: list[Path] = []
+        self._beside: set[Path] = set()
+        self._shared: dict[Path, _Seal | None] = {}
+        try:
+            self.candidates.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_make(folder, error) from error
+        if fixed_path is not None:
+            _refuse_foreign(fixed_path)
+
+    @classmethod
+    def new_folder(cls, command: str, model: Path) -> Path:
+        """A fresh folder for a run, made under ``.bisect-trt`` in the current directory; nobody else gets the same one.
+
+        Raises:
+            UsageError: It cannot be made.
+        """
+        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
+        name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
+        first = folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
+        for number in count(1):
+            try:
+                folder.mkdir(parents=True)
+                break
+            except OSError as error:
+                if not os.path.lexists(folder):
+                    raise _cannot_make(folder, error) from error
+            folder = first.with_name(f"{first.name}-{number}")
+        return folder
+
+    def scratch(self, name: str) -> Path:
+        """Where something goes that only this session needs; beside the candidates, where the shared weights lie."""
+        return self.candidates / f"{_SCRATCH}{name}"
+
+    def files(self, key: str, *, shared_weights: bool = False) -> CandidateFiles:
+        """Where the files of the candidate with this key lie."""
+        folder = self.candidates / key[:KEY_LENGTH]
+        model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
+        return CandidateFiles(folder, model, folder / "inputs.npz", folder / "golden.npz", folder / "output.log")
+
+    def write(
+        self,
+        candidate: Candidate,
+        inputs: Values,
+        golden: Values,
+        more: Sequence[tuple[Values, Values]] = (),
+    ) -> CandidateFiles:
+        """Write a candidate.
+
+        Args:
+            candidate: The model.
+            inputs: What it is fed.
+            golden: What should come out.
+            more: Both of the input samples after the first.
+
+        Raises:
+            UsageError: The disk is full or the folder is gone.
+        """
+        shared = candidate.has_external_data
+        files = self.files(candidate.key, shared_weights=shared)
+        files = replace(
+            files, keep=candidate.keep, held=candidate.held, engine=candidate.engine, target=candidate.target
+        )
+        samples = (inputs, *(fed for fed, _ in more))
+        files = replace(files, packages=candidate.packages, shapes=tuple(map(_said_shapes, samples)))
+        files = replace(files, weights=self.weights.away(candidate.proto) if shared else None)
+        files = replace(files, more=tuple(_paths_of_sample(files, number) for number, _ in enumerate(more, 2)))
+        values = {files.inputs: inputs, files.golden: golden}
+        for paths, sample in zip(files.more, more, strict=True):
+            values |= zip(paths, sample, strict=True)
+        kept = None
+        if self.fixed_path is not None:
+            kept, files = files.model, replace(files, model=self.fixed_path, kept=files.model)
+        seals: dict[Path, _Seal | None] = {}
+
+        def write_changed() -> None:
+            if shared:
+                self._check_shared(candidate.proto)
+            try:
+                files.folder.mkdir(parents=True, exist_ok=True)
+                for path in (kept or files.model, *values):
+                    if path in seals and seals[path] == _seal(path):
+                        continue
+                    if path in values:
+                        save_npz(path, values[path])
+                    else:
+                        path.write_bytes(candidate.content())
+                    seals[path] = _seal(path)
+                if kept is not None:
+                    self._write_fixed(candidate)
+            except OSError as error:
+                raise UsageError(
+                    f"a candidate cannot be written to {self.folder}: {error.strerror}; make room and run again."
+                ) from error
+
+        write_changed()
+        return replace(files, renew=write_changed)
+
+    def take_in(self, proto: onnx.ModelProto, folder: Path) -> None:
+        """Have a model that was written elsewhere find its weights, to probe what was written; see ``Weights.take_in``.
+
+        Raises:
+            UsageError: The run's folder cannot be written.
+        """
+        self.weights.take_in(proto, folder)
+        for location in external_files(proto):  # written again, maybe
+            self._shared.pop(self.weights.folder_of(proto) / location, None)
+
+    def _check_shared(self, proto: onnx.ModelProto) -> None:
+        """Make sure that nobody has written over the weights that all candidates share."""
+        for location in external_files(proto):
+            path = self.weights.folder_of(proto) / location
+            if self._shared.setdefault(path, _seal(path)) != _seal(path):
+                raise BisectError(
+                    f"{path} holds the weights of all candidates, and a check has changed it; have the check write elsewhere, "
+                    "and start again."
+                )
+
+    def _write_fixed(self, candidate: Candidate) -> None:
+        assert self.fixed_path is not None
+        mark = onnx.ModelProto()
+        mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
+        folder, files = self.fixed_path.parent, external_files(candidate.proto) if candidate.has_external_data else ()
+        for location in files:  # the shared weights, once
+            source, target = self.weights.folder_of(candidate.proto) / location, folder / location
+            if target in self._beside:
+                continue
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(source, target)
+                self._copied.append(target)
+            elif not filecmp.cmp(source, target, shallow=False):
+                raise UsageError(
+                    f"{target} exists and holds other weights than the model's, which have to lie there for candidates at "
+                    f"{self.fixed_path}; move it away, or put {{model}} into the check command."
+                )
+            self._beside.add(target)
+        temporary = self.fixed_path.with_name(self.fixed_path.name + ".new")
+        # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
+        with temporary.open("wb") as file:
+            file.writelines((candidate.content(), mark.SerializeToString()))
+        self.fixed_path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
+        temporary.replace(self.fixed_path)
+
+    def close(self) -> None:
+        """Take away what only this session needed, the file at the fixed path and the weights beside it too."""
+        if self.fixed_path is not None:
+            self.fixed_path.unlink(missing_ok=True)
+        for file in self._copied:
+            file.unlink(missing_ok=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Take away what only a session needed, this one or an earlier one that was killed."""
+        for path in self.candidates.glob(f"{_SCRATCH}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _cannot_make(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"the run's folder {folder} cannot be made: {error.strerror}; run in a folder you can write to.")
+
+
+_Seal = tuple[int, int, int, bytes]
+_HASHED = 1 << 20
+"""Files up to so many bytes are told apart by their content as well, which costs less than a millisecond."""
+
+
+def _seal(path: Path) -> _Seal | None:
+    """Something that is another once a file has been changed, whatever its times were set to; ``None`` if it is gone."""
+    try:
+        seen = path.stat()
+        content = hashlib.sha256(path.read_bytes()).digest() if seen.st_size <= _HASHED else b""
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_ctime_ns, content
+
+
+def _paths_of_sample(files: CandidateFiles, number: int) -> tuple[Path, Path]:
+    return files.folder / f"inputs-{number}.npz", files.folder / f"golden-{number}.npz"
+
+
+def _said_shapes(inputs: Values) -> str:
+    """The shapes of inputs as ``trtexec --shapes`` has them: ``x:5x3,mask:5x8``; names with its signs in quotes."""
+    quoted = {name: f"'{name}'" if set(name) & set(":,=") else name for name in inputs}
+    return ",".join(f"{quoted[name]}:{'x'.join(map(str, value.shape))}" for name, value in inputs.items() if value.ndim)
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        ours = any(entry.key == _MARK for entry in onnx.load(str(path), load_external_data=False).metadata_props)
+    except Exception:
+        ours = False
+    if not ours:
+        raise UsageError(
+            f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
+            "move it away, name another with --candidate, or put {model} into the check command."
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, read piece by piece.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class Weights:
+    """Where the weights of the candidates in one folder are.
+
+    ONNX wants them beside the model, under no other name and behind no link. A hard link in the run's folder would make the
+    user's own file one with two names, which ONNX's loader refuses to read from then on; so it is the file itself that is read,
+    by runtimes that can be told where it is, or a copy, which is made when the first one asks that cannot: a check command, say.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is that of the candidates."""
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._homes: dict[str, Path] = {}
+
+    def refer(self, model: onnx.ModelProto, path: Path, weights: Path) -> None:
+        """Have candidates of a model find its weights; those inside it go into a file, if they are large.
+
+        Args:
+            model: Changed in place.
+            path: Where it was read from.
+            weights: The folder with its external files.
+
+        Raises:
+            UsageError: They cannot be copied.
+        """
+        files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
+        if not files or inside > EMBED_LIMIT_BYTES or not all(_is_plain(weights, location) for location in files):
+            share_weights(model, path, self._folder, weights)
+            self._homes |= dict.fromkeys(external_files(model), self._folder)
+            return
+        self._note(files, weights.absolute())
+
+    def take_in(self, model: onnx.ModelProto, folder: Path) -> None:
+        """Have a model that was written elsewhere find its weights too, to probe what was written.
+
+        Args:
+            model: Changed in place where its files are called as others are that candidates read.
+            folder: Where it was written.
+
+        Raises:
+            UsageError: The run's folder cannot be written.
+        """
+        folder = folder.resolve()
+        files = external_files(model)
+        if any(self._homes.get(location, folder).resolve() != folder for location in files):
+            for tensor in filter(uses_external_data, model_tensors(model)):
+                place = place_of(tensor)
+                refer_to(tensor, f"{folder.name}/{place.location}", place.offset, place.length)
+            files, folder = external_files(model), folder.parent
+        self._note(files, folder)
+
+    def _note(self, files: Iterable[str], folder: Path) -> None:
+        """Keep where some files are, for runtimes that look for it too."""
+        new = dict.fromkeys(files, folder)
+        if new.items() <= self._homes.items():
+            return
+        self._homes |= new
+        note, temporary = self._folder / ELSEWHERE, self._folder / f".{ELSEWHERE}.new"
+        homes = dict.fromkeys(home for home in self._homes.values() if home != self._folder)
+        try:
+            temporary.write_bytes(b"\0".join(map(os.fsencode, homes)))
+            temporary.replace(note)
+        except OSError as error:
+            raise UsageError(f"{note} cannot be written: {error.strerror}; make room.") from error
+
+    def bring(self, model: onnx.ModelProto | Path) -> None:
+        """Copy the files that a candidate refers to, and that are not beside the candidates yet.
+
+        Args:
+            model: The candidate, or its file; one that is no model refers to none.
+
+        Raises:
+            UsageError: They cannot be copied.
+        """
+        if not self._homes:
+            return
+        if isinstance(model, Path):
+            try:
+                model = onnx.load(str(model), load_external_data=False)
+            except Exception:  # each of ONNX's formats raises its own; whoever reads it says what is wrong
+                return
+        with self._lock:
+            for location in self._homes.keys() & external_files(model):
+                home, place = self._homes[location], self._folder / location
+                if home == self._folder:
+                    continue
+                try:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    copy_file(home / location, place)
+                except OSError as error:
+                    raise UsageError(
+                        f"the weights in {home} cannot be copied to {self._folder}: {error.strerror}; make room, or run "
+                        "elsewhere."
+                    ) from error
+
+    def folder_of(self, model: onnx.ModelProto) -> Path:
+        """The folder in which all files of a candidate's weights are."""
+        homes = {self._homes[location] for location in external_files(model) if location in self._homes}
+        return folder_with(model, [self._folder, *homes]) or next(iter(homes), self._folder)
+
+    def away(self, model: onnx.ModelProto) -> Path | None:
+        """The same, where it is not that of the candidates."""
+        folder = self.folder_of(model)
+        return None if folder == self._folder else folder
+
+
+def _is_plain(folder: Path, location: str) -> bool:
+    """Whether a file is where it seems to be; runtimes refuse what a link leads out of the folder."""
+    return (folder / location).resolve() == folder.resolve() / location

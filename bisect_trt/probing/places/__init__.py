@@ -1,1 +1,0 @@
-"""Where probes run: other interpreters, environments with other releases of packages."""

@@ -1,0 +1,426 @@
+"""The HTML report of a result: sections from templates, one page without anything loaded from outside.
+
+Jinja2 escapes all text; :func:`~bisect_trt.report.text.clean` removes characters that no page may hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.onnxlib.exported import in_module
+from bisect_trt.report import charts
+from bisect_trt.report.graph_layout import NODE_HEIGHT, NODE_WIDTH, STUB, draw
+from bisect_trt.report.result import SCHEMA
+from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, split, template
+from bisect_trt.tensors.npz import replacing
+
+REPORT_FILE = "report.html"
+
+VERDICTS = {
+    "culprit": "needed to fail",
+    "left": "not ruled out, in the smallest model that fails so far",
+    "origin": "wrong, with right inputs",
+    "mild": "off by far less than the outputs",
+    "mismatch": "wrong, with wrong inputs",
+    "match": "right",
+    "spare": "not needed to fail",
+    "unseen": "not compared",
+}
+"""Verdict of a node in the drawing, in the order of the legend."""
+HIDES = "as an additional output of the model, its result hides the failure"
+PRECISIONS = {"fp32": "kept in fp32", "low": "lowered"}
+_MARKS = {"culprit": "\u2716", "origin": "\u2716", "mild": "\u223c", "mismatch": "\u223c", "match": "\u2713"}
+"""Symbols beside the colours, for readers who cannot see these."""
+_BADGES = {
+    "found": ("Proven", "good"),
+    "not_reproduced": ("Does not reproduce", "neutral"),
+    "inconclusive": ("Unproven", "doubt"),
+    "interrupted": ("Stopped early", "doubt"),
+    "error": ("Error", "bad"),
+}
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, jinja2.TemplateError)
+_STEP_LENGTH = 48
+_ANSWER_HEIGHT, _PART_HEIGHT = 330, 420
+"""Pixels of a notebook's frame: without a script a frame cannot adapt to its content."""
+_SCRIPTS = re.compile(r"<script\b[^>]*>[^<]*</script>")
+
+
+def _badge(result: Json) -> tuple[str, str]:
+    """Return how a run ended, in a word or two, and the CSS class."""
+    words, style = _BADGES.get(result["status"], (result["status"], "neutral"))
+    match, mismatch = ("All match", "good"), ("Mismatch", "bad")
+    if result["command"] == "run":
+        return {"found": match, "not_reproduced": mismatch}.get(result["status"], (words, style))
+    if result["command"] == "layerwise":
+        return {"found": mismatch, "not_reproduced": match}.get(result["status"], (words, style))
+    if result["status"] == "found" and result["command"] == "extract":
+        return "Done", style
+    if result["status"] == "found" and result["minimality"] != "1-minimal":
+        return "Unproven", "doubt"
+    return words, style
+
+
+def _error_words(error: Json) -> str:
+    """Return what follows ``matches`` or ``does not match`` for a compared tensor."""
+    if error["kind"] in ("shape", "dtype", "missing"):
+        return f" ({error['kind']})"
+    if error.get("reason"):
+        return f": {error['reason']}"
+    if error["max_abs"] == 0:
+        return ", each element the same" if error["passed"] else ""
+    text, worst = f": at most {number(error['max_abs'])}", error["worst"]
+    text += f", {number(error['ratio'], 3)} of the tolerance" if error["ratio"] != "inf" else ""
+    if worst is not None and worst["error"] != 0:
+        text += f"; at {worst['index']} {number(worst['reference'], 7)} became {number(worst['target'], 7)}"
+    if error["mismatching"]:
+        text += f"; {error['mismatching']:,} of {error['total']:,} elements off"
+    if error["atol"] is not None:
+        text += f" (atol {number(error['atol'], 3)}, rtol {number(error['rtol'], 3)})"
+    return text
+
+
+def _script_data(value: object) -> Markup:
+    """Return a value as JSON for a script element: no ``<`` can end the element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _breakable(text: str) -> Markup:
+    """Return a name that may be broken after its slashes."""
+    return Markup("/<wbr>").join(escape(clean(part)) for part in text.split("/"))
+
+
+def _step_name(step: str) -> str:
+    """Return the beginning of a step's title: the part before a colon, or its first words."""
+    head = step.split(": ", maxsplit=1)[0]
+    return head if len(head) <= _STEP_LENGTH else textwrap.shorten(step, _STEP_LENGTH, placeholder=" ...")
+
+
+def _by_cost(groups: Sequence[Json]) -> list[Json]:
+    """Return quantized groups: those in floats first, then by their error."""
+    return sorted(groups, key=lambda each: (not each["kept"], -float(each["error_alone_quantized"] or 0), each["id"]))
+
+
+def _printable(value: object) -> object:
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else "" if value is None else value
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """Return the environment of all templates."""
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(template),
+        autoescape=True,
+        finalize=_printable,
+    )
+    made.filters |= {
+        "badge": _badge,
+        "breakable": _breakable,
+        "error_words": _error_words,
+        "in_module": lambda entry: in_module(entry).strip(),
+        "kind": kind,
+        "number": number,
+        "plural": plural,
+        "script_data": _script_data,
+        "seconds": seconds,
+        "shorten": shorten,
+        "size": size,
+        "sorted_groups": _by_cost,
+        "split": split,
+        "step_name": _step_name,
+    }
+    made.globals |= {
+        "hides": HIDES,
+        "marks": _MARKS,
+        "size_verdicts": charts.SIZE_VERDICTS,
+        "half_width": NODE_WIDTH // 2,
+        "half_height": NODE_HEIGHT // 2,
+        "stub": STUB,
+    }
+    return made
+
+
+def macro(file: str, name: str, *values: object) -> Markup:
+    """Return what a macro of a template prints."""
+    return Markup(getattr(environment().get_template(file).module, name)(*values))
+
+
+def sentence(result: Json) -> str:
+    """Return the answer in one sentence."""
+    headline = _headline(result)
+    if result["status"] == "error" or headline is None:
+        names = ", ".join(f"{c['op']} '{c['name'] or c['outputs'][0]}'" for c in result["culprits"][:6])
+        needed = f"Needed to fail: {names}{', ...' if len(result['culprits']) > 6 else ''}." if names else ""
+        return str(result["why"] or needed or f"The run ended as '{result['status']}'.")
+    return f"Stopped by the user. {headline}" if result["status"] == "interrupted" else headline
+
+
+def _headline(result: Json) -> str | None:
+    """Return the first line of the answer that names a culprit, or else its first line."""
+    answers = (result.get("report") or {}).get("story", {}).get("answers", [])
+    named = [f"'{culprit['name'] or culprit['outputs'][0]}'" for culprit in result["culprits"]]
+    telling = [str(line) for line in answers if not line.startswith(" ") and any(name in line for name in named)]
+    return next(iter([*telling, *map(str, answers)]), None)
+
+
+def _answer_section(result: Json) -> Markup:
+    said = sentence(result)
+    why = result["why"] if result["why"] and result["why"] not in said else None
+    lines = list((result.get("report") or {}).get("story", {}).get("answers", []))
+    if (headline := _headline(result)) in lines:
+        lines.remove(headline)
+    rest: list[tuple[str, list[str]]] = []  # each line with the indented lines that belong to it
+    for line in lines:
+        if line.startswith("  ") and line.strip() != why:
+            rest = rest or [("", [])]
+            rest[-1][1].append(line.strip())
+        elif line.strip() != why:
+            rest.append((line, []))
+    return macro("report.html", "answer", result, said, why, rest)
+
+
+def _graph_section(graph: Json) -> Markup:
+    nodes = [_drawn_node(node, graph) for node in graph["nodes"]]
+    about_errors = any(node["verdict"] not in ("spare", "unseen") for node in nodes)
+    about_errors = about_errors or not any(node["precision"] for node in nodes)
+    verdicts = [key for key in VERDICTS if any(node["verdict"] == key for node in nodes)]
+    precisions = [key for key in PRECISIONS if any(node["precision"] == key for node in nodes)]
+    legend = [(key, VERDICTS[key], "by-verdict") for key in verdicts]
+    legend += [("hides", HIDES, "")] if any(node.get("hides") for node in nodes) else []
+    legend += [(key, PRECISIONS[key], "by-precision") for key in precisions]
+    errors = {name: tensor.get("error", {}) for name, tensor in graph["tensors"].items()}
+    view = {
+        **graph,
+        "nodes": nodes,
+        "about_errors": about_errors,
+        "legend": legend,
+        "precisions": precisions,
+        "hidden": graph["total"] - len(nodes),
+        "middle": "Culprit" if {"culprit", "origin"}.intersection(verdicts) else "Centre",
+        "wrong": {(m, r) for m, r, name in graph["edges"] if not errors.get(name, {}).get("passed", True)},
+    }
+    drawn = draw([node["id"] for node in nodes], [(maker, reader) for maker, reader, _ in graph["edges"]])
+    return macro("graph.html", "graph_section", view, drawn)
+
+
+def _drawn_node(node: Json, graph: Json) -> dict[str, Any]:
+    """Return a node with the words and CSS classes of its drawing."""
+    title = str(node["name"] or next(iter(node["outputs"]), "?"))
+    op, short = shorten(node["op"], 15), shorten(title, 24)
+    verdict, precision = VERDICTS.get(node["verdict"], ""), node["precision"]
+    words = [node["op"], shorten(title, 200), verdict, PRECISIONS[precision] if precision else ""]
+    words += [HIDES if node.get("hides") else ""]
+    words += [] if (op, short) == (node["op"], title) else [f"drawn as {op} {short}"]
+    states = [verdict] if node["verdict"] != "unseen" or not precision else []
+    states += [PRECISIONS[precision] + (f": {node['reason']}" if node["reason"] else "")] if precision else []
+    classes = [node["verdict"], f"p-{precision}" if precision else "", "hides" if node.get("hides") else ""]
+    return {
+        **node,
+        "id": int(node["id"]),
+        "title": title,
+        "short_op": op,
+        "short_title": short,
+        "words": [word for word in words if word],
+        "states": states,
+        "classes": " ".join(filter(None, [*classes, "centre" if node["id"] in graph["centre"] else ""])),
+    }
+
+
+def _curve_section(curve: Json, graph: Json | None) -> Markup:
+    drawn = charts.curve_chart(curve, graph["nodes"] if graph else [])
+    return macro("report.html", "error", {**curve, "drawn": drawn})
+
+
+def _metric_section(metric: Json) -> Markup:
+    value, reference, bound = (
+        None if metric.get(key) is None else float(metric[key]) for key in ("candidate", "reference", "bound")
+    )
+    facts = [("Target", number(value)), ("Reference", number(reference))]
+    if value is not None and reference is not None and math.isfinite(value - reference):
+        part = f" ({(value - reference) / abs(reference):+.2%})" if reference else ""
+        facts.append(("Difference", f"{value - reference:+.6g}{part}"))
+    if bound is not None:
+        facts.append(("Bound", f"{'at most' if metric['lower_is_better'] else 'at least'} {bound:.6g}"))
+    named = {
+        "whole": "Whole model on the target",
+        "original": "Original, on the samples of the search",
+        "fixed": "Fixed",
+    }
+    facts += [(words, number(float(metric[key]))) for key, words in named.items() if metric.get(key) is not None]
+    facts.append(("Samples", f"{metric['samples']} of {metric['of']}"))
+    probes = [probe["samples"] for probe in metric.get("probes") or []]
+    if probes:
+        used = f"{sum(probes) / len(probes):.0f} on average, {min(probes)} to {max(probes)}"
+        facts.append((f"Samples used by each of {plural(len(probes), 'probe')}", used))
+    if metric.get("confidence") is not None:
+        facts.append(("Confidence that all verdicts hold on the whole set", f"{metric['confidence']:.2%}"))
+    return macro("report.html", "metric", metric, facts, charts.metric_chart(metric))
+
+
+def _builds_section(result: Json) -> Markup:
+    chosen = [
+        each for each in result.get("choices") or [] if each["bad"] * result["good"] > each["good"] * result["bad"]
+    ]
+    return macro("report.html", "builds", result, chosen)
+
+
+def _search_section(report: Json, counts: Json) -> Markup:
+    steps = [step for step in report.get("story", {}).get("steps", ()) if step["title"] or step["lines"]]
+    probes = report.get("probes") or []
+    if not steps and not probes:
+        return Markup("")
+    titles = list(dict.fromkeys(probe["step"] for probe in probes))
+    numbered = [{**probe, "step_number": titles.index(probe["step"]) + 1} for probe in probes]
+    return macro("report.html", "search", steps, numbered, counts["run"] - len(probes), charts.probe_bars(probes))
+
+
+def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
+    """Yield anchor, name in the navigation and content of each section that has something to show."""
+    report = result.get("report") or {}
+    graph, curve, sweep = report.get("graph"), report.get("curve"), result.get("sweep")
+    yield "answer", "Answer", _answer_section(result)
+    if graph:
+        yield "graph", "Graph", _graph_section(graph)
+    if curve:
+        yield "error", "Error", _curve_section(curve, graph)
+    if result.get("metric"):
+        yield "metric", "Metric", _metric_section(result["metric"])
+    if sweep and sweep["dimensions"]:
+        sizes = charts.size_map(sweep) if len(sweep["dimensions"]) <= 2 else None
+        yield "sweep", "Sizes", macro("report.html", "sweep", sweep, sizes)
+    if result.get("builds") and result.get("interval") is not None:
+        yield "builds", "Builds", _builds_section(result)
+    groups = result.get("groups") or []
+    measured = any(group["error_alone_quantized"] is not None for group in groups)
+    if findings := macro("report.html", "findings", result, charts.group_costs(groups) if measured else None):
+        yield "findings", "Findings", findings
+    if search := _search_section(report, result["probes"]):
+        yield "search", "Search", search
+    if report.get("commands"):
+        yield "commands", "Commands", macro("report.html", "commands", report["commands"])
+    entries = [*(report.get("environment") or {}).items(), ("model SHA-256", result["model"].get("sha256"))]
+    yield "environment", "Environment", macro("report.html", "environment", [(k, str(v)) for k, v in entries if v])
+
+
+def render(result: Json) -> str:
+    """Return the page of a result.
+
+    Raises:
+        UnavailableError: The result was written by another version, or is damaged.
+    """
+    if result.get("schema") != SCHEMA:
+        raise UnavailableError(
+            f"the result has schema {result.get('schema')}, and this version of bisect-trt reads {SCHEMA}; "
+            "use the version that wrote it."
+        )
+    try:
+        sections = list(_sections(result))
+        created = (result.get("report") or {}).get("created")
+        foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
+        links = [(f"#{anchor}", name) for anchor, name, _ in sections]
+        main = Markup("").join(section for _, _, section in sections)
+        return frame(sentence(result), main, foot, "report.js", links, extra="img-src data:")[0]
+    except _DAMAGED as error:
+        raise UnavailableError(
+            f"the result is damaged ({type(error).__name__}: {error}); run the command again."
+        ) from error
+
+
+def write_report(result: Json, path: Path) -> None:
+    """Write the page of a result.
+
+    Raises:
+        UnavailableError: As :func:`render`.
+        UsageError: The file cannot be written.
+    """
+    page = render(result)
+    with replacing(path) as file:
+        file.write(page.encode(errors="backslashreplace"))  # a path need not be text
+
+
+def frame(
+    title: str,
+    main: Markup,
+    foot: str,
+    script: str,
+    links: Sequence[tuple[str, str]] = (),
+    *,
+    styles: Sequence[str] = ("report.css",),
+    extra: str = "",
+) -> tuple[str, str]:
+    """Return a whole page and its content security policy.
+
+    Args:
+        title: Of the window.
+        main: The sections.
+        foot: Text at the end.
+        script: A file of the templates; the policy allows no other script.
+        links: Address and text of each link of the navigation.
+        styles: Files of the templates.
+        extra: More directives for the policy.
+    """
+    code = template(script)
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; {extra}"
+    page = (
+        environment()
+        .get_template("page.html")
+        .render(
+            policy=Markup(policy),
+            title=shorten(title, 100),
+            style=Markup("".join(map(template, styles))),
+            links=links,
+            main=main,
+            foot=foot,
+            script=Markup(code),
+        )
+    )
+    return page, policy
+
+
+def embed(result: Json) -> str | None:
+    """Return the answer, graph and curve as HTML for a notebook, without scripts and without anything from outside.
+
+    The answer also stands before the frame, for viewers that leave frames out; ``None`` for a damaged result.
+    """
+    report = result.get("report") or {}
+    graph, curve = report.get("graph"), report.get("curve")
+    try:
+        parts = [_answer_section(result)]
+        parts += [_graph_section(graph)] if graph else []
+        parts += [_curve_section(curve, graph)] if curve else []
+        said = sentence(result)
+    except _DAMAGED:
+        return None
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+    body = _SCRIPTS.sub("", "".join(parts))
+    page = f'<!doctype html><html lang="en"><head>{head}<style>{template("report.css")}</style></head>'
+    page += f"<body><main>{body}</main></body></html>"
+    height = _ANSWER_HEIGHT + _PART_HEIGHT * (len(parts) - 1)
+    style = f"width:100%;border:1px solid #8884;border-radius:6px;background:transparent;height:{height}px"
+    return (
+        f'<div class="bisect-trt"><p><b>{escape(clean(said))}</b></p>'
+        f'<iframe srcdoc="{escape(page)}" sandbox style="{style}" title="bisect-trt"></iframe></div>'
+    )
+
+
+def environment_differences(results: Sequence[Json | None]) -> list[tuple[str, list[str | None]]]:
+    """Return the entries of the runs' environments that are not the same in all of them."""
+    places: list[Mapping[str, Any]] = [(result or {}).get("report", {}).get("environment", {}) for result in results]
+    names = dict.fromkeys(name for place in places for name in place)
+    rows = [(name, [place.get(name) for place in places]) for name in names]
+    return [(name, cells) for name, cells in rows if len({str(cell) for cell in cells}) > 1]

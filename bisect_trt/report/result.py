@@ -1,0 +1,149 @@
+"""The result of a run, as ``--json`` writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.errors import ExitStatus, UnavailableError
+from bisect_trt.tensors.npz import replacing
+
+SCHEMA = 1
+RESULT_FILE = "result.json"
+"""In the folder of each run."""
+_PROBES = ("run", "cached", "fail", "pass", "unresolved")
+_ARTIFACTS = ("reduced", "min_good", "report", "run")
+
+
+@dataclass
+class Result:
+    """What a command found; the keys are a promise to scripts (docs/json.md).
+
+    Attributes:
+        command: Which command.
+        status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
+        model: Path, sha256, number of nodes and units; empty if it could not be read.
+        probes: How many ran, were answered from memory, and ended how.
+        wall_s: Seconds from start to end.
+        culprits: The nodes of the answer: name, op, outputs.
+        minimality: ``1-minimal`` or ``unproven``.
+        why: What stands in the way of the proof, or what is to be said of it.
+        artifacts: The files that were left; ``None`` for those that were not.
+        extra: What only this command has.
+    """
+
+    command: str
+    status: str = "error"
+    model: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
+    wall_s: float = 0.0
+    culprits: list[dict[str, Any]] = field(default_factory=list)
+    minimality: str = "unproven"
+    why: str | None = None
+    artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def proven(self) -> bool:
+        """Whether an answer was found and is 1-minimal; for ``compare``: whether everything matches."""
+        return self.exit_status is ExitStatus.OK
+
+    @property
+    def proof(self) -> str:
+        """How minimal the answer is, for people."""
+        return f"{self.minimality}, pairs tried" if self.extra.get("pairs_tried") else self.minimality
+
+    @property
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Of ``compare``: what was seen of each output, as ``TensorComparison.from_json`` reads it."""
+        return list(self.extra.get("comparisons", ()))
+
+    @property
+    def cause(self) -> list[list[str]]:
+        """Of ``cause`` and ``diagnose``: sets of switches of the target, each enough to turn for it to pass, cheapest first."""
+        return [list(switches) for switches in self.extra.get("cause", ())]
+
+    @property
+    def keep_fp32(self) -> list[dict[str, Any]]:
+        """Of ``precision``, and of ``diagnose`` where that is the fix: the nodes to keep in fp32, and why; the safe set."""
+        return list(self.extra.get("keep_fp32", ()))
+
+    @property
+    def minimal(self) -> list[dict[str, Any]]:
+        """The same of the minimal set: what is enough for the inputs that were given."""
+        return list(self.extra.get("minimal", ()))
+
+    @property
+    def first_mismatch(self) -> dict[str, Any] | None:
+        """Of ``layerwise`` and ``diagnose``: the first tensor that goes wrong, its node and its error."""
+        return self.extra.get("first_mismatch")
+
+    @property
+    def tensors(self) -> list[dict[str, Any]]:
+        """Of ``layerwise`` and ``diagnose``: every tensor that was compared."""
+        return list(self.extra.get("tensors", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, schema first."""
+        plain = dict(vars(self))
+        extra = plain.pop("extra")
+        return {"schema": SCHEMA, **plain, **extra}
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the answer, the graph and the curve."""
+        from bisect_trt.report.page import embed  # noqa: PLC0415 - of use in a notebook alone
+
+        return embed(self.to_json())
+
+    def write(self, path: Path, content: bytes | None = None) -> bytes:
+        """Write it as JSON; ``content`` is what an earlier call wrote, where it has not changed since.
+
+        Returns:
+            What was written.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        if content is None:
+            content = json.dumps(self.to_json(), indent=1, allow_nan=False).encode() + b"\n"
+        with replacing(path) as file:
+            file.write(content)
+        return content
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The process exit status that goes with it."""
+        if self.status == "found":
+            return ExitStatus.OK if self.minimality == "1-minimal" else ExitStatus.UNPROVEN
+        return {
+            "not_reproduced": ExitStatus.NOT_REPRODUCED,
+            "inconclusive": ExitStatus.UNPROVEN,
+            "interrupted": ExitStatus.INTERRUPTED,
+        }.get(self.status, ExitStatus.UNPROVEN)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What :meth:`Result.write` wrote.
+
+    Args:
+        path: The file, or the folder of a run.
+
+    Raises:
+        UnavailableError: There is none, or it holds something else.
+    """
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        plain = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UnavailableError(
+            f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or what --json wrote."
+        ) from error
+    except ValueError as error:
+        raise UnavailableError(
+            f"{file} is damaged or no result of bisect-trt ({error}); run the command again."
+        ) from error
+    if not isinstance(plain, dict) or "schema" not in plain:
+        raise UnavailableError(f"{file} is no result of bisect-trt; give the folder of a run, or what --json wrote.")
+    return plain

@@ -1,0 +1,200 @@
+"""The pages of ``bisect-trt view``: a list of runs, one run while it works, several runs beside each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from bisect_trt.report.charts import probe_bars
+from bisect_trt.report.page import environment_differences, frame, macro, sentence
+from bisect_trt.report.text import Json, plural, seconds, shorten, split
+
+NODE_STATES = {
+    "culprit": "needed to fail",
+    "kept": "kept in fp32",
+    "best": "in the smallest model that fails so far",
+    "out": "left out of it",
+    "unknown": "not known yet",
+}
+"""States of a cell of the map, the most important first."""
+_CELLS, _ROW, _STEP = 2000, 80, 11
+"""Most cells of the map, cells a row, and pixels a cell."""
+_SHOWN = 100
+"""Probes in the table."""
+_IDLE_S = 120
+"""Seconds without a new line in the journal after which the page says so."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run, read from its folder.
+
+    Attributes:
+        name: The folder's name.
+        words: The command line, or the Python call.
+        command: The command's name.
+        began: Time of the start, in seconds since the epoch.
+        touched: Time of the last write, likewise.
+        result: The content of result.json, if the run has ended.
+        probes: Entries of the journal, in the order in which the search asked.
+        running: Titles of the probes that have not ended.
+        best: The smallest failing candidate that was cut out of the whole model.
+        nodes: Name and state of every node, in the model's order; empty where the model is missing.
+    """
+
+    name: str
+    words: str
+    command: str
+    began: float
+    touched: float
+    result: Json | None
+    probes: Sequence[Json]
+    running: Sequence[str]
+    best: Json | None
+    nodes: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+    @property
+    def link(self) -> str:
+        """The address of the run's page."""
+        return f"/run/{quote(self.name, safe='')}"
+
+    @property
+    def progress(self) -> str:
+        """The smallest failing candidate so far, or the number of probes."""
+        if self.best is not None:
+            return f"{self.best['title']} still fail{'s' if self.best['size'] == 1 else ''}"
+        return f"{plural(len(self.probes), 'probe')} done" if self.probes else "nothing is known yet"
+
+    @property
+    def headline(self) -> str:
+        """The answer, or the progress while there is none."""
+        return self.progress if self.result is None else sentence(self.result)
+
+
+def page(title: str, sections: Markup) -> tuple[str, str]:
+    """Return a whole page and its content security policy.
+
+    Its script asks the server for newer sections.
+
+    Args:
+        title: Of the window.
+        sections: Its content; each section has an ``id``.
+    """
+    text, policy = frame(
+        title,
+        sections,
+        "Made by bisect-trt from the folders of its runs.",
+        "runs.js",
+        [("/", "Runs")],
+        styles=("report.css", "runs.css"),
+        extra="connect-src 'self'; form-action 'self'",
+    )
+    return text, f"{policy}; frame-ancestors 'none'; base-uri 'none'"
+
+
+def message_section(text: str) -> Markup:
+    """Return a section with one sentence."""
+    return macro("runs.html", "message", text)
+
+
+def list_sections(runs: Sequence[RunView]) -> Markup:
+    """Return the list of all runs, newest first."""
+    return macro("runs.html", "list", runs)
+
+
+def run_sections(run: RunView, now: float) -> Markup:
+    """Return one run: its state, the state of each node, its probes."""
+    counts = Counter(str(probe["verdict"]).lower() for probe in run.probes)
+    verdicts = ", ".join(f"{counts[key]} {key}" for key in ("fail", "pass", "unresolved") if counts[key])
+    spent: Counter[str] = Counter()
+    for probe in run.probes:
+        spent.update(probe.get("times") or {})
+    facts = [
+        ("Command", run.words),
+        ("Started", f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M:%S}"),
+        ("Probes", f"{len(run.probes):,}{f' ({verdicts})' if verdicts else ''}"),
+        ("Best so far", run.progress if run.result is None else None),
+        ("Time of the probes by activity", split(spent)),
+        ("Running now", ", ".join(run.running) if run.result is None else None),
+    ]
+    idle = now - run.touched
+    silent = seconds(idle // 60 * 60) if run.result is None and idle > _IDLE_S else None
+    bars = probe_bars([{**probe, "units": probe["size"]} for probe in run.probes])
+    newest = list(reversed(run.probes[-_SHOWN:]))
+    return macro("runs.html", "run", run, facts, silent, _node_map(run.nodes), newest, bars)
+
+
+def _node_map(nodes: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
+    """Return a cell for each node, or for several nodes of a large model, with its most important state."""
+    if not nodes:
+        return None
+    each = -(-len(nodes) // _CELLS)
+    order = list(NODE_STATES)
+    cells = []
+    for place, first in enumerate(range(0, len(nodes), each)):
+        group = nodes[first : first + each]
+        name, state = min(group, key=lambda node: order.index(node[1]))
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        title = f"{shorten(name, 80)}{more}: {NODE_STATES[state]}"
+        cells.append((place % _ROW * _STEP, place // _ROW * _STEP, state, title))
+    present = Counter(state for _, state in nodes)
+    legend = [(state, words, present[state]) for state, words in NODE_STATES.items() if present[state]]
+    return {
+        "each": each,
+        "cells": cells,
+        "legend": legend,
+        "label": f"{plural(len(nodes), 'node')}: " + ", ".join(f"{count:,} {words}" for _, words, count in legend),
+        "width": min(len(cells), _ROW) * _STEP,
+        "height": -(-len(cells) // _ROW) * _STEP,
+    }
+
+
+_FACTS: dict[str, Callable[[Json], str | None]] = {
+    "Answer": sentence,
+    "Target": lambda result: result.get("report", {}).get("target"),
+    "Model": lambda result: (result["model"] or {}).get("path"),
+    "Nodes": lambda result: (result["model"] or {}).get("nodes"),
+    "SHA-256": lambda result: str((result["model"] or {}).get("sha256") or "")[:12],
+    "Needed to fail": lambda result: ", ".join(c["name"] or c["outputs"][0] for c in result["culprits"][:6]),
+    "First mismatch": lambda result: (result.get("first_mismatch") or {}).get("name"),
+    "Fault": lambda result: (result.get("fault") or {}).get("whose"),
+    "Kept in fp32": lambda result: plural(len(result["keep_fp32"]), "node") if "keep_fp32" in result else None,
+    "Latency": lambda result: _milliseconds(result.get("latency_ms")),
+    "Outputs": lambda result: _outputs(result.get("comparisons") or []),
+    "Probes": lambda result: f"{result['probes']['run']:,}" if result["probes"]["run"] else None,
+    "Time": lambda result: seconds(result["wall_s"]),
+    "Time by activity": lambda result: split(result.get("times", {})),
+}
+
+
+def compare_sections(runs: Sequence[RunView]) -> Markup:
+    """Return several runs beside each other: answers, differences of the environments, tensors."""
+    facts = [(name, [say(run.result) if run.result else None for run in runs]) for name, say in _FACTS.items()]
+    facts = [(name, cells) for name, cells in facts if any(cells)]
+    looked = [{t["name"]: t for t in (run.result or {}).get("tensors") or []} for run in runs]
+    tensors = None
+    if sum(map(bool, looked)) > 1:
+        names = dict.fromkeys(name for each in looked for name in each)
+        rows = [(name, [each.get(name) for each in looked]) for name in names]
+        differing = [(name, row) for name, row in rows if len({cell["passed"] for cell in row if cell}) > 1]
+        tensors = {"total": len(names), "differing": differing}
+    return macro("runs.html", "compare", runs, facts, environment_differences([run.result for run in runs]), tensors)
+
+
+def _milliseconds(latency: object) -> str | None:
+    parts = latency if isinstance(latency, Mapping) else {"": latency}
+    return (
+        ", ".join(f"{name} {value:.4g} ms".strip() for name, value in parts.items() if isinstance(value, (int, float)))
+        or None
+    )
+
+
+def _outputs(compared: Sequence[Json]) -> str | None:
+    wrong = sum(not comparison["passed"] for comparison in compared)
+    return f"{wrong} of {len(compared)} do not match" if compared else None

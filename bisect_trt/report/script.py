@@ -1,0 +1,180 @@
+"""``reproduce.py``: shows a failure with nothing but the target's own package and NumPy.
+
+It is put together of the sources of the modules that define it and of one literal, which holds all that is of this failure:
+whatever the names in a model are, they are never code.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.targets.base import Script
+from bisect_trt.tensors.comparison import TensorComparison
+
+_SHARED = (
+    *("bisect_trt.errors", "bisect_trt.tensors.info", "bisect_trt.targets.messages"),
+    "bisect_trt.targets.reproduce",
+)
+"""The modules of every script, each after those it needs."""
+_FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
+ALONE = """import os
+import sys
+
+if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+    del sys.path[0]  # nothing that lies beside this file is imported
+"""
+"""What a script begins with that is run in a folder which somebody else may have filled; Python has loaded both modules."""
+_HEAD = f'''"""Shows a failure again.
+
+Ends with status 1 while it is there, 0 once it is gone, and 2, with a sentence, for anything else.
+"""
+
+from __future__ import annotations
+
+{ALONE}
+'''
+
+
+_MISSING = """except ImportError as error:
+    print(f"cannot tell: {error}. This needs {CASE['needs']}.")
+    sys.exit(2)
+"""
+
+
+def render_script(
+    script: Script,
+    model: str,
+    names: Sequence[str],
+    comparisons: Sequence[TensorComparison],
+    *,
+    answer: str,
+    described: str,
+    failure: str,
+    timeout: float | None = None,
+    validate: bool = False,
+) -> str:
+    """The source of ``reproduce.py``.
+
+    Args:
+        script: How the target runs the model.
+        model: The model's file name.
+        names: Of its nodes and tensors, for the failure's signature.
+        comparisons: What was seen of its outputs; their tolerances are what it is held to.
+        answer: What fails, in a sentence.
+        described: The target in words.
+        failure: The signature of the failure.
+        timeout: Seconds after which a target that does not answer has failed.
+        validate: Whether NaN and Inf fail wherever they are.
+    """
+    case = {
+        "answer": answer,
+        "target": described,
+        "needs": script.needs,
+        "model": model,
+        "names": list(names) if failure.startswith(("build: ", "run: ")) else [],
+        "settings": script.settings,
+        "hints": script.hints,
+        "failure": failure,
+        "timeout": timeout,
+        "validate": validate,
+        # By output: absolute tolerance, relative tolerance, the error statistic that is held against them; of a quantized one
+        # the step, and how many elements may be one off.
+        "tolerances": {
+            c.name: [c.atol or 0, c.rtol or 0, _statistic(c), c.step or 0, c.most_ties] for c in comparisons
+        },
+    }
+    sources = [_split(name) for name in (*_SHARED, *script.modules)]
+    imports = _merged(line for lines, _ in sources for line in lines)
+    own = [line for line in imports if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    others = "".join(f"    {line}\n" for line in imports if line not in own)
+    needed = f"try:\n{others}{_MISSING}" if others else ""
+    head = "\n".join(own) + "\n\nCASE = " + literal(case) + "\n\n" + needed
+    parts = [head, *(body for _, body in sources)]
+    return _HEAD + "\n\n".join(parts) + '\n\nif __name__ == "__main__":\n    sys.exit(main(CASE, make))\n'
+
+
+def _split(module: str) -> tuple[list[str], str]:
+    """The imports of a module but those of this package, and what follows them."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None  # a module of ours, or of a target's package
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    checking = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    top = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [ast.unparse(node) for node in top if not _is_ours(node)]
+    lines = source.splitlines()
+    # Comments belong to what follows them.
+    last = max([*top, *checking], key=lambda node: node.lineno)
+    text = "\n".join(lines[last.end_lineno :]).strip("\n") + "\n"
+    return imports, _FOR_LINTERS.sub("", text)
+
+
+def _merged(imports: Iterable[str]) -> list[str]:
+    """Import statements, those of one module in one line."""
+    plain: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for line in imports:
+        module, is_from, name = line.removeprefix("from ").partition(" import ")
+        if is_from:
+            names.setdefault(module, set()).update(name.split(", "))
+        else:
+            plain.add(line)
+    return [*sorted(plain), *(f"from {module} import {', '.join(sorted(names[module]))}" for module in sorted(names))]
+
+
+def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
+    name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return (name or "").partition(".")[0] in ("__future__", "bisect_trt")
+
+
+def literal(value: Any, indent: int = 0) -> str:  # noqa: ANN401 - plain values
+    """A plain value as Python source; containers that do not fit a line one entry a line.
+
+    Args:
+        value: ``None``, a bool, number or text, a list or tuple of such, or a mapping of texts to such.
+        indent: Where it stands.
+    """
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _quoted(str(value))
+    if isinstance(value, Mapping):
+        entries, ends = [f"{_quoted(name)}: {literal(each, indent + 4)}" for name, each in value.items()], "{}"
+    elif isinstance(value, list | tuple):
+        entries, ends = [literal(each, indent + 4) for each in value], "[]"
+    else:
+        return repr(value)
+    text = f"{ends[0]}{', '.join(entries)}{ends[1]}"
+    if len(text) + indent <= 100 and "\n" not in text:
+        return text
+    pad = " " * (indent + 4)
+    return f"{ends[0]}\n{''.join(f'{pad}{entry},{chr(10)}' for entry in entries)}{' ' * indent}{ends[1]}"
+
+
+def _quoted(text: str) -> str:
+    """A text in double quotes; what is not printable (controls, bidirectional marks, surrogates) by its number."""
+    if text.isascii() and text.isprintable():
+        return json.dumps(text)
+    escaped = (
+        json.dumps(c)[1:-1] if c.isascii() and c.isprintable() else c if c.isprintable() else _escape(c) for c in text
+    )
+    return f'"{"".join(escaped)}"'
+
+
+def _escape(character: str) -> str:
+    return ascii(character)[1:-1]
+
+
+def _statistic(comparison: TensorComparison) -> str:
+    """The error statistic that decided, as the script reads it."""
+    stat = comparison.stat.value
+    return stat if comparison.quantile is None else f"{stat} {comparison.quantile}"

@@ -1,0 +1,127 @@
+"""Numbers, sizes, times and names as text, for the terminal, the HTML report and Markdown."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+Json = Mapping[str, Any]
+"""A part of a result, as ``result.json`` holds it."""
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"  # control characters and surrogates: Unicode's Cc and Cs
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # line separators, and marks that change the text's direction
+)
+_ELLIPSIS = "\u2026"
+
+
+@functools.cache
+def template(name: str) -> str:
+    """Return the text of a file of the report's templates."""
+    return resources.files("bisect_trt.report").joinpath(f"templates/{name}").read_text("utf-8")
+
+
+def clean(text: str) -> str:
+    """Return the text without control characters, surrogates and direction marks; tabs become spaces."""
+    return _UNPRINTABLE.sub("\ufffd", text.replace("\t", " ").replace("\r", " "))
+
+
+def shorten(text: str, length: int) -> str:
+    """Return a name of at most ``length`` characters; the middle is left out, because both ends carry meaning."""
+    text = " ".join(clean(text).split())
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 3
+    return text[:head] + _ELLIPSIS + text[len(text) - (length - 1 - head) :]
+
+
+def number(value: float | str | None, digits: int = 5) -> str:
+    """Return a number of a result as text; JSON stores infinity and NaN as strings."""
+    if value is None:
+        return "\u2013"
+    if isinstance(value, str):
+        return {"inf": "\u221e", "-inf": "\u2212\u221e", "nan": "NaN"}.get(value, value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.{digits}g}"
+
+
+def seconds(value: float, *, whole: bool = False) -> str:
+    """Return a duration in seconds as text, such as ``1.25 s`` or ``3 min 4 s``; ``whole`` drops fractions of a second."""
+    if value < 60:
+        if whole:
+            return f"{value:.0f} s"
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def split(times: Mapping[str, float]) -> str:
+    """Return the parts of a duration, largest first, without parts under one percent."""
+    least = sum(times.values()) / 100
+    parts = sorted(((spent, part) for part, spent in times.items() if spent > least), reverse=True)
+    return ", ".join(f"{part} {seconds(spent)}" for spent, part in parts)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as text."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
+
+
+def plural(count: int, word: str) -> str:
+    """Return ``1 node``, ``2 nodes``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def kind(tensor: Json) -> str:
+    """Return the type and shape of a tensor, such as ``float32[1, 64]``."""
+    if "dtype" not in tensor:
+        return "type unknown"
+    dtype = "string" if tensor["dtype"] == "object" else tensor["dtype"]
+    shape = tensor["shape"]
+    return f"{dtype}[?]" if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+_MARKUP = re.compile(r"([\\`*\[\]<>|~&#])|((?<![^\W_])_|_(?![^\W_]))")
+_LEADING = re.compile(r"^(\s*\d*)(?=[-+=.)]+(?:\s|$))")
+"""The start of a list, or an underlined heading."""
+
+
+def plain(text: str) -> str:
+    """Return the text on one line; characters that are not printable become escapes."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def prose(text: str) -> str:
+    """Return text for a paragraph, heading or table cell of Markdown; it is never markup, whatever it holds."""
+    return _LEADING.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", plain(text)))
+
+
+def code(text: str) -> str:
+    """Return text as inline code of Markdown."""
+    text = plain(text)
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if not text or text[0] in "` " or text[-1] in "` " else ""
+    return f"{ticks}{pad}{text}{pad}{ticks}"
+
+
+def block(text: str) -> str:
+    """Return lines as a fenced block of Markdown."""
+    lines = "\n".join(map(plain, text.split("\n")))
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", lines)), default=0))
+    return f"{ticks}\n{lines}\n{ticks}"
+
+
+def table(rows: dict[str, str]) -> str:
+    """Return names and values as a table of Markdown."""
+    return "\n".join(
+        ["| | |", "| --- | --- |", *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items())]
+    )

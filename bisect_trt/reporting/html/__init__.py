@@ -1,1 +1,0 @@
-"""``report.html``: one file, made of ``result.json`` and nothing else."""

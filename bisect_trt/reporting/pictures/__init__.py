@@ -1,1 +1,0 @@
-"""Pictures of how tensors differ, drawn with matplotlib, which is an extra."""

@@ -1,0 +1,297 @@
+"""Statistics of failures: how often a flaky check must be asked, whether a mean is high enough, rates and their differences.
+
+Every probability here is exact or a bound; nothing assumes many observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count, islice
+
+MOST_PASSES = 1000
+"""A failure that needs more repeats than this to be missed for certain cannot be searched for."""
+
+
+@dataclass(frozen=True)
+class Flakiness:
+    """How often the original fails, and how often a candidate must pass to count as passing.
+
+    Attributes:
+        runs: How often the original was run.
+        failures: How often it failed.
+        confidence: How sure the whole search shall be.
+        verdicts: How many passing verdicts that sureness is spread over.
+    """
+
+    runs: int = 1
+    failures: int = 1
+    confidence: float = 0.99
+    verdicts: int = 1
+
+    @property
+    def rate(self) -> float:
+        """The measured failure rate."""
+        return self.failures / self.runs
+
+    @property
+    def least_rate(self) -> float:
+        """The failure rate that so many failures in as many runs still leave possible, with the confidence asked for.
+
+        ``(1 - confidence) ** (1 / runs)``: what the rule of three (Hanley and Lippman-Hand, "If nothing goes wrong, is
+        everything all right?", JAMA 1983) is the approximation of. 0 where some runs passed: there the rate is measured.
+        """
+        return (1 - self.confidence) ** (1 / self.runs) if self.is_steady else 0.0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it failed in every run. That does not show that it always does."""
+        return self.failures >= self.runs
+
+    @property
+    def passes_needed(self) -> int:
+        """How many passes in a row rule a failing candidate out.
+
+        The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts`` (Bonferroni). Where
+        every run failed, the search takes each run at its word; what its proof rests on is confirmed in the end. Where none
+        did there is no rate to go by: what is probed next is looked at as often as was asked for.
+        """
+        if self.is_steady:
+            return 1
+        if not self.failures:
+            return self.runs
+        allowed = (1 - self.confidence) / max(self.verdicts, 1)
+        return next(
+            number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES
+        )
+
+    def confirmations(self, decisive: int, seen: int = 1) -> tuple[int, int]:
+        """How often to run the answer, and each candidate whose passing its proof rests on, once more.
+
+        Wrong passes on the way only cost questions; a proof is wrong only if one of the passes that it rests on is. So
+        those are confirmed, together to the confidence asked for. How many passes in a row that takes depends on how
+        often the failure was seen without fail, so the answer is run again as well where that makes it less in all.
+
+        Args:
+            decisive: How many passes the proof rests on, 1 or more.
+            seen: How many passes of each were seen already. One by which something was picked among others is none.
+
+        Returns:
+            How many more runs of the answer must all fail, and how many more of each of those must all pass.
+        """
+        allowed = (1 - self.confidence) / decisive
+        best: tuple[int, int] | None = None
+        for failures in range(MOST_PASSES):
+            if best is not None and failures >= best[0] + decisive * best[1]:
+                break
+            known = Flakiness(self.runs + failures, self.failures + failures, self.confidence)
+            passes = next(n for n, missed in enumerate(known._missed()) if missed <= allowed or n == MOST_PASSES)
+            found = (failures, max(passes - seen, 0))
+            if best is None or found[0] + decisive * found[1] < best[0] + decisive * best[1]:
+                best = found
+        assert best is not None
+        return best
+
+    def reached(self, verdicts: int) -> float:
+        """The confidence that a search with so many passing verdicts has reached.
+
+        Less than was asked for where it needed more of them than it was expected to.
+        """
+        if self.is_steady:
+            return self.confidence
+        return max(1 - verdicts * next(islice(self._missed(), self.passes_needed, None)), 0.0)
+
+    def _missed(self) -> Iterator[float]:
+        """The probability that a candidate that fails like the original passes 0, 1, 2, ... times in a row.
+
+        The posterior mean of ``(1 - rate) ** m`` under Jeffreys' prior, Beta(1/2, 1/2), which counts in that the rate
+        itself is only measured.
+        """
+        passes, total = self.runs - self.failures + 0.5, self.runs + 1.0
+        chance = 1.0
+        for number in count():
+            yield chance
+            chance *= (passes + number) / (total + number)
+
+
+def expected_verdicts(units: int) -> int:
+    """About how many passing verdicts a search over so many units needs, for :class:`Flakiness`."""
+    return 4 * math.ceil(math.log2(units + 1)) + 4
+
+
+INTERVAL_METHOD = "Clopper-Pearson"
+TEST_METHOD = "Fisher's exact test, two-sided, Holm-Bonferroni"
+_HALVINGS = 60
+"""Of an interval that is narrowed down to the last bit of a double."""
+
+
+def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Between which rates so many events leave the true one, by Clopper and Pearson.
+
+    It covers the true rate with at least the confidence asked for, whatever that rate is. Source: Clopper and Pearson, "The use
+    of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 1934.
+
+    Args:
+        events: How often it happened.
+        trials: How often it could have; at least 1.
+        confidence: How sure to be, between 0 and 1.
+    """
+    share = (1 - confidence) / 2
+    low = 0.0 if events == 0 else _solve(lambda rate: _at_least(events, trials, rate), share)
+    high = 1.0 if events == trials else 1 - _solve(lambda rate: _at_least(trials - events, trials, rate), share)
+    return low, high
+
+
+def _at_least(events: int, trials: int, rate: float) -> float:
+    """The probability of so many events or more, each of this probability."""
+    if not 0 < rate < 1:
+        return float(rate >= 1)
+    logs = (
+        math.lgamma(trials + 1)
+        - math.lgamma(number + 1)
+        - math.lgamma(trials - number + 1)
+        + number * math.log(rate)
+        + (trials - number) * math.log1p(-rate)
+        for number in range(events, trials + 1)
+    )
+    return math.fsum(map(math.exp, logs))
+
+
+def _solve(rising: Callable[[float], float], value: float) -> float:
+    """Where a function that rises from 0 to 1 has a value."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return (low + high) / 2
+
+
+def fisher(bad: int, bads: int, good: int, goods: int) -> float:
+    """How likely two groups are to differ so much, or more, in how many have something, if it has nothing to do with the group.
+
+    Two-sided: what is as unlikely as what was seen, or less likely, counts. Source: Fisher, "On the interpretation of chi-squared
+    from contingency tables, and the calculation of P", Journal of the Royal Statistical Society 1922.
+
+    Args:
+        bad: How many of the first group have it.
+        bads: How many are in the first group.
+        good: How many of the second group have it.
+        goods: How many are in the second group.
+    """
+    having = bad + good
+    least = max(0, having - goods)
+    way = math.comb(bads, least) * math.comb(goods, having - least)
+    ways = [way]
+    for number in range(least, min(having, bads)):  # each from the one before: binomials of thousands are dear
+        way = way * (bads - number) * (having - number) // ((number + 1) * (goods - having + number + 1))
+        ways.append(way)
+    seen = ways[bad - least]
+    return float(Fraction(sum(each for each in ways if each <= seen), math.comb(bads + goods, having)))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """P-values corrected for how many there are, in the order given. Source: Holm, Scandinavian Journal of Statistics 1979."""
+    corrected, least = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        least = max(least, min(1.0, chances[place] * (len(chances) - rank)))
+        corrected[place] = least
+    return corrected
+
+
+_SHARES = tuple(0.5**power for power in range(13))
+"""Of the largest bet that cannot make the capital negative. One bets each of these, with a part of the capital of its own: who
+bets all is soonest done where no value is off, and who bets little where many are."""
+_SLACK = 1e-9
+"""Of the range of the values: how much the mean may lie under the threshold by rounding."""
+
+
+class MeanTest:
+    """Decides whether the sum of all values of a set, seen one after the other in random order, is at least a threshold.
+
+    It needs as few of the values as the certainty asked for takes. A betting test for sampling without replacement: I.
+    Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", Journal of the Royal Statistical
+    Society B 86, 2024, section 5. Against each of both answers a bet is placed on the next value before it is drawn. While
+    that answer is true the capital is a non-negative supermartingale, so it reaches 1/error with a probability of at most
+    error (Ville's inequality), however often one looks. The last value of all decides in any case.
+
+    A search asks about one candidate after the other on the same values in the same order. With true answers the search is
+    a plain function, so the candidates that it asks about are fixed before the order is drawn, and it goes wrong only if one
+    of those is answered wrongly: a union bound over them holds.
+
+    Attributes:
+        seen: How many values were seen.
+        total: Their sum.
+        decided: The answer, once it is known with the certainty asked for.
+    """
+
+    def __init__(self, size: int, low: float, high: float, threshold: float, error: float) -> None:
+        """Nothing was seen yet.
+
+        Args:
+            size: How many values there are, 1 or more.
+            low: What no value is less than; may be minus infinity, then "at least" is not said before the end.
+            high: What no value is more than; may be infinity, then "less" is not.
+            threshold: What the sum is to reach.
+            error: How likely a wrong answer may be, past 0 and below 1; 0 for the answer of the whole set.
+        """
+        self._size = size
+        self._low, self._high = low, high
+        finite = [abs(end) for end in (low, high) if math.isfinite(end)]
+        self._threshold = threshold - _SLACK * size * max([*finite, abs(threshold) / size])
+        self._log_needed = math.inf if error <= 0 else -math.log(error)
+        self._above = [-math.log(len(_SHARES))] * len(_SHARES)
+        self._below = list(self._above)
+        self.seen = 0
+        self.total = 0.0
+        self.decided: bool | None = None
+
+    def add(self, value: float) -> bool | None:
+        """See the next value.
+
+        Returns:
+            The answer, if it is known now.
+        """
+        left = self._size - self.seen
+        needed = (self._threshold - self.total) / left  # what the rest must have for its mean
+        if math.isfinite(self._log_needed):
+            _bet(self._above, needed - self._low, value - needed)
+            _bet(self._below, self._high - needed, needed - value)
+        self.seen += 1
+        self.total += value
+        self.decided = self._answer()
+        return self.decided
+
+    def _answer(self) -> bool | None:
+        left = self._size - self.seen
+        short = self._threshold - self.total
+        if not left or short <= left * self._low:
+            return short <= 0 or left > 0
+        if short > left * self._high:
+            return False
+        if _log_sum(self._above) >= self._log_needed:
+            return True
+        return False if _log_sum(self._below) >= self._log_needed else None
+
+    @property
+    def mean(self) -> float:
+        """Of what was seen."""
+        return self.total / self.seen if self.seen else math.nan
+
+
+def _bet(capital: list[float], risk: float, gain: float) -> None:
+    """Take in one value: each has bet a share of what it can lose at most, ``risk``, and ``gain`` is what it turned out to be."""
+    if not math.isfinite(risk) or risk <= 0:
+        return
+    for place, share in enumerate(_SHARES):
+        factor = 1 + share * gain / risk
+        capital[place] += math.log(factor) if factor > 0 else -math.inf
+
+
+def _log_sum(logs: list[float]) -> float:
+    """The logarithm of a sum, of logarithms."""
+    largest = max(logs)
+    if not math.isfinite(largest):
+        return largest
+    return largest + math.log(math.fsum(math.exp(each - largest) for each in logs))

@@ -1,0 +1,562 @@
+"""Opens and runs models in ONNX Runtime: for the local worker, remote workers and ``reproduce.py``.
+
+It needs NumPy, ONNX Runtime and the modules that are sent with it. ONNX Runtime is imported when it is first used, because
+a script or a remote worker without it says so in one sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, clean_message
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, storage_dtype
+
+EXECUTION_PROVIDER = "ExecutionProvider"
+FATAL_ONLY = 4
+VERBOSE = ("log_severity_level", "0")
+"""The session option that logs every graph pass."""
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored before."""
+_REGISTERED: dict[tuple[str, str], list[str]] = {}
+"""Of each library that this process has loaded, the execution providers that it brought."""
+
+
+_ORT_TYPES = {
+    "float": (1, "float32"),
+    "uint8": (2, "uint8"),
+    "int8": (3, "int8"),
+    "uint16": (4, "uint16"),
+    "int16": (5, "int16"),
+    "int32": (6, "int32"),
+    "int64": (7, "int64"),
+    "string": (8, "object"),
+    "bool": (9, "bool"),
+    "float16": (10, "float16"),
+    "double": (11, "float64"),
+    "uint32": (12, "uint32"),
+    "uint64": (13, "uint64"),
+    "complex64": (14, "complex64"),
+    "complex128": (15, "complex128"),
+    "bfloat16": (16, "bfloat16"),
+    "float8e4m3fn": (17, "float8_e4m3fn"),
+    "float8e4m3fnuz": (18, "float8_e4m3fnuz"),
+    "float8e5m2": (19, "float8_e5m2"),
+    "float8e5m2fnuz": (20, "float8_e5m2fnuz"),
+    "uint4": (21, "uint4"),
+    "int4": (22, "int4"),
+    "float4e2m1": (23, "float4_e2m1fn"),
+    "float8e8m0": (24, "float8_e8m0fnu"),
+    "uint2": (25, "uint2"),
+    "int2": (26, "int2"),
+}
+"""ONNX Runtime's name of an element type: ONNX's number of it (onnx.proto, ``TensorProto.DataType``), and NumPy's or
+``ml_dtypes``' name."""
+
+
+class OrtRunner:
+    """ONNX Runtime with its settings.
+
+    Attributes:
+        facts: Its version, and the execution providers that it uses.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Set it up.
+
+        Args:
+            settings: Among them the fields of ``OnnxRuntimeSettings``; lists may stand for tuples.
+
+        Raises:
+            UnavailableError: ONNX Runtime or a provider is missing, or a library cannot be loaded.
+            UsageError: ONNX Runtime does not take an option.
+        """
+        onnxruntime = load_onnxruntime()
+        self._settings = settings
+        # A search is about Inf and NaN; a warning for each of them is noise.
+        onnxruntime.set_default_logger_severity(FATAL_ONLY)
+        prepare(settings)
+        self._providers = used(settings)
+        if settings["provider_options"] or settings["session_options"]:
+            try:
+                self._open(TINY_MODEL)
+            except BuildError as error:
+                pairs = [*settings["provider_options"], *settings["session_options"]]
+                given = ", ".join(f"{name}:{value}" for name, value in pairs)
+                raise UsageError(
+                    f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; mend or drop it."
+                ) from error
+        self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
+
+    def gpu_memory(self) -> int:
+        """Return 0, because ONNX Runtime does not report it."""
+        return 0
+
+    def load(
+        self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any], unfused: bool
+    ) -> OrtSession | None:
+        """Open a model; ``None`` for ``unfused``, because a session returns its outputs alone.
+
+        Args:
+            path: The model's file.
+            feed: Not used.
+            hints: ``content`` is the model itself where it has no file; ``weights`` is then the folder of its weights.
+            unfused: Whether all tensors that are not fused away are wanted.
+
+        Raises:
+            BuildError: ONNX Runtime refuses the model.
+            UnavailableError: A provider is installed and cannot be used.
+        """
+        if unfused:
+            return None
+        content = hints.get("content")
+        if content is None:
+            # ONNX Runtime opens no path that is not UTF-8.
+            readable = str(path).encode(errors="replace").decode() == str(path)
+            return OrtSession(self._open(str(path) if readable else path.read_bytes()))
+        folder = hints.get("weights")
+        version = tuple(int(part) for part in load_onnxruntime().__version__.split(".")[:2])
+        if folder is None or version >= (1, 21):
+            return OrtSession(self._open(content, folder))
+        # The model has to lie beside its weights, under a name that nothing else has.
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".bisect_trt_", suffix=".onnx") as beside:
+                beside.write(content)
+                beside.flush()
+                return OrtSession(self._open(beside.name))
+        except OSError as error:
+            raise UnavailableError(
+                f"{folder} cannot be written ({error.strerror}), which ONNX Runtime {load_onnxruntime().__version__} needs "
+                "for a model with weights in a file of their own; update it to 1.21 or later."
+            ) from error
+
+    def trace(self, path: pathlib.Path, feed: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
+        loud = OrtRunner({**self._settings, "session_options": [*self._settings["session_options"], VERBOSE]})
+        return listen(lambda: loud.load(path, feed, hints, False))
+
+    def _open(self, model: str | bytes, weights: str | None = None) -> Any:
+        onnxruntime = load_onnxruntime()
+        options, arguments = prepare(self._settings)
+        if weights is not None:
+            options.add_session_config_entry(_WEIGHTS_FOLDER, weights)
+        try:
+            # ONNX Runtime's own fallback prints, goes on with the CPU and does not tell the caller.
+            session = onnxruntime.InferenceSession(model, options, **arguments, enable_fallback=False)
+        except Exception as error:  # its exceptions have no common base
+            if "Please install TensorRT libraries" in str(error):
+                raise _unusable(["TensorrtExecutionProvider"]) from error
+            raise BuildError(str(error)) from error
+        left_out = [name for name in self._providers if name not in session.get_providers()]
+        if left_out:
+            raise _unusable(left_out)
+        return session
+
+
+make = OrtRunner
+
+
+def _unusable(providers: Sequence[str]) -> UnavailableError:
+    return UnavailableError(
+        f"ONNX Runtime cannot use {', '.join(providers)} here: no GPU, no driver, or libraries of another version."
+    )
+
+
+def load_onnxruntime() -> Any:
+    """Import ONNX Runtime.
+
+    Raises:
+        UnavailableError: It is not installed, or cannot be loaded.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UnavailableError(
+            f"ONNX Runtime cannot be loaded by {sys.executable}: {error!r}; install it there: pip install onnxruntime."
+        ) from error
+    return onnxruntime
+
+
+class OrtSession:
+    """A loaded model.
+
+    Attributes:
+        inputs: What it has to be fed.
+        names: Of its outputs that are arrays.
+        types: ONNX Runtime's types of all outputs, by name.
+        skipped: Outputs that cannot be had as NumPy arrays (sequences, optionals, bfloat16), with their type.
+    """
+
+    def __init__(self, session: Any) -> None:
+        """``session`` is ONNX Runtime's own.
+
+        Raises:
+            BuildError: It has to be fed what NumPy has no arrays of.
+        """
+        self._session = session
+        self.types = {value.name: value.type for value in session.get_outputs()}
+        self.inputs = [_ort_info(value) for value in session.get_inputs()]
+        self.skipped = {
+            value.name: f"a {value.type}, which NumPy has no arrays of"
+            for value in session.get_outputs()
+            if not is_numpy(value.type)
+        }
+        self.names = [value.name for value in session.get_outputs() if value.name not in self.skipped]
+        fed = [value for value in session.get_inputs() if is_raw(value.type)]
+        self._raw_inputs = {value.name: element_type(value.type) or 0 for value in fed}
+        self._raw_outputs = {
+            value.name: _ort_info(value).dtype for value in session.get_outputs() if is_raw(value.type)
+        }
+
+    def layers(self) -> list[dict[str, Any]]:
+        """None: it does not say."""
+        return []
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All outputs that are tensors.
+
+        Raises:
+            RunError: It fails.
+        """
+        if not self.names:
+            return {}
+        try:
+            if self._raw_inputs or self._raw_outputs:
+                values = run_with_values(self._session, self.names, inputs, self._raw_inputs, self._raw_outputs)
+            else:
+                values = self._session.run(self.names, dict(inputs))
+        except Exception as error:  # as above
+            raise RunError(str(error)) from error
+        return dict(zip(self.names, values, strict=True))
+
+
+def _ort_info(value: Any) -> TensorInfo:
+    if not is_numpy(value.type):
+        raise BuildError(
+            f"input '{value.name}' is a {value.type}, which ONNX Runtime {load_onnxruntime().__version__} cannot be fed from a "
+            "NumPy array; a later version can if it is bfloat16 or float8"
+        )
+    # It gives no dimensions for a scalar and for an unknown rank alike.
+    return TensorInfo(value.name, dtype_of(value.type), tuple(value.shape) or None)
+
+
+def prepare(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the options of a session and its further arguments by name.
+
+    Args:
+        settings: The fields of :class:`~bisect_trt.targets.onnxrt.OnnxRuntimeSettings`; lists do for tuples.
+
+    Raises:
+        UnavailableError: This ONNX Runtime has no such provider, or cannot load a library.
+        UsageError: There is no such session option or level, or a value is none that it takes.
+    """
+    onnxruntime = load_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL_ONLY
+    set_option(options, "graph_optimization_level", settings["graph_optimization_level"])
+    for name, value in settings["session_options"]:
+        set_option(options, name, value)
+    for path in settings["custom_op_libraries"]:
+        try:
+            options.register_custom_ops_library(existing(path))
+        except Exception as error:  # its exceptions have no common base
+            raise UnavailableError(
+                f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
+            ) from error
+    brought = [name for library, path in settings["ep_libraries"] for name in load_library(library, path)]
+    names = find_providers(settings["providers"] or brought or ["cpu"])
+    given = share_options(names, settings["provider_options"])
+    arguments: dict[str, Any] = {}
+    if any(name in brought for name in names):
+        for name in names:
+            add_provider(options, name, given[name], plugin=name in brought)
+    else:
+        arguments = {"providers": names, "provider_options": [given[name] for name in names]}
+    if settings["disabled_optimizers"]:
+        arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
+    return options, arguments
+
+
+def used(settings: Mapping[str, Any]) -> list[str]:
+    """The execution providers that a session has to have, by ONNX Runtime's names; see :func:`prepare`."""
+    brought = [name for library, path in settings["ep_libraries"] for name in load_library(library, path)]
+    return find_providers(settings["providers"] or brought or ["cpu"])
+
+
+def set_option(options: Any, name: str, value: str) -> None:
+    """Set an attribute of the session's options, or, where the name has dots, an entry of their configuration.
+
+    Raises:
+        UsageError: There is no such attribute, or it takes other values.
+    """
+    if "." in name:
+        options.add_session_config_entry(name, value)
+        return
+    current = getattr(options, name, None)
+    if name.startswith("_") or current is None or callable(current):
+        known = [each for each in dir(options) if not each.startswith("_") and not callable(getattr(options, each))]
+        raise UsageError(
+            f"ONNX Runtime has no session option '{name}'; it has: {', '.join(known)}, and entries of its configuration, "
+            "whose names have dots (session.disable_prepacking)."
+        )
+    try:
+        setattr(options, name, converted(value, current))
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"the session option {name} takes no '{value}'; it takes {wanted(current)}.") from error
+
+
+def converted(value: str, like: Any) -> Any:
+    """A word as a value of the type that another one has.
+
+    Raises:
+        LookupError: It is no word for a bool or a member of an enumeration.
+        ValueError: It is no number.
+    """
+    if isinstance(like, bool):
+        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
+    if isinstance(like, int | str):
+        return type(like)(value)
+    members = type(like).__members__
+    if value in members:
+        return members[value]
+    return {name.rpartition("_")[2].lower(): each for name, each in members.items()}[value.lower()]
+
+
+def wanted(like: Any) -> str:
+    """What values such an option takes, in words."""
+    if isinstance(like, bool):
+        return "1 or 0"
+    return "a whole number" if isinstance(like, int) else " or ".join(type(like).__members__)
+
+
+def existing(path: str) -> str:
+    """The whole path of a file.
+
+    Raises:
+        UnavailableError: It is not there.
+    """
+    if not pathlib.Path(path).is_file():
+        raise UnavailableError(f"there is no file {path}.")
+    return str(pathlib.Path(path).absolute())
+
+
+def load_library(name: str, path: str) -> list[str]:
+    """Have ONNX Runtime load a library of execution providers, once, and say which it brings.
+
+    Raises:
+        UnavailableError: It is not there, cannot be loaded, or this release loads none.
+    """
+    onnxruntime = load_onnxruntime()
+    if (name, path) in _REGISTERED:
+        return _REGISTERED[name, path]
+    if not hasattr(onnxruntime, "register_execution_provider_library"):
+        raise UnavailableError(
+            f"ONNX Runtime {onnxruntime.__version__} loads no libraries of execution providers; 1.22 and later do."
+        )
+    before = {device.ep_name for device in onnxruntime.get_ep_devices()}
+    try:
+        onnxruntime.register_execution_provider_library(name, existing(path))
+    except UnavailableError:
+        raise
+    except Exception as error:  # its exceptions have no common base
+        raise UnavailableError(
+            f"ONNX Runtime cannot load the execution provider {name} of {path}: {clean_message(str(error))}."
+        ) from error
+    found = [device.ep_name for device in onnxruntime.get_ep_devices() if device.ep_name not in before]
+    if not found:
+        raise UnavailableError(f"the execution provider {name} of {path} finds no device here that it could use.")
+    _REGISTERED[name, path] = list(dict.fromkeys(found))
+    return _REGISTERED[name, path]
+
+
+def add_provider(options: Any, name: str, given: dict[str, str], *, plugin: bool) -> None:
+    """Add an execution provider to a session's options, one of a library for all its devices."""
+    onnxruntime = load_onnxruntime()
+    if plugin:
+        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
+        options.add_provider_for_devices(devices, given)
+    elif name != "CPU" + EXECUTION_PROVIDER:  # which is there always, and last
+        options.add_provider(name, given)
+
+
+def find_providers(asked: Any) -> list[str]:
+    """Execution providers by ONNX Runtime's names, given long or short ones in any case.
+
+    Raises:
+        UnavailableError: This ONNX Runtime has no such provider.
+    """
+    onnxruntime = load_onnxruntime()
+    loaded = [name for names in _REGISTERED.values() for name in names]
+    short = {short_name(name): name for name in [*onnxruntime.get_available_providers(), *loaded]}
+    for name in asked:
+        if short_name(name) not in short:
+            known = ", ".join(sorted(short))
+            raise UnavailableError(f"ONNX Runtime has no execution provider '{name}' here; it has: {known}.")
+    return list(dict.fromkeys(short[short_name(name)] for name in asked))
+
+
+def short_name(name: str) -> str:
+    """``cuda`` for ``CUDAExecutionProvider``."""
+    lower, suffix = name.lower(), EXECUTION_PROVIDER.lower()
+    return lower[: -len(suffix)] if lower.endswith(suffix) and lower != suffix else lower
+
+
+def share_options(names: list[str], pairs: Any) -> dict[str, dict[str, str]]:
+    """Whose provider options are whose: the first provider's, unless a key begins with another's name and a dot.
+
+    Raises:
+        UsageError: They are for the CPU provider, which takes none and would not say so.
+    """
+    given: dict[str, dict[str, str]] = {name: {} for name in names}
+    short = {short_name(name): name for name in names}
+    for key, value in pairs:
+        owner, dot, rest = key.partition(".")
+        mine = dot and short_name(owner) in short
+        name = short[short_name(owner)] if mine else names[0]
+        if name == "CPU" + EXECUTION_PROVIDER:
+            raise UsageError(f"the provider option {key} is given, and ONNX Runtime's CPU provider has no options.")
+        given[name][rest if mine else key] = value
+    return given
+
+
+def feeds_raw() -> bool:
+    """Whether this version of ONNX Runtime takes types that NumPy lacks; 1.18 does not."""
+    return hasattr(getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
+
+
+def has_raw_bits(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of a type are whole bytes that go through an ``OrtValue``."""
+    return feeds_raw() and is_extension(dtype) and not dtype.name.endswith(("int2", "int4", "float4_e2m1fn"))
+
+
+def element_type(kind: str) -> int | None:
+    """ONNX's element type for ONNX Runtime's ``tensor(float)``; ``None`` for what is no tensor."""
+    known = _known(kind)
+    return None if known is None else known[0]
+
+
+def dtype_of(kind: str) -> np.dtype[Any]:
+    """NumPy's type for ONNX Runtime's ``tensor(float)``.
+
+    Raises:
+        ValueError: It is no tensor, or of a type that is not known here.
+        UnavailableError: It needs ``ml_dtypes``, which is not installed.
+    """
+    known = _known(kind)
+    if known is None:
+        raise ValueError(f"a {kind} is no tensor")
+    return dtype_from_name(known[1])
+
+
+def _known(kind: str) -> tuple[int, str] | None:
+    if not kind.startswith("tensor("):
+        return None
+    name = kind[len("tensor(") :].rstrip(")").lower()
+    if name not in _ORT_TYPES:
+        raise ValueError(f"the element type {name} is not known")
+    return _ORT_TYPES[name]
+
+
+def is_raw(kind: str) -> bool:
+    """Whether a value of this type goes to and from ONNX Runtime by its bits."""
+    try:
+        return has_raw_bits(dtype_of(kind))
+    except (ValueError, UnavailableError):  # newer than this release; of a package that is not installed; no tensor
+        return False
+
+
+def is_numpy(kind: str) -> bool:
+    """Whether ONNX Runtime hands a value of this type over as an array: older ones not types that NumPy itself lacks."""
+    try:
+        return not is_extension(dtype_of(kind)) or is_raw(kind)
+    except (ValueError, UnavailableError):  # as above
+        return False
+
+
+def run_with_values(
+    session: Any,
+    names: Sequence[str],
+    inputs: Mapping[str, Any],
+    elements: Mapping[str, int],
+    dtypes: Mapping[str, np.dtype[Any]],
+) -> list[Any]:
+    """Run a model some of whose ends have such types.
+
+    Args:
+        session: ONNX Runtime's own.
+        names: The outputs to give back.
+        inputs: Input name to values.
+        elements: ONNX's element type of each input of such a type.
+        dtypes: NumPy's type of each output of such a type.
+
+    Returns:
+        The outputs, in the order of ``names``.
+    """
+    # What an OrtValue is made of has to stay alive until the model has run.
+    given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
+    bits = {name: values.view(storage_dtype(values.dtype)) for name, values in given.items() if name in elements}
+    make, make_raw = load_onnxruntime().OrtValue.ortvalue_from_numpy, _from_bits
+    fed = {name: make_raw(bits[name], elements[name]) if name in bits else make(v) for name, v in given.items()}
+    made = session.run_with_ort_values(list(names), fed)
+    return [
+        _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
+        for name, value in zip(names, made, strict=True)
+    ]
+
+
+def _from_bits(bits: Any, element: int) -> Any:
+    return load_onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element)
+
+
+def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A copy of a tensor on the CPU."""
+    shape = tuple(value.shape())
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    copy = bytearray(ctypes.string_at(value.data_ptr(), size))
+    return np.frombuffer(copy, np.uint8).view(dtype).reshape(shape)
+
+
+def listen(load: Callable[[], Any]) -> dict[str, list[str]]:
+    """What is said while a session is opened; one that is refused says what it did till then. See :func:`heard`."""
+    with tempfile.TemporaryFile() as log:
+        kept = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            load()
+        except BuildError:
+            pass
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        log.seek(0)
+        return heard(log.read().decode(errors="replace"))
+
+
+def heard(log: str) -> dict[str, list[str]]:
+    """What ONNX Runtime's own log, at its most verbose, says of the passes.
+
+    Returns:
+        ``ran``: the passes that ran, and ``changed``: those of them that changed the model. Empty where it does not say,
+        as before 1.17.
+    """
+    ran: dict[str, bool] = {}
+    for name in re.findall(r"Applying graph transformer (\S+) on step", log):
+        ran.setdefault(name, False)
+    for name, changed in re.findall(r"GraphTransformer (\S+) modified: (\d)", log):
+        ran[name] = ran.get(name, False) or changed == "1"
+    if not ran:
+        return {}
+    # The pass in which a model becomes invalid does not get so far as to say that it changed it.
+    unfinished = re.findall(r"Applying graph transformer (\S+) on|GraphTransformer \S+ modified", log)[-1]
+    return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed or name == unfinished]}

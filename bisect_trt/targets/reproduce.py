@@ -1,0 +1,191 @@
+"""The frame of every ``reproduce.py``: its source is joined with the target's runner, and needs nothing but NumPy.
+
+The model runs in a process of its own, so that a crash can be told from this failure: the script ends with status 1 while this
+failure is there, 0 once it is gone, and 2, with a sentence, for anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bisect_trt.errors import BisectError
+from bisect_trt.targets.messages import BuildError, RuntimeFailure
+from bisect_trt.tensors.info import dtype_from_name
+
+THERE, GONE, UNKNOWN = 1, 0, 2
+_INSIDE = "--inside"
+"""Marks the process that runs the model."""
+_ENDINGS = {41: THERE, 40: GONE, 42: UNKNOWN}
+"""The exit statuses of that process, which Python itself has no use for."""
+Make = Callable[[Mapping[str, Any]], Any]
+"""Makes a runner; see :mod:`bisect_trt.targets.runtime`."""
+
+
+def main(case: Mapping[str, Any], make: Make) -> int:
+    """Return the script's exit status.
+
+    Args:
+        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the target's ``settings`` and ``hints``, the
+            ``failure``'s signature, ``tolerances`` by output, and how long to wait (``timeout``) where that is the failure.
+        make: Makes the target's runner.
+    """
+    if sys.argv[1:] == [_INSIDE]:
+        return run_inside(case, make)
+    print(f"{case['target']}: {case['answer']}", flush=True)
+    crash = case["failure"].startswith("signal ")
+    waits = case["timeout"] if case["failure"] == "time-out" else None
+    try:
+        done = subprocess.run([sys.executable, __file__, _INSIDE], timeout=waits, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"TIME-OUT: no answer after {waits} seconds")
+        return THERE
+    if done.returncode in _ENDINGS:
+        return _ENDINGS[done.returncode]
+    try:
+        how = f"signal {signal.Signals(-done.returncode).name}"
+    except ValueError:
+        how = f"signal exit status {done.returncode}"
+    if crash and how == case["failure"]:
+        print(f"CRASHED: {how}")
+        return THERE
+    how = how.replace("signal exit", "exit")
+    print(f"cannot tell: the process that runs the model ended otherwise ({how})")
+    return UNKNOWN
+
+
+def run_inside(case: Mapping[str, Any], make: Make) -> int:
+    """Run the model, compare, and return the process's exit status."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a crash loses nothing of it
+    try:
+        ending = _judge(case, make)
+    except (ImportError, BisectError) as error:
+        missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        print(f"cannot tell: {str(missing).rstrip('.')}. This needs {case['needs']}.")
+        ending = UNKNOWN
+    except Exception as error:  # whatever else it is, it is not this failure
+        print(f"cannot tell: {type(error).__name__}: {error}")
+        ending = UNKNOWN
+    sys.stdout.flush()
+    return next(code for code, meaning in _ENDINGS.items() if meaning == ending)
+
+
+def _judge(case: Mapping[str, Any], make: Make) -> int:
+    folder = pathlib.Path(__file__).resolve().parent
+    for name in (case["model"], "inputs.npz", "golden.npz"):
+        if not (folder / name).is_file():
+            print(f"cannot tell: {name} is not here; it belongs beside this script")
+            return UNKNOWN
+    inputs, golden = load_arrays(folder / "inputs.npz"), load_arrays(folder / "golden.npz")
+    broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
+    os.chdir(folder)  # files that came along are named from here
+    try:
+        runner = make(case["settings"])
+        package = case["needs"].replace(",", " ").split()[0]
+        print(f"{package} {runner.facts.get('version')}")
+        hints = {**case["hints"], "names": case["names"]}
+        outputs = runner.load(folder / case["model"], inputs, hints, False).run(inputs)
+    except (ImportError, BisectError):
+        raise
+    except Exception as error:
+        return _refused(case, error)
+    found = False
+    for name, (atol, rtol, statistic, step, most) in case["tolerances"].items():
+        if name not in golden:
+            continue
+        if name not in outputs:
+            failed, text = True, "the target has no such output"
+        else:
+            failed, text = differs(outputs[name], golden[name], float(atol), float(rtol), statistic, step, most)
+            if case["validate"] and not failed:
+                failed, text = holds_no_numbers(outputs[name])
+        found = found or failed
+        print(f"{'MISMATCH' if failed else 'match   '} {name}: {text}")
+    if found and broken:
+        print(f"cannot tell: the failure looked for is gone ({case['failure']}), and there is another")
+        return UNKNOWN
+    return THERE if found else GONE
+
+
+def _refused(case: Mapping[str, Any], error: Exception) -> int:
+    """Return what it means that the model does not run."""
+    if isinstance(error, RuntimeFailure):
+        doing = "build" if isinstance(error, BuildError) else "run"
+        said, seen = error.message, f"{doing}: {error.sign(case['names'])}"
+    else:
+        said, seen = f"{type(error).__name__}: {error}", f"run: {type(error).__name__}"
+        if seen != case["failure"]:
+            raise error
+    print(f"REFUSED: {said}")
+    if seen == case["failure"]:
+        return THERE
+    print(f"cannot tell: that is another failure than the one looked for ({case['failure']})")
+    return UNKNOWN
+
+
+def load_arrays(path: pathlib.Path) -> dict[str, Any]:
+    """Read tensors by name; the file's comments name the types that NumPy lacks."""
+    found = {}
+    with zipfile.ZipFile(path) as file:
+        for entry in file.infolist():
+            values = np.load(io.BytesIO(file.read(entry)), allow_pickle=False)
+            if entry.comment:
+                values = values.view(dtype_from_name(entry.comment.decode()))
+            found[entry.filename[: -len(".npy")]] = values
+    return found
+
+
+def holds_no_numbers(values: Any) -> tuple[bool, str]:
+    """Whether a tensor has any NaN or Inf."""
+    count = 0 if values.dtype.kind in "OUSb" else np.count_nonzero(~np.isfinite(np.asarray(values, np.float64)))
+    return bool(count > 0), f"{count} of {values.size} elements are NaN or Inf"
+
+
+def differs(
+    target: Any, golden: Any, atol: float, rtol: float, statistic: str, step: float = 0, most: int = 0
+) -> tuple[bool, str]:
+    """Whether a tensor is off, and the largest error with its place; the ``most`` elements one ``step`` off are ties."""
+    if target.shape != golden.shape:
+        return True, f"shape {target.shape} instead of {golden.shape}"
+    if not golden.size:
+        return False, "no elements"
+    if golden.dtype.kind in "OUS":
+        same = np.asarray(target).astype(str) == np.asarray(golden).astype(str)
+        return not bool(same.all()), f"{np.count_nonzero(~same)} of {same.size} strings differ"
+    whole = golden.dtype.kind in "iu" and target.dtype.kind in "iu"
+    # Exact, also past 2**53.
+    difference = target.astype(object) - golden.astype(object) if whole else None
+    kind = np.complex128 if golden.dtype.kind == "c" else np.float64
+    target, golden = np.asarray(target, kind), np.asarray(golden, kind)
+    with np.errstate(all="ignore"):
+        difference = target - golden if difference is None else np.asarray(difference, np.float64)
+        absolute = np.atleast_1d(np.abs(difference))
+        relative = absolute / np.atleast_1d(np.where(golden == 0, 2.0**-52, np.abs(golden)))
+    same = np.atleast_1d(
+        (difference == 0) | (target == golden) & ~np.isfinite(golden) | np.isnan(target) & np.isnan(golden)
+    )
+    absolute[same], relative[same] = 0, 0
+    bad = ~((absolute <= atol) | (relative <= rtol))
+    ties = bad & (absolute <= step * 1.001)
+    if np.count_nonzero(ties) <= most:
+        bad &= ~ties
+    if statistic == "elemwise":
+        failed = bool(bad.any())
+    else:
+        name, _, quantile = statistic.partition(" ")
+        numbers: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
+        number = numbers.get(name, lambda errors: np.quantile(errors, float(quantile)))
+        failed = not (number(absolute) <= atol or number(relative) <= rtol)
+    worst = np.unravel_index(np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape)
+    where, should, is_now = [int(index) for index in worst], golden[worst], target[worst]
+    text = f"{where} should be {should:.7g} and is {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
+    return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements off)"

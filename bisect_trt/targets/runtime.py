@@ -1,0 +1,316 @@
+"""What runs models: the protocols ``Runtime`` and ``Session``, and :class:`LocalRuntime`, which drives a target's ``runner.py``.
+
+A ``runner.py`` is plain: it imports NumPy, its runtime's package and the modules that are sent with it, and defines
+``make(settings)``. That returns an object with
+
+- ``facts``: plain values, among them ``version`` and ``lowers_by``,
+- ``load(path, feed, hints, unfused)``: a :class:`Session`, or ``None`` where it cannot show unfused tensors,
+- ``trace(path, feed, hints)``, ``build(path, to, feed, hints)`` and ``describe_engine()``, where it has such,
+- ``gpu_memory()``: bytes of GPU memory in use.
+
+``hints`` are plain values that :meth:`~bisect_trt.targets.base.Target.hints` reads in the graph, since a runner has no ONNX.
+The same source serves :class:`LocalRuntime` in the local worker, remote workers, and ``reproduce.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.messages import BuildError
+
+if TYPE_CHECKING:  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.tensors.info import TensorInfo
+
+    Arrays = dict[str, NDArray[Any]]
+else:
+    Arrays = dict
+
+ELSEWHERE = "weights.folder"
+"""A file beside a candidate: the folders of weights that do not lie there, with NUL between them."""
+Lowering = Literal["cast", "layer"]
+"""How a model is lowered: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of what a target makes of a model.
+
+    Attributes:
+        name: As the target calls it.
+        kind: Its type.
+        nodes: Places of the ONNX nodes it runs, as far as its name tells.
+        precisions: The types of what it makes, as ``float32`` or ``float16``.
+        tactic: The kernel that runs it, as the target calls it; ``None`` where it does not say.
+        formats: How what it reads and makes lies in memory, in the target's words.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[int, ...]
+    precisions: tuple[str, ...]
+    tactic: str | None = None
+    formats: tuple[str, ...] = ()
+
+
+class Session(Protocol):
+    """A model, ready to run."""
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """What it has to be fed."""
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Outputs of the model that it does not hand out, with the reason."""
+
+    def layers(self) -> list[dict[str, Any]]:
+        """What the model has become, in the order it runs; empty where the runtime does not say.
+
+        Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the
+        ``tensors`` of the model that the nodes make which it runs; it may have what ``chosen.choices_of_layers`` reads.
+        """
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+        """All its outputs that are tensors, by name.
+
+        Raises:
+            RunError: It fails.
+        """
+
+
+class Runtime(Protocol):
+    """Something that runs models."""
+
+    def lowered(self, model: Path) -> ModelProto | None:
+        """The form of a model that it really runs; ``None`` if that is the model itself."""
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """Whether half precision is written into the model, or chosen by the runtime layer by layer."""
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write what the runtime makes of a model to a file; the arguments are those of :meth:`load`.
+
+        Raises:
+            BuildError: It refuses the model.
+            UsageError: It makes no such thing, or the file cannot be written.
+        """
+
+    def describe_engine(self) -> dict[str, Any]:
+        """What the prebuilt engine is made of that it was set up with, as plain values.
+
+        Raises:
+            UnavailableError: The engine is not for this runtime.
+            UsageError: It has no such thing.
+        """
+
+    def gpu_memory(self) -> int:
+        """Bytes of its GPU that are in use, by anybody; 0 without one."""
+
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
+        """Prepare a model.
+
+        Args:
+            model: The ONNX file.
+            feed: The values that it will be fed, where known; a runtime that compiles may compile for them.
+
+        Raises:
+            BuildError: It refuses the model.
+        """
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """What it does to a model on the way to running it, as plain values that its target's ``switches`` read.
+
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not say.
+        """
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
+        """The same, but what it gives back are all tensors that it does not fuse away; ``None`` if it cannot.
+
+        Raises:
+            BuildError: It refuses the model.
+        """
+
+
+class LocalRuntime:
+    """A target's runner in this process, as a :class:`Runtime`: it lowers models and reads hints with ONNX.
+
+    Attributes:
+        facts: What the runner says of itself.
+    """
+
+    def __init__(self, settings: TargetSettings) -> None:
+        """Set the runner up.
+
+        Raises:
+            UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
+            UsageError: The runtime has no such option.
+        """
+        self._settings, self._target = settings, settings.target
+        self.runner: Any = importlib.import_module(self._target.sent[-1]).make(self._target.plain(settings))
+        self.facts: Mapping[str, Any] = self.runner.facts
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """How half precision comes about: by Casts in the graph, or layer by layer."""
+        by: Lowering = self.facts["lowers_by"]
+        return by
+
+    def lowered(self, model: Path) -> ModelProto | None:
+        """Return the form of a model that really runs; ``None`` if that is the model itself."""
+        changes = self._target.changes_model(self._settings, self.facts)
+        return self._target.lower(self._settings, model, self.facts) if changes else None
+
+    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session:
+        """Prepare a model; see :class:`Runtime`."""
+        session: Session = self.runner.load(model, feed or {}, self._hints(model, feed), False)
+        return session
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> Session | None:
+        """Prepare a model that returns all tensors that are not fused away; see :class:`Runtime`."""
+        session: Session | None = self.runner.load(model, feed or {}, self._hints(model, feed), True)
+        return session
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """Return what the runtime does to a model; see :class:`Runtime`."""
+        if not hasattr(self.runner, "trace"):
+            return {}
+        return dict(self.runner.trace(model, feed or {}, self._hints(model, feed)))
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write a model's engine to a file; see :class:`Runtime`."""
+        self._needs_engines("write")
+        self.runner.build(model, target, feed or {}, self._hints(model, feed))
+
+    def describe_engine(self) -> dict[str, Any]:
+        """Return what the prebuilt engine is made of; see :class:`Runtime`."""
+        self._needs_engines("show")
+        return dict(self.runner.describe_engine())
+
+    def describe_network(self, model: Path) -> dict[str, Any]:
+        """Return what the runtime's parser makes of a model.
+
+        Raises:
+            BuildError: The parser refuses it.
+            UsageError: The runtime has no parser to ask.
+        """
+        self._needs_engines("show")
+        return dict(self.runner.describe_network(model, self._hints(model, None)))
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""
+        return int(self.runner.gpu_memory())
+
+    def _needs_engines(self, verb: str) -> None:
+        if self._target.engines is None:
+            raise UsageError(f"{self._target.title} has no engine to {verb}; name TensorRT as the target (--trt).")
+
+    def _hints(self, model: Path, feed: Mapping[str, NDArray[Any]] | None) -> dict[str, Any]:
+        """Collect the plain values that the runner needs, with the model's content where that is not its file's."""
+        lowered = self._target.lower(self._settings, model, self.facts)
+        elsewhere = model.with_name(ELSEWHERE).exists()
+        if lowered is None and not elsewhere and not self._target.reads_graph:
+            return {}
+        proto = load_proto(model) if lowered is None else lowered
+        hints = dict(self._target.hints(self._settings, proto, self.facts))
+        if lowered is not None or elsewhere:
+            hints |= content_of(proto, model)
+        return {**hints, **self._target.local_hints(self._settings, proto, model, feed)}
+
+
+def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
+    """Return the hints ``content`` and, where the model has weights outside it, ``weights``: their folder.
+
+    Raises:
+        BuildError: The model is over 2 GB with its weights inside.
+    """
+    from bisect_trt.onnxlib.external_data import folder_with, has_external_data  # noqa: PLC0415 - a model in a file needs no ONNX
+
+    try:
+        content = proto.SerializeToString()
+    except Exception as error:  # protobuf's own
+        raise BuildError(f"{path} is over 2 GB with its weights inside: save them as external data") from error
+    if not has_external_data(proto):
+        return {"content": content}
+    folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
+    noted = note.read_bytes().split(b"\0") if note.exists() else []
+    weights = folder_with(proto, [folder, *map(Path, map(os.fsdecode, noted))]) or folder
+    return {"content": content, "weights": str(weights)}
+
+
+def load_proto(path: Path) -> ModelProto:
+    """Read a model without the weights outside it.
+
+    Raises:
+        BuildError: It cannot be read.
+    """
+    import onnx  # noqa: PLC0415 - as above
+
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # each of ONNX's formats raises its own
+        raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
+
+
+class Interpreter:
+    """Defaults of a :class:`Runtime` that computes a graph node by node: no engine, no fusion, no GPU of its own.
+
+    Attributes:
+        name: What messages call it.
+    """
+
+    name: ClassVar[str] = "this runtime"
+
+    @property
+    def lowers_by(self) -> Lowering:
+        """By Casts: it computes what the graph says."""
+        return "cast"
+
+    def lowered(self, model: Path) -> ModelProto | None:
+        """``None``: it runs the model itself."""
+        return None
+
+    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"{self.name} has no engine to write; name TensorRT as the target (--trt).")
+
+    def describe_engine(self) -> dict[str, Any]:
+        """There are no engines here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"{self.name} has no engine to show; name TensorRT as the target (--trt).")
+
+    def gpu_memory(self) -> int:
+        """0: it uses none, or does not say."""
+        return 0
+
+    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+        """Nothing: it does not say."""
+        return {}
+
+    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """``None``: it gives back outputs alone."""
+        return
+
+
+def low_type(settings: TargetSettings) -> int | None:
+    """ONNX's element type of the low precision that a graph is lowered to; ``None`` if it stays as it is."""
+    from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
+
+    return next((LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES), None)

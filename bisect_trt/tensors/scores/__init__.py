@@ -1,1 +1,0 @@
-"""What a model's outputs on a set of samples are worth, as one number."""

@@ -1,0 +1,211 @@
+"""A place: where probes run, as a value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bisect_trt.errors import UsageError
+from bisect_trt.worker.channel import FIRST_LINE
+
+Kind = Literal["python", "env", "ssh", "command", "ray"]
+_DASH = re.compile(r"(?<=\s)-(?=['\"]*\s*$)")
+"""The dash of ``python3 -``, at the end of a command."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
+        said: As the user wrote it, after ``--on``.
+        argv: The command whose standard input and output are the worker's; of a Ray cluster its address, the resource that a
+            worker takes one of, and the node.
+        typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
+    """
+
+    kind: Kind
+    said: str
+    argv: tuple[str, ...]
+    typed: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether it takes this machine's memory and GPUs."""
+        return self.kind in ("python", "env")
+
+    @property
+    def public(self) -> str:
+        """What others are told of it: no path of this machine, and no host's name."""
+        known = {"python": "another interpreter", "ssh": "another host", "command": "another machine or container"}
+        known["ray"] = "a Ray cluster"
+        return known.get(self.kind, self.said)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"kind": self.kind, "said": self.said, "argv": list(self.argv), "typed": self.typed}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Place:
+        """What :meth:`to_json` wrote."""
+        return cls(plain["kind"], plain["said"], tuple(plain["argv"]), plain["typed"])
+
+
+@dataclass(frozen=True)
+class Where:
+    """The places that targets run in.
+
+    Attributes:
+        places: None for here.
+        mixed: Whether their verdicts may go into one search although they are unlike.
+    """
+
+    places: tuple[Place, ...] = ()
+    mixed: bool = False
+
+    def again(self, script: Path) -> str:
+        """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
+        place = next(iter(self.places), None)
+        if place is None:
+            return shlex.join(["python", str(script)])
+        if place.local:
+            return shlex.join([place.argv[0], str(script)])
+        return f"{shlex.join(['python', str(script)])}, where the target ran: {place.said}"
+
+
+HERE = Where()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is in a place.
+
+    Attributes:
+        place: The place.
+        found: ``host``, ``Python``, ``packages`` and so on, as it says.
+        target: What the target says of itself there.
+    """
+
+    place: Place
+    found: Mapping[str, Any]
+    target: Mapping[str, Any]
+
+    @property
+    def kind(self) -> dict[str, str]:
+        """What makes a difference to verdicts: the target's version, the GPU, the processor."""
+        gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
+        known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
+        if not self.target:
+            known["packages"] = ", ".join(f"{name} {version}" for name, version in self.found["packages"].items())
+        return {name: str(value) for name, value in known.items() if value}
+
+    def describe(self) -> str:
+        """Its versions and hardware in words."""
+        packages = [f"{name} {version}" for name, version in self.found.get("packages", {}).items()]
+        gpus = [gpu["name"] for gpu in self.found.get("GPU", ())]
+        parts = [*packages, f"Python {self.found['Python']}", *(gpus or [self.found.get("CPU", "")])]
+        return ", ".join(part for part in parts if part)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"place": self.place.said, **self.found, "target": dict(self.target)}
+
+    def table(self) -> dict[str, str]:
+        """The same for people, by name."""
+        known = {"place": self.place.public, **self.found.get("packages", {})}
+        known |= {name: str(self.found[name]) for name in ("Python", "platform", "CPU") if name in self.found}
+        gpus = self.found.get("GPU", ())
+        known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
+        return {name: value for name, value in known.items() if value}
+
+
+_SSH = (
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=20",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+)
+"""No terminal, no questions, and a host that is gone is noticed; the rest is in ~/.ssh/config."""
+
+
+def parse(word: str) -> tuple[Kind, dict[str, str]]:
+    """A place as it is written after ``--on``, in parts; nothing is made or asked for it yet.
+
+    Raises:
+        UsageError: It is none.
+    """
+    kind, equals, rest = word.partition("=")
+    if not equals or kind not in ("python", "env", "ssh", "command", "ray") or not rest.strip():
+        raise UsageError(
+            f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
+            "command='... python3 -' or ray=auto."
+        )
+    if kind == "ray":
+        address, _, what = rest.partition(",")
+        if not address.strip() or what not in ("", "cpus", "gpus"):
+            raise UsageError(
+                f"--on {word}: write it as ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores."
+            )
+        return "ray", {"address": address, "resource": "CPU" if what == "cpus" else "GPU"}
+    if kind == "ssh":
+        host, _, python = rest.partition(",")
+        name, _, path = python.partition("=")
+        if not host or host.startswith("-") or (python and (name != "python" or not path)):
+            raise UsageError(f"--on {word}: write it as ssh=HOST,python=PATH.")
+        return "ssh", {"host": host, "python": path or "python3"}
+    if kind == "command":
+        try:
+            words = shlex.split(rest)
+        except ValueError as error:
+            raise UsageError(f"--on {word}: {error}; mend the quotes.") from error
+        if not words:
+            raise UsageError(f"--on {word}: there is no command.")
+    return kind, {kind: rest}  # type: ignore[return-value]  # one of those above
+
+
+def is_away(words: Sequence[str]) -> bool:
+    """Whether some of these places are not this machine.
+
+    Raises:
+        UsageError: One is none.
+    """
+    return any(parse(word)[0] not in ("python", "env") for word in words)
+
+
+def make_place(word: str, environment: Callable[[str], str]) -> Place:
+    """A place as it is written after ``--on``.
+
+    Args:
+        word: What is written.
+        environment: Gives the interpreter of a virtual environment with the packages that it is told; it may take minutes.
+
+    Raises:
+        UnavailableError: The environment cannot be made.
+        UsageError: It is none.
+    """
+    kind, parts = parse(word)
+    if kind == "python":
+        return Place(kind, word, (parts["python"], "-c", FIRST_LINE))
+    if kind == "env":
+        return Place(kind, word, (environment(parts["env"]), "-c", FIRST_LINE))
+    if kind == "ssh":
+        there = shlex.join([parts["python"], "-c", FIRST_LINE])
+        return Place(kind, word, ("ssh", *_SSH, parts["host"], there))
+    # An interpreter that reads its program from a pipe reads it to the end before it begins; -i runs line after line.
+    command = _DASH.sub("-i", parts["command"].strip())
+    return Place(kind, word, tuple(shlex.split(command)), typed=True)
+
+
+def titles(places: Sequence[Place]) -> str:
+    """Places in a sentence."""
+    return ", ".join(dict.fromkeys(place.said for place in places))

@@ -1,0 +1,305 @@
+"""Child processes that always end, with everything they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.tensors.kernel_memory import holds_more
+from bisect_trt.worker.guard import guard
+
+_FAULTS = {
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+    if hasattr(signal, name)
+}
+"""What a process does to itself; every other signal is sent by somebody."""
+_PIPE_BYTES = 1 << 16
+"""What a pipe holds, on Linux."""
+_POLL_SECONDS = 0.01
+MEMORY_LOOK_SECONDS = 0.1
+"""How often is looked at what a process with a limit holds."""
+LOG_BYTES = 32 << 20
+"""What is kept of either end of a process's output."""
+MOST_LOST = 3
+"""How often somebody else may end what is asked of a process before it stays unanswered."""
+GRACE_SECONDS = 2.0
+"""How long a process group may take to end itself after SIGTERM."""
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command of a process that runs one of our modules and imports nothing from the folder it is started in.
+
+    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder that somebody was sent may hold an ``onnx.py``.
+    """
+    run = (
+        f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", run, *words]
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended.
+
+    Attributes:
+        code: Exit status, or minus the signal's number, as in ``subprocess``.
+        timed_out: It was ended because its time was up.
+        cancelled: It was ended because nobody needs its answer any more.
+        seconds: How long it ran.
+        over_memory: It was ended because it took more memory than it may.
+        left_out: How many bytes of its output are not in the log, because it printed too much.
+    """
+
+    code: int
+    timed_out: bool
+    cancelled: bool
+    seconds: float
+    over_memory: bool = False
+    left_out: int = 0
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that killed it, such as ``SIGSEGV``."""
+        if self.code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return f"signal {-self.code}"
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody else ended it, as the kernel does when memory runs out: it says nothing of what it did."""
+        ours = self.timed_out or self.cancelled or self.over_memory
+        return self.code < 0 and -self.code not in _FAULTS and not ours
+
+    def describe(self) -> str:
+        """How it ended without an answer, in words."""
+        if self.timed_out:
+            return f"no answer after {self.seconds:.1f} s"
+        if self.over_memory:
+            return "it took more memory than --memory-limit"
+        return f"it crashed ({self.signal_name or self.code})"
+
+
+class Cancel:
+    """Tells a running process, from another thread, that its answer is not needed any more."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        self.is_set = False
+
+    def set(self) -> None:
+        """Cancel."""
+        if not self.is_set:
+            self.is_set = True
+            os.write(self._write_fd, b"x")
+
+    def close(self) -> None:
+        """Give the pipe back."""
+        for fd in (self.read_fd, self._write_fd):
+            os.close(fd)
+
+
+class CappedLog:
+    """The output of a process in a file: all of it, or of too much the beginning and the end.
+
+    Attributes:
+        left_out: Bytes in between that are not kept.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        """``most`` bytes are kept of either end."""
+        self.left_out = 0
+        self._most = most
+        self._room = most
+        self._file = path.open("wb", buffering=0)
+        self._tail: deque[bytes] = deque()
+        self._held = 0
+
+    def write(self, chunk: bytes) -> None:
+        """Add to it; the beginning is in the file at once, so that one can look on."""
+        head, rest = chunk[: self._room], chunk[self._room :]
+        if head:
+            self._file.write(head)
+            self._room -= len(head)
+        if not rest:
+            return
+        self._tail.append(rest)
+        self._held += len(rest)
+        while self._held - len(self._tail[0]) >= self._most:
+            dropped = len(self._tail.popleft())
+            self._held -= dropped
+            self.left_out += dropped
+
+    def close(self) -> None:
+        """Write the end."""
+        if self.left_out:
+            self._file.write(f"\n[{self.left_out} bytes of output left out here]\n".encode())
+        for chunk in self._tail:
+            self._file.write(chunk)
+        self._file.close()
+
+
+def run_to_end(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    timeout: float | None = None,
+    cancel: Cancel | None = None,
+    memory_limit: int | None = None,
+    cwd: Path | None = None,
+) -> ProcessEnd:
+    """Run a command in a process group of its own, without a shell, stdout and stderr to ``log``.
+
+    Whatever is left of the group when the command has ended is killed, so no probe outlives its answer.
+
+    Args:
+        argv: The command.
+        log: Where its output goes; of very much, the beginning and the end.
+        environment: Set on top of the caller's environment.
+        timeout: Seconds after which it is ended: SIGTERM, then SIGKILL.
+        cancel: Ends it too when set.
+        memory_limit: Bytes that it and all it starts may hold; it is ended if it holds more.
+        cwd: Where it runs; here if not given.
+
+    Raises:
+        OSError: It cannot be started, or its log cannot be written.
+    """
+    began = time.monotonic()
+    output = CappedLog(log, LOG_BYTES)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        try:
+            process = guard.start(argv, {**os.environ, **environment}, output=writing, cwd=cwd)
+        finally:
+            os.close(writing)
+        why = "interrupted"
+        try:
+            why = _attend(process, reading, output, Limits(began, timeout, cancel, memory_limit))
+        finally:
+            if why != "ended":  # nobody waits for the last words of a probe that is not needed any more
+                end_group(process, 0 if why == "cancelled" else GRACE_SECONDS)
+            kill_group(process.pid)
+            guard.release(process.pid)
+            _drain(reading, output, _PIPE_BYTES)
+    finally:
+        os.close(reading)
+        output.close()
+    seconds = time.monotonic() - began
+    ended = (why == "timed out", why == "cancelled", seconds, why == "over memory")
+    return ProcessEnd(process.returncode, *ended, output.left_out)
+
+
+class Limits:
+    """What a process may take until it is ended; see :func:`run_to_end`.
+
+    Attributes:
+        cancel: Says that its answer is not needed any more.
+        past: Which of them it was past when that was last looked at, if any.
+    """
+
+    def __init__(
+        self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None, *, start: float = 0.0
+    ) -> None:
+        """``start`` is how long it may take at least until it has :meth:`begun`."""
+        self.cancel = cancel
+        self.past: str | None = None
+        self._timeout = timeout
+        self._deadline = None if timeout is None else began + max(timeout, start)
+        self._memory = memory
+        self._next_look = began
+
+    def begun(self) -> None:
+        """It has started; its time counts from now on."""
+        if self._timeout is not None:
+            self._deadline = time.monotonic() + self._timeout
+
+    def seconds_left(self, *, polling: bool = False) -> float | None:
+        """How long to wait at most before looking again at what cannot be waited for."""
+        now = time.monotonic()
+        waits = [] if self._deadline is None else [max(self._deadline - now, 0)]
+        waits += [] if self._memory is None else [max(self._next_look - now, 0)]
+        return min([*waits, _POLL_SECONDS] if polling else waits, default=None)
+
+    def passed(self, pid: int) -> str | None:
+        """Which of them a process is past, if any."""
+        self.past = self._passed(pid)
+        return self.past
+
+    def _passed(self, pid: int) -> str | None:
+        now = time.monotonic()
+        if self.cancel is not None and self.cancel.is_set:
+            return "cancelled"
+        if self._deadline is not None and now >= self._deadline:
+            return "timed out"
+        if self._memory is None or now < self._next_look:
+            return None
+        over = holds_more(pid, self._memory)
+        self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
+        return "over memory" if over else None
+
+
+def _attend(process: subprocess.Popen[bytes], reading: int, output: CappedLog, limits: Limits) -> str:
+    """Keep what a process prints until it has ended or is past its limits; which of them."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, or an old kernel: poll instead
+        pidfd = -1
+    watched = [reading, *([pidfd] if pidfd >= 0 else []), *([limits.cancel.read_fd] if limits.cancel else [])]
+    try:
+        while True:
+            ready, _, _ = select.select(watched, [], [], limits.seconds_left(polling=pidfd < 0))
+            if reading in ready and not _drain(reading, output, _PIPE_BYTES):
+                watched.remove(reading)  # nobody has the other end any more
+            if pidfd in ready or (pidfd < 0 and process.poll() is not None):
+                process.wait()
+                return "ended"
+            why = limits.passed(process.pid)
+            if why is not None:
+                return why
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def _drain(reading: int, output: CappedLog, most: int) -> bool:
+    """Keep what there is to read, up to so many bytes; whether more may come."""
+    while most > 0:
+        try:
+            chunk = os.read(reading, min(_PIPE_BYTES, most))
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        output.write(chunk)
+        most -= len(chunk)
+    return True
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
+    """End a process and its group: SIGTERM, and SIGKILL for what has not gone after ``grace`` seconds."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+    kill_group(process.pid)
+    process.wait()
+
+
+def kill_group(group: int) -> None:
+    """Kill what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,117 @@
+"""What is done with a model that is ready: it is fed, run, timed, and its outputs are compared with the reference's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.probe.times import spending
+from bisect_trt.targets.base import Session
+from bisect_trt.targets.messages import RunError
+from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.npz import NpzFile, load_npz, save_npz
+from bisect_trt.tensors.store import ActivationStore, StoreWriter
+from bisect_trt.tensors.tolerance import Precision, Step
+from bisect_trt.worker.protocol import Compare, Sample
+
+TIMED_RUNS = 20
+"""How often a model runs for the median of its latency."""
+Feed = dict[str, Any]
+"""Values by the names of inputs, some of them left on disk till used."""
+
+
+def feed_of(request: Compare, sample: Sample) -> Feed:
+    """The values of a file; and activations of the reference, by the inputs that are ``fed`` them."""
+    feed: Feed = load_npz(sample.inputs)
+    if request.fed:
+        reference = ActivationStore.open(sample.golden)
+        feed |= {name: reference.get(tensor) for name, tensor in request.fed.items()}
+    return feed
+
+
+def run(session: Session, feed: Mapping[str, Any], feeds: Path | None = None) -> Feed:
+    """Run a model on values, of which there may be more than it takes, and on those of a store where one is named."""
+    if feeds is not None:
+        store = ActivationStore.open(feeds)
+        feed = {**feed, **{info.name: store.get(info.name) for info in session.inputs if info.name in store}}
+    names = {info.name for info in session.inputs}
+    with spending("running"):
+        return dict(session.run({name: value for name, value in feed.items() if name in names}))
+
+
+def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The shapes of values, by name."""
+    return tuple(sorted((name, value.shape) for name, value in feed.items()))
+
+
+def median_ms(session: Session, request: Compare) -> float | None:
+    """Milliseconds that one run takes after some to warm up, with inputs copied to the target and outputs back.
+
+    ``None`` where it does not run again, and a check asks: that has seen what it makes, so it is no failure to build or run.
+    """
+    try:
+        return median_of(session, load_npz(request.samples[0].inputs), request.warm_up or 0, request.timed_for)
+    except RunError as error:
+        if request.timed_for is None or error.poisoned:
+            raise
+        print(f"it does not run again, so it is not timed: {error.message}", flush=True)
+        return None
+
+
+def median_of(session: Session, feed: Feed, warm_up: int, timed_for: float | None = None) -> float:
+    """The median of :data:`TIMED_RUNS` runs, in milliseconds; of fewer where they take more than ``timed_for`` seconds."""
+    import statistics  # noqa: PLC0415 - few workers measure
+
+    names = {info.name for info in session.inputs}
+    feed = {name: value for name, value in feed.items() if name in names}
+    there = getattr(session, "median_ms", None)
+    if there is not None:
+        return float(there(feed, warm_up, TIMED_RUNS))
+    for _ in range(warm_up):
+        session.run(feed)
+    seconds: list[float] = []
+    while len(seconds) < TIMED_RUNS and (not seconds or timed_for is None or sum(seconds) <= timed_for):
+        began = time.perf_counter()
+        session.run(feed)
+        seconds.append(time.perf_counter() - began)
+    return 1000 * statistics.median(seconds)
+
+
+def compare_sample(session: Session, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
+    """Run a model on one sample, keep of its outputs what is asked for, and compare them with the reference's."""
+    from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
+    from bisect_trt.tensors.saved import Selected  # noqa: PLC0415 - as above
+
+    feed = feed_of(request, sample)
+    outputs = run(session, feed, request.feeds)
+    if request.keep_in is not None:
+        with StoreWriter(request.keep_in, append=request.feeds is not None) as writer:
+            for name in request.keep:
+                writer.add(name, outputs[name])
+    if request.save_outputs:
+        save_npz(request.save_outputs[number - 1], outputs)
+    reference = ActivationStore.open(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
+    # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
+    wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
+    if request.unfused:
+        wanted = [name for name in wanted if name in outputs]
+    known = Selected(reference, [name for name in wanted if name in reference and name not in session.skipped])
+    steps, lows = _grids(request.model, feed, reference)
+    return compare_all(
+        known, outputs, request.tolerance, fail_fast=request.fail_fast, details=request.details, steps=steps, lows=lows
+    )
+
+
+def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
+    """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
+    try:
+        from bisect_trt.onnxlib.halves import find_roundings  # noqa: PLC0415 - it needs onnx, which may not be there
+    except ImportError:
+        return {}, {}
+
+    def value(name: str) -> Any:  # noqa: ANN401 - an array, of either
+        return next((values[name] for values in (feed, golden) if name in values), None)
+
+    return find_roundings(model, feed, value)

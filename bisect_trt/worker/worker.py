@@ -1,0 +1,302 @@
+"""One worker process, as its driver sees it: started, asked, ended; and the spare workers that no run has yet."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
+from bisect_trt.tensors.kernel_memory import oom_kills
+from bisect_trt.worker.channel import HEAD, Closed, send
+from bisect_trt.worker.codec import decode_answer, encode
+from bisect_trt.worker.guard import guard
+from bisect_trt.worker.place import Place
+from bisect_trt.worker.process import Limits, ProcessEnd, kill_group, module_command
+from bisect_trt.worker.protocol import (
+    BEGUN,
+    READY,
+    Answer,
+    Build,
+    Compare,
+    Died,
+    Failed,
+    Misuse,
+    Order,
+)
+from bisect_trt.worker.resources import gate
+
+_LAST_WORDS_SECONDS = 60.0
+_TIDY_SECONDS = 2.0
+"""How long a worker may take to end what it has in a place; what is killed then ends there too, a little later."""
+GROWTH_LIMIT = 4 << 30
+"""Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
+
+
+class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
+    """The worker ended, or was ended, before it answered.
+
+    Attributes:
+        end: How.
+        outside: Why that says nothing of what it was asked, if so; else ``None``.
+    """
+
+    def __init__(self, end: ProcessEnd, outside: str | None = None) -> None:
+        super().__init__()
+        self.end = end
+        self.outside = outside
+
+
+class WorkerProcess:
+    """One worker; start it by asking.
+
+    Attributes:
+        served: How many requests it has answered, since what runs models was started.
+        place: Where it has models run, if not in itself.
+        gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
+        worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
+        environment: The variables that it was started among, by which runtimes go.
+    """
+
+    def __init__(
+        self,
+        gpu: str | None = None,
+        *,
+        modules: Sequence[str] = (),
+        place: Place | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        """It is started at once, and imports what it needs while the driver does other things.
+
+        Args:
+            gpu: The only one that it sees.
+            modules: What else its first requests are likely to need, which it imports at once too.
+            place: Where it has models run, if not in itself.
+            memory_limit: Bytes that whatever runs models there may hold.
+        """
+        request_read, self._request_write = os.pipe()
+        self._reply_read, reply_write = os.pipe()
+        self.served = 0
+        self.gpu = gpu
+        self.place = place
+        self.worn_out = False
+        self.environment = surroundings()
+        self._busy = False
+        self._first_memory = (0, 0)
+        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        words = list(modules)
+        if place is not None:
+            plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
+            words = [json.dumps(plain)]
+        with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
+            visible["TMPDIR"] = str(guard.scratch())
+        self._process = guard.start(
+            module_command("bisect_trt.worker.serve", str(request_read), str(reply_write), *words),
+            {**os.environ, **visible},
+            output=subprocess.DEVNULL,  # each request says where its output goes
+            pass_fds=(request_read, reply_write),
+        )
+        os.close(request_read)
+        os.close(reply_write)
+
+    def ask(self, order: Order, limits: Limits) -> Answer:
+        """Send a request and wait for the answer.
+
+        Raises:
+            WorkerDied: It crashed, took too long or too much, was ended by somebody or was cancelled; it is gone then.
+            UsageError: The request named something that is wrong.
+            UnavailableError: Something it needs is not there.
+        """
+        began, kills = time.monotonic(), oom_kills()
+        self._busy = True
+        begun = False
+        header: dict[str, Any] | None = {}
+        try:
+            send(self._request_write, encode(order))
+            header = self._read(limits)
+            begun = header == BEGUN
+            if begun and (header := self._read(limits)) == READY:  # a slow start is not the time of the request
+                began = time.monotonic()
+                limits.begun()
+                header = self._read(limits)
+        except Closed:
+            header = {}
+        if not header:
+            end = self._bury(limits.past if header is None else None, began)
+            raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
+        self._busy = False
+        self.served += 1
+        answer = decode_answer(header)
+        if isinstance(answer.reply, Died):  # in the place, where the next request starts another process
+            self.served = 0
+            end = ProcessEnd(
+                answer.reply.code, False, False, time.monotonic() - began, over_memory=answer.reply.over_memory
+            )
+            raise WorkerDied(end, _outside(end, begun=True, memory=False))
+        self._see_wear(answer)
+        if isinstance(order.request, Build | Compare):
+            gate.saw(answer.peak_bytes)
+        if isinstance(answer.reply, Misuse):
+            raise _user_error(answer.reply)
+        if isinstance(answer.reply, Failed) and answer.reply.kind == "lost":
+            self.close()
+            end = ProcessEnd(self._process.returncode, False, False, time.monotonic() - began)
+            raise WorkerDied(end, answer.reply.message)
+        return answer
+
+    def _see_wear(self, answer: Answer) -> None:
+        """The first answers load libraries and warm caches up; what is added for long after them is lost."""
+        memory = answer.host_bytes, answer.gpu_bytes
+        if self.served <= 2:
+            self._first_memory = memory
+        grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
+        self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
+
+    def _read(self, limits: Limits) -> dict[str, Any] | None:
+        """The header of a message; ``None`` if a limit is passed first.
+
+        Raises:
+            Closed: The worker has ended.
+        """
+        head = self._read_bytes(HEAD.size, limits)
+        if head is None:
+            return None
+        text = self._read_bytes(HEAD.unpack(head)[0], limits)
+        return None if text is None else dict(json.loads(text))
+
+    def _read_bytes(self, size: int, limits: Limits) -> bytes | None:
+        cancel = limits.cancel
+        watched = [self._reply_read] if cancel is None else [self._reply_read, cancel.read_fd]
+        content = b""
+        while len(content) < size:
+            ready, _, _ = select.select(watched, [], [], limits.seconds_left())
+            if self._reply_read not in ready:
+                if limits.passed(self._process.pid) is not None:
+                    return None
+                continue
+            chunk = os.read(self._reply_read, size - len(content))
+            if not chunk:
+                raise Closed
+            content += chunk
+        return content
+
+    def _bury(self, why: str | None, began: float) -> ProcessEnd:
+        """End it for what limit it is past, if for any."""
+        if why is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_WORDS_SECONDS)
+        self.close()
+        return _ended(why, self._process.returncode, time.monotonic() - began)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a variable has changed since it was started, as a notebook sets which GPU to use."""
+        return self.environment != surroundings()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._request_write >= 0
+
+    def close(self) -> None:
+        """End it at once: it has nothing to lose."""
+        if self._request_write < 0:
+            return
+        os.close(self._request_write)
+        os.close(self._reply_read)
+        self._request_write = -1
+        if self.place is not None and not self._busy:  # what it has in the place is tidied up there
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TIDY_SECONDS)
+        kill_group(self._process.pid)
+        self._process.wait()
+        guard.release(self._process.pid)
+
+
+def surroundings() -> dict[str, str]:
+    """The environment variables by which a runtime may go."""
+    return dict(os.environ)
+
+
+def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
+    """How a process has ended that was past a limit, if past any."""
+    killed = -signal.SIGKILL if code is None else code
+    return ProcessEnd(killed, why == "timed out", why == "cancelled", seconds, why == "over memory")
+
+
+@functools.cache
+def _session() -> str:
+    """Names this driver on the hosts of its places."""
+    return os.urandom(8).hex()
+
+
+def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
+    """Why the end of a worker says nothing of what it was asked, if so."""
+    how = end.signal_name or f"exit status {end.code}"
+    if end.timed_out or end.cancelled or end.over_memory:
+        return None
+    if memory:
+        return f"its process was ended ({how}) because memory ran out"
+    if not begun:
+        return f"its process ended before it began ({how})"
+    return f"its process was ended from outside ({how})" if end.from_outside else None
+
+
+def _user_error(reply: Misuse) -> BisectError:
+    kinds: dict[int, type[BisectError]] = {ExitStatus.USAGE: UsageError, ExitStatus.UNAVAILABLE: UnavailableError}
+    return kinds.get(reply.status, BisectError)(reply.message)
+
+
+_spare: list[WorkerProcess] = []
+_most_kept = 0
+_FOR_REFERENCE = ("onnxruntime", "bisect_trt.targets.onnxrt.runner")
+FOR_COMPARING = ("bisect_trt.tensors.compare", "bisect_trt.tensors.saved", "bisect_trt.onnxlib.halves")
+"""With ONNX, which no other part of a worker needs."""
+
+
+def start_spare(*, compares: bool = True) -> None:
+    """Start the first worker before anything else, so that it is ready when the driver is.
+
+    Args:
+        compares: Whether it will likely be asked to compare a target with the reference, and not for the reference alone.
+    """
+    _spare.append(WorkerProcess(modules=[*_FOR_REFERENCE, *(FOR_COMPARING if compares else ())]))
+    atexit.register(end_spare)
+
+
+def keep_spare(most: int = 1) -> None:
+    """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
+    global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
+    if not _most_kept:
+        atexit.register(end_spare)
+    _most_kept = max(_most_kept, most)
+
+
+def end_spare() -> None:
+    """End it, if nobody has taken it."""
+    while _spare:
+        _spare.pop().close()
+
+
+def take_spare(*, fresh: bool) -> WorkerProcess | None:
+    """One there is, if any; those end that are outdated."""
+    for worker in [each for each in _spare if each.outdated]:
+        _spare.remove(worker)
+        worker.close()
+    return _spare.pop() if _spare and not (fresh and _spare[-1].served) else None
+
+
+def keep(worker: WorkerProcess) -> None:
+    """Keep an idle worker for the next run, where there is room for it and it fits any run; end it otherwise."""
+    if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
+        _spare.append(worker)
+    else:
+        worker.close()

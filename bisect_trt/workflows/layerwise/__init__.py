@@ -1,1 +1,0 @@
-"""Every tensor of the target beside the reference's; begin with ``layerwise.py``."""

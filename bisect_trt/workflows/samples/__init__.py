@@ -1,1 +1,0 @@
-"""``samples``: which of many inputs fail, what they have in common, and the smallest that still fails."""

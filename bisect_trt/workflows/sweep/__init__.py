@@ -1,1 +1,0 @@
-"""``sweep``: at which sizes of the inputs the target goes wrong."""

@@ -1,1 +1,0 @@
-"""Runs to watch and to show: read from their folders, and served on this machine alone."""

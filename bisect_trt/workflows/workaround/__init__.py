@@ -1,1 +1,0 @@
-"""The way around a failure: what makes the whole model pass today, with the least loss."""

@@ -1,0 +1,78 @@
+"""``docs/reference.md``, from the declarations of the options: ``python docs/reference.py`` prints it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.options.spec import Entry, entries, title
+
+_HEAD = """# Reference
+
+Every command and option, as `bisect-trt COMMAND --help-all` shows them. This page is generated (`make docs`). Each command has a
+table of its own options and links to the groups of options that it shares with other commands.
+
+Options marked (T) apply to TensorRT only. Several values may follow one option where its value ends in `...`.
+"""
+
+
+def reference() -> str:
+    """Return the page: the commands with their own options, then each group of shared options once."""
+    shared = dict.fromkeys(group for groups in COMMANDS.values() for group in groups[1:])
+    commands = (line for name, groups in COMMANDS.items() for line in _command(name, groups))
+    tables = (line for group in shared for line in (f"### {title(group)}\n", *_table(group)))
+    return "\n".join([_HEAD, *commands, "## Shared options\n", *tables])
+
+
+def _command(name: str, groups: tuple[type, ...]) -> Iterator[str]:
+    own, *others = groups
+    needed = [_named(entry) for entry in entries(own) if entry.option.positional or entry.required]
+    yield f"## {name}\n\n{' '.join((own.__doc__ or '').split())}\n"
+    yield f"```text\n{' '.join(['bisect-trt', name, *needed, '[OPTIONS]'])}\n```\n"
+    yield from _table(own)
+    if others:
+        links = (f"[{title(group)}](#{_anchor(title(group))})" for group in others)
+        yield f"Shared options: {', '.join(links)}.\n"
+
+
+def _table(group: type) -> Iterator[str]:
+    if not entries(group):
+        return
+    yield "| option | meaning |\n| --- | --- |"
+    for entry in entries(group):
+        names = (
+            [_value(entry)]
+            if entry.option.positional
+            else [_with_value(entry, flag.removeprefix(" /")) for flag in entry.flags]
+        )
+        yield f"| {', '.join(f'`{_cell(each)}`' for each in names)} | {_cell(entry.option.help)} |"
+    yield ""
+
+
+def _anchor(heading: str) -> str:
+    """Return the link target of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _named(entry: Entry) -> str:
+    """An argument or a required option in the usage line."""
+    value = _value(entry) if entry.option.positional else _with_value(entry, entry.flags[0])
+    return value if entry.required else f"[{value}]"
+
+
+def _with_value(entry: Entry, flag: str) -> str:
+    return flag if entry.kind is bool or entry.option.count else f"{flag} {_value(entry)}"
+
+
+def _value(entry: Entry) -> str:
+    return f"{entry.placeholder} ..." if entry.several and not entry.placeholder.endswith("...") else entry.placeholder
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,99 @@
+"""NumPy as a target of bisect-trt, with a bug in its Relu: a target in one file, which imports nothing large at the top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from bisect_trt.options.spec import option
+from bisect_trt.targets.base import Interpreter, OwnOptions, OwnSettings, Runtime, Target
+from bisect_trt.targets.messages import BuildError, RunError
+from bisect_trt.targets.settings import TargetSettings
+
+OPERATORS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "MatMul": "matmul", "Neg": "negative", "Tanh": "tanh"}
+"""NumPy's functions of ONNX's operators."""
+
+
+@dataclass(frozen=True)
+class NumpySettings(OwnSettings):
+    """The settings of this target alone: plain values, which go to the worker processes and into ``reproduce.py``."""
+
+    leak: float = 0.01
+
+
+@dataclass
+class NumpyOptions(OwnOptions):
+    """Its options; those that all targets share (``--keep-fp32``, ...) are there already."""
+
+    leak: Annotated[float, option(metavar="SLOPE", min=0, max=1, help="How much Relu leaks, with --numpy.")] = 0.01
+
+    def settings(self, common: object, *, engines: bool) -> NumpySettings:  # noqa: ARG002 - nothing to check
+        """Return the options as plain data."""
+        return NumpySettings(self.leak)
+
+
+class NumpyTarget(Target):
+    """A NumPy interpreter of ONNX."""
+
+    name, title, own = "numpy", "NumPy", NumpySettings
+    options, help = NumpyOptions, "A NumPy interpreter with a leaky Relu."
+    precisions, needs = (), "bisect-trt-numpy-target"
+
+    def make_runtime(self, settings: TargetSettings) -> Runtime:
+        """Return what runs models; called in a worker process."""
+        return NumpyRuntime(settings.of(NumpySettings).leak)
+
+    def describe(self, settings: TargetSettings) -> str:
+        """Return it in words."""
+        return f"NumPy (leak {settings.of(NumpySettings).leak:g})"
+
+
+class NumpyRuntime(Interpreter):
+    """Loads models; ``Interpreter`` has what every runtime without engines answers alike."""
+
+    def __init__(self, leak: float) -> None:
+        """Set it up."""
+        self._leak = leak
+
+    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> NumpySession:  # noqa: ARG002 - not needed
+        """Prepare a model, or raise ``BuildError``."""
+        return NumpySession(model, self._leak)
+
+
+class NumpySession:
+    """A model, ready to run."""
+
+    def __init__(self, model: Path, leak: float) -> None:
+        """Read the model."""
+        import onnx  # noqa: PLC0415 - workers alone need it
+
+        from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
+
+        proto = onnx.load(str(model))
+        if unknown := [node for node in proto.graph.node if node.op_type not in (*OPERATORS, "Relu")]:
+            raise BuildError(f"no operator {unknown[0].op_type} for node '{unknown[0].name}'")
+        self._graph, self._leak = proto.graph, leak
+        self._weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+        self.inputs, self.skipped = input_infos(Network(proto)), dict[str, str]()
+
+    def layers(self) -> list[dict[str, Any]]:
+        """Return nothing: every node is a layer."""
+        return []
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all outputs by name, or raise ``RunError``."""
+        import numpy as np  # noqa: PLC0415 - workers alone need it
+
+        values = {**self._weights, **inputs}
+        for node in self._graph.node:
+            x = [values[name] for name in node.input]
+            try:
+                leaky = np.where(x[0] > 0, x[0], self._leak * x[0]).astype(x[0].dtype)  # the bug: Relu(x) is max(x, 0)
+                made = leaky if node.op_type == "Relu" else getattr(np, OPERATORS[node.op_type])(*x)
+                values[node.output[0]] = made
+            except Exception as error:
+                raise RunError(f"{node.op_type} node '{node.name}': {error}") from error
+        return {output.name: values[output.name] for output in self._graph.output}

@@ -1,1 +1,0 @@
-"""NumPy as a target of bisect-trt: an example."""

@@ -1,0 +1,53 @@
+"""A stand-in for TensorRT that runs models on ONNX Runtime, so that its commands have answers without a GPU.
+
+It takes precisions as TensorRT to 10 does: the runtime lowers the model, layers can be held, an engine is a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.targets.base import make_runtime
+
+
+class StandInTensorRt:
+    """As the runtime of ``--trt``."""
+
+    lowers_by = "layer"
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+
+    def gpu_memory(self) -> int:
+        """None is used."""
+        return 0
+
+    def build(self, model: Path, target: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
+        """Write an engine: the model as it was lowered."""
+        lowered = self._runtime().lowered(model)
+        target.write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
+
+    def lowered(self, model: Path) -> None:
+        """It lowers models itself."""
+
+    def load_unfused(self, model: Path, feed: Any = None) -> None:
+        """It cannot show tensors without fusing otherwise."""
+
+    def describe_engine(self) -> dict[str, Any]:
+        """Nothing is known of it."""
+        return json.loads("{}")  # type: ignore[no-any-return]
+
+    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:
+        """A session."""
+        engine = getattr(self._settings.own, "load_engine", None)
+        if engine is None:
+            return self._runtime().load(model, feed)
+        return self._runtime(fp16=False, bf16=False).load(Path(engine), feed)
+
+    def _runtime(self, **changes: Any) -> Any:
+        return make_runtime(replace(self._settings, runtime="onnxrt", own=None, **changes))

@@ -1,0 +1,486 @@
+"""Which quantized groups have to go back to floats: models that ONNX Runtime's own quantizer made, with planted bad scales."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from packaging.version import Version
+from support import bisect_trt as command_line
+from support import rest_slow
+
+import bisect_trt
+from benchmarks.bits import Float, activation_scales, bert, quantize, resnet, spoil
+from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.qdq import find_quantized, has_quantized
+
+pytestmark = [
+    # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
+    pytest.mark.filterwarnings("ignore:.*TENSOR_TYPE_TO_NP_TYPE:DeprecationWarning"),
+    pytest.mark.usefixtures("here"),  # runs are kept where one works
+]
+Arrays = dict[str, NDArray[Any]]
+
+
+def run(model: onnx.ModelProto, feed: Arrays) -> list[NDArray[Any]]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(each) for each in session.run(None, feed)]
+
+
+def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tuple[set[str], list[Arrays]]:
+    """Write a spoiled model; the names of its bad scales, and samples."""
+    quantize(source, path, samples=8, **how)
+    model, rng = onnx.load(path), np.random.default_rng(seed)
+    done = spoil(model, count, rng)
+    onnx.save(model, path)
+    return set(done), [source.draw(rng) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "how"),
+    rest_slow(
+        [
+            (resnet(3, 2), 2, {}),
+            (resnet(4, 2), 3, {"per_channel": False, "signed": True}),
+            (bert(5, 1), 1, {"signed": True}),
+        ]
+    ),
+)
+def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: int, how: dict[str, bool]) -> None:
+    """And the model without them is like the float one, which the search has not seen."""
+    path = tmp_path / "model.onnx"
+    bad, samples = planted(source, path, count, seed=count, **how)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=samples,
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=20,
+    )
+    groups = result.extra["groups"]
+    wanted = {group["id"] for group in groups if bad & set(group["scales"])}
+    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
+    assert {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]} == bad
+    assert result.minimality == "1-minimal"
+    left = {node.input[1] for node in onnx.load(tmp_path / "mixed.onnx").graph.node if node.op_type == "QuantizeLinear"}
+    assert not bad & left
+    spoiled, mixed = onnx.load(path), onnx.load(tmp_path / "mixed.onnx")
+    for sample in samples:
+        (right,) = run(source.model, sample)
+        errors = [float(np.abs(run(model, sample)[0] - right).mean()) for model in (spoiled, mixed)]
+        assert errors[1] < errors[0] / 2
+
+
+def test_command_line_and_json(tmp_path: Path) -> None:
+    """With nothing given but the model: a scale without room for the values is named, with what would fit."""
+    path = tmp_path / "model.onnx"
+    quantize(resnet(6, 1), path, samples=8)
+    model = onnx.load(path)
+    name = "/layer0/act1/Relu_output_0_scale"
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    was = numpy_helper.to_array(scale)
+    scale.CopyFrom(numpy_helper.from_array((was / 20).astype(np.float32), name))
+    onnx.save(model, path)
+    words = ["model.onnx", "--int8", "--onnxrt", "-o", "mixed.onnx", "--json", "r.json"]
+    ran = command_line("precision", *words, cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    assert "1 group in floats" in ran.out
+    assert "1-minimal" in ran.out
+    found = json.loads((tmp_path / "r.json").read_text())
+    (kept,) = found["keep_fp32"]
+    assert kept["bad_scales"] == [name]
+    assert kept["op"] == "Conv"
+    assert kept["rule"] == "clipping"
+    assert [entry["group"] for entry in found["minimal"]] == [kept["group"]]
+    group = found["groups"][kept["group"]]
+    assert name in group["scales"]
+    assert group["error_alone_quantized"] > 1 > group["error_alone_removed"]
+    others = [each for each in found["groups"] if not each["kept"]]
+    assert all(each["error_alone_removed"] > 1 for each in others)
+    assert found["validation"]["samples"] == 200
+    assert "clipping" in (tmp_path / found["artifacts"]["run"] / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_diagnose_leads_to_the_search_for_scales(tmp_path: Path) -> None:
+    """Its reference computes with the same scales; the command that it advises finds the one that does not fit."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    (bad,), samples = planted(source, path, 1, seed=1)
+    onnx.save(source.model, tmp_path / "float.onnx")
+    np.savez(tmp_path / "sample.npz", **samples[0])  # type: ignore[arg-type]  # names of arrays
+    words = ["model.onnx", "--onnxrt", "--graph-optimization-level", "off", "--load-inputs", "sample.npz"]
+    ran = command_line("diagnose", *words, cwd=tmp_path)
+    assert ran.status == 1
+    assert "What to try next:\n  - whether its scales fit" in ran.out
+    advised = re.search(r"\((bisect-trt precision .*?), where FLOAT.onnx is", ran.out)
+    assert advised is not None
+    assert "--int8" in advised[1]
+    ran = command_line(*shlex.split(advised[1].replace("FLOAT", "float"))[1:], "--json", "r.json", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    (kept,) = json.loads((tmp_path / "r.json").read_text())["keep_fp32"]
+    assert kept["bad_scales"] == [bad]
+
+
+def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
+    """With the Relu that the quantizer dropped put back, and the original's weights where that is given."""
+    source = resnet(7, 2)
+    path = tmp_path / "model.onnx"
+    bad, samples = planted(source, path, 5, seed=1)
+    onnx.save(source.model, tmp_path / "float.onnx")
+    weight = next(t for t in onnx.load(path).graph.initializer if t.name.endswith("conv2.w_scale"))
+    model = onnx.load(path)
+    stored = next(t for t in model.graph.initializer if t.name == weight.name)
+    stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(8), stored.name))
+    onnx.save(model, path)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=samples,
+        output=tmp_path / "mixed.onnx",
+        reference=tmp_path / "float.onnx",
+        sensitivity=False,
+        fresh_samples=0,
+    )
+    groups = result.extra["groups"]
+    wanted = {group["id"] for group in groups if (bad | {weight.name}) & set(group["scales"])}
+    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
+
+
+def graph(
+    nodes: list[onnx.NodeProto], weights: Arrays, opset: int = 13, shape: tuple[int, ...] = (2, 8)
+) -> onnx.ModelProto:
+    """A model from x to y."""
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Four layers, quantized as ONNX Runtime's quantizer does not, and in floats; some scales are ``bad`` times too large."""
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    floats: list[onnx.NodeProto] = []
+    weights: Arrays = {}
+    read = plain = "x"
+
+    def constant(name: str, value: onnx.TensorProto) -> None:
+        nodes.append(helper.make_node("Constant", [], [name], value=value))
+
+    for layer in range(4):
+        weight = (rng.standard_normal((32, 32)) / 32**0.5).astype(np.float32)
+        weights[f"w{layer}"] = weight
+        worse = bad.get(layer, 1.0)
+        if kind == "int4":  # weights alone, a scale for each block
+            scale = np.abs(weight.reshape(2, 16, 32)).max(1) / 7
+            steps = np.rint(weight / np.repeat(scale, 16, 0)).clip(-8, 7).astype(np.int8)
+            constant(f"q{layer}", helper.make_tensor("q", TensorProto.INT4, [32, 32], steps.flatten().tolist()))
+            constant(f"s{layer}", numpy_helper.from_array(scale * np.float32(worse)))
+            read_as = [f"q{layer}", f"s{layer}"]
+            nodes.append(helper.make_node("DequantizeLinear", read_as, [f"d{layer}"], axis=0, block_size=16))
+        else:
+            fp8 = kind == "fp8"
+            element, top = (TensorProto.FLOAT8E4M3FN, 448) if fp8 else (TensorProto.INT8, 127)
+            constant("z" + str(layer), helper.make_tensor("z", element, [], [0]))
+            for name, size, tensor in (
+                (f"a{layer}", 3.5 * worse, read),
+                (f"b{layer}", float(np.abs(weight).max()), ""),
+            ):
+                source = tensor or f"w{layer}"
+                if not tensor:
+                    constant(source, numpy_helper.from_array(weight))
+                constant(f"{name}s", numpy_helper.from_array(np.asarray(size / top, np.float32)))
+                nodes.append(
+                    helper.make_node("QuantizeLinear", [source, f"{name}s", f"z{layer}"], [f"{name}q"], f"{name}q")
+                )
+                nodes.append(
+                    helper.make_node(
+                        "DequantizeLinear", [f"{name}q", f"{name}s", f"z{layer}"], [f"{name}d"], f"{name}d"
+                    )
+                )
+            read = f"a{layer}d"
+        other = f"d{layer}" if kind == "int4" else f"b{layer}d"
+        made = "y" if layer == 3 else f"m{layer}"
+        nodes.append(helper.make_node("MatMul", [read, other], [made], f"matmul{layer}"))
+        floats.append(helper.make_node("MatMul", [plain, f"w{layer}"], [made], f"matmul{layer}"))
+        if made != "y":
+            for some in (nodes, floats):
+                some.append(helper.make_node("Tanh", [made], [f"t{layer}"], f"tanh{layer}"))
+        read = plain = f"t{layer}"
+    opset = 21 if kind == "int4" else 19
+    quantized, original = graph(nodes, {}, opset, (4, 32)), graph(floats, weights, opset, (4, 32))
+    quantized.ir_version = original.ir_version = 10
+    return quantized, original
+
+
+@pytest.mark.parametrize(("kind", "bad"), [("int8", {1: 30.0, 3: 40.0}), ("fp8", {2: 1 / 300}), ("int4", {1: 6.0})])
+def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]) -> None:
+    """Constants by nodes, weights that are quantized as the model runs, 8-bit floats, blocks of 4 bits that are stored."""
+    if kind == "int4" and Version(onnxruntime.__version__) < Version("1.20"):
+        pytest.skip("this ONNX Runtime has no kernels for blocks of 4 bits")
+    quantized, original = layers(kind, bad)
+    onnx.save(quantized, tmp_path / "model.onnx")
+    onnx.save(original, tmp_path / "float.onnx")
+    rng = np.random.default_rng(1)
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx",
+        low=kind,
+        target="onnxrt",
+        inputs=[{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        fresh_samples=10,
+        reference=tmp_path / "float.onnx" if kind == "int4" else None,
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == [f"matmul{layer}" for layer in sorted(bad)]
+    assert result.minimality == "1-minimal"
+
+
+PAIR = [
+    helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+    helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+]
+SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8)}
+FLOAT = graph([helper.make_node("Tanh", ["x"], ["y"])], {})
+PASSES = graph([*PAIR, helper.make_node("Tanh", ["d"], ["y"])], SCALE)
+INTEGER = graph(
+    [
+        PAIR[0],
+        helper.make_node("QLinearMatMul", ["q", "s", "z", "w", "s", "z", "s", "z"], ["p"]),
+        helper.make_node("DequantizeLinear", ["p", "s", "z"], ["y"]),
+    ],
+    {**SCALE, "w": np.ones((8, 8), np.int8)},
+)
+
+
+TABLE: Arrays = {**SCALE, "w": np.ones((14, 8), np.int8)}
+LOOKED_UP = graph(
+    [
+        helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["w", "ids"], ["g"], name="lookup"),
+        helper.make_node("DequantizeLinear", ["g", "s", "z"], ["y"]),
+    ],
+    TABLE,
+)
+JOINED = graph(
+    [
+        PAIR[0],
+        helper.make_node("Concat", ["q", "w"], ["qw"], axis=0),
+        helper.make_node("DequantizeLinear", ["qw", "s", "z"], ["y"]),
+    ],
+    TABLE,
+)
+"""Stored quantized values that are looked up by an input, or go on with others, before they are dequantized."""
+
+
+def inside(*outer: onnx.NodeProto) -> onnx.ModelProto:
+    """A model that quantizes in a branch, after some nodes."""
+    nodes = [helper.make_node("QuantizeLinear", ["d", "s", "z"], ["qi"])]
+    nodes.append(helper.make_node("DequantizeLinear", ["qi", "s", "z"], ["di"]))
+    branch = helper.make_graph(nodes, "b", [], [helper.make_tensor_value_info("di", TensorProto.FLOAT, None)])
+    other = helper.make_graph(
+        [helper.make_node("Tanh", ["d"], ["t"])], "o", [], [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)]
+    )
+    made = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=other)
+    return graph([*outer, made], {**SCALE, "c": np.asarray(True)})
+
+
+def calling(depth: int = 1) -> onnx.ModelProto:
+    """A model that quantizes in a function, called by as many others."""
+    ends, opset = (["x"], ["y"]), [helper.make_opsetid("", 13), helper.make_opsetid("own", 1)]
+    stored = [helper.make_node("Constant", [], [name], value=numpy_helper.from_array(v)) for name, v in SCALE.items()]
+    nodes = [*stored, *PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
+    made = graph([helper.make_node(f"f{depth}", *ends, "call", domain="own")], {})
+    for number in range(depth + 1):
+        made.functions.append(helper.make_function("own", f"f{number}", *ends, nodes, opset))
+        nodes = [helper.make_node(f"f{number}", *ends, domain="own")]
+    made.opset_import.append(opset[1])
+    return made
+
+
+NBITS = graph(
+    [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=8, N=2, bits=4)], TABLE
+)
+NBITS.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+DYNAMIC = graph(
+    [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"]),
+        helper.make_node("MatMulInteger", ["q", "w", "qz"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "qs"], ["y"]),
+    ],
+    {"w": np.ones((8, 8), np.int8)},
+)
+
+
+OTHER = helper.make_model(
+    helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["other"])],
+        "g",
+        list(FLOAT.graph.input),
+        [helper.make_tensor_value_info("other", TensorProto.FLOAT, None)],
+    ),
+    opset_imports=[helper.make_opsetid("", 13)],
+    ir_version=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to take back"),
+        (INTEGER, {"low": "int8"}, "is quantized by operators that compute with integers themselves (QLinearMatMul)"),
+        (NBITS, {"low": "int4"}, "compute with integers themselves (MatMulNBits)"),
+        (
+            DYNAMIC,
+            {"low": "int8"},
+            "(DynamicQuantizeLinear, MatMulInteger), which cannot be taken back one by one",
+        ),
+        (JOINED, {"low": "int8"}, "Concat 'qw' takes it from what is stored quantized"),
+        (LOOKED_UP, {"low": "int8"}, "Gather 'lookup' takes it from what is stored quantized"),
+        (inside(helper.make_node("Relu", ["x"], ["d"])), {"low": "int8"}, "If 'choice' has them in its body"),
+        (
+            calling(),
+            {"low": "int8"},
+            "f1 'call' has them in its function, which is not looked into; put the functions'",
+        ),
+        (PASSES, {"low": "fp8"}, "has nothing quantized that --fp8 is about, but int8; give --int8."),
+        (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
+        (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model before quantization"),
+        (PASSES, {"low": "int8", "reference": "model"}, "model.onnx is quantized itself"),
+        (PASSES, {"low": "int8", "reference": "other"}, "other.onnx has the outputs ['other']"),
+    ],
+)
+def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    for name, each in (("model", model), ("float", FLOAT), ("other", OTHER)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    if "reference" in options:
+        options = {**options, "reference": tmp_path / f"{options['reference']}.onnx"}
+    with pytest.raises(UsageError) as raised:
+        bisect_trt.precision(tmp_path / "model.onnx", target="onnxrt", output=tmp_path / "out.onnx", **options)
+    assert message in str(raised.value)
+
+
+def test_what_is_quantized_inside() -> None:
+    """In a branch or a function it counts too, and with functions put in their calls' places it can be searched."""
+    assert has_quantized(inside())
+    assert has_quantized(calling())
+    assert not has_quantized(FLOAT)
+    (group,) = find_quantized(Network(onnx.inliner.inline_local_functions(calling()))).groups
+    assert "squashed" in group.name
+
+
+def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
+    """As PyTorch's exports do; the output of the model from before has the name of what is quantized."""
+    nodes = [*PAIR, helper.make_node("Tanh", ["d"], ["y"], "squashed")]
+    nodes.append(helper.make_node("QuantizeLinear", ["y", "small", "z"], ["qy"]))
+    nodes.append(helper.make_node("DequantizeLinear", ["qy", "small", "z"], ["y_dequantized"]))
+    model = graph(nodes, {**SCALE, "small": np.full((), 1 / 127, np.float32)})
+    model.graph.output[0].name = "y_dequantized"
+    for name, each in (("model", model), ("float", FLOAT)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", reference=tmp_path / "float.onnx", output=tmp_path / "out.onnx",
+        atol=1e-6, sensitivity=False, fresh_samples=0,
+    )  # fmt: skip
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["squashed"]
+    x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
+    assert np.allclose(run(onnx.load(tmp_path / "out.onnx"), {"x": x})[0], np.tanh(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "onnxrt"}, "the check passes with all 1 group quantized"),
+        ({"check": "false"}, "the check fails with all 1 group in floats too"),
+        ({"check": "exit 125"}, "the check cannot judge the model with all 1 group in floats"),
+    ],
+)
+def test_what_is_not_a_matter_of_quantization(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    onnx.save(PASSES, tmp_path / "model.onnx")
+    if options.get("check") == "exit 125":
+        options = {"check": f"{sys.executable} -c 'raise SystemExit(125)'"}
+    result = bisect_trt.precision(tmp_path / "model.onnx", low="int8", output=tmp_path / "out.onnx", **options)
+    assert result.status in ("not_reproduced", "inconclusive")
+    assert message in str(result.why)
+
+
+def test_a_number_that_is_stored_quantized(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer does that with a factor, and with the epsilon of a norm."""
+    nodes = [
+        *PAIR,
+        helper.make_node("DequantizeLinear", ["k", "s", "z"], ["factor"]),
+        helper.make_node("Mul", ["d", "factor"], ["m"], name="scaled"),
+        helper.make_node("Tanh", ["m"], ["y"]),
+    ]
+    model = graph(nodes, {**SCALE, "k": np.asarray(50, np.int8)})
+    onnx.save(model, tmp_path / "model.onnx")
+    result = bisect_trt.precision(
+        tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", atol=1e-7, sensitivity=False
+    )
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["scaled"]
+
+
+def test_what_stays_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a branch, and by operators that compute with integers; what is searched beside that is searched as always."""
+    model = inside(*PAIR)
+    model.graph.node.insert(0, helper.make_node("DynamicQuantizeLinear", ["x"], ["dq", "ds", "dz"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    bisect_trt.precision(tmp_path / "model.onnx", low="int8", target="onnxrt", output=tmp_path / "out.onnx", verbose=1)
+    said = capsys.readouterr().err
+    assert "1 node that quantizes or dequantizes stays as it is, in the reference too: If 'choice'" in said
+    assert "operators that compute with integers stay as they are, in the reference too: DynamicQuantizeLinear" in said
+
+
+def test_scales_of_the_benchmark_are_those_of_activations(tmp_path: Path) -> None:
+    quantize(resnet(0, 1), tmp_path / "model.onnx", samples=2)
+    model = onnx.load(tmp_path / "model.onnx")
+    scales = activation_scales(model)
+    assert scales
+    assert not any(name.endswith(("w_scale", "b_scale")) for name in scales)
+
+
+def test_a_metric_says_which_groups_go_back(tmp_path: Path) -> None:
+    """Its reference is the model in floats, its set larger than what the search looks at inside."""
+    path, source = tmp_path / "model.onnx", resnet(3, 2)
+    bad, _ = planted(source, path, 1, seed=2)
+    rng = np.random.default_rng(8)
+    result = bisect_trt.precision(
+        path,
+        low="int8",
+        target="onnxrt",
+        inputs=[source.draw(rng) for _ in range(40)],
+        output=tmp_path / "mixed.onnx",
+        sensitivity=False,
+        metric="snr",
+        min=34,
+    )
+    found = result.extra["metric"]
+    assert found["of"] == 40
+    assert result.extra["measured_on"].endswith("on 40 input samples")
+    assert found["candidate"] >= 34
+    kept = {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]}
+    assert kept == bad

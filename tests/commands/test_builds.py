@@ -1,0 +1,162 @@
+"""The reason why a build is bad is found exactly: on builds that choose by chance, with decoys that go along with it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bisect_trt.commands.build_choices import Build, compare_builds
+from bisect_trt.commands.build_proof import Held, find_reasons
+from bisect_trt.search.oracle import Ask, Subset, Verdict
+from bisect_trt.targets.choices import FORMAT, Choice
+from bisect_trt.targets.messages import BuildError
+
+sys.path.append(str(Path(__file__).parents[1] / "unsteady"))
+
+import unsteady_builds
+
+T = TypeVar("T")
+Failing = Callable[[frozenset[Choice]], bool]
+
+
+@dataclass
+class Stand:
+    """Builds of the unsteady target, without its sessions; ``fails`` says which are bad."""
+
+    model: onnx.ModelProto
+    chance: float
+    fails: Failing
+    built: int = 0
+
+    def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
+        self.built += 1
+        pins, bans = ([f"{each.layer}={each.value}" for each in some if each.pins] for some in (held.pins, held.bans))
+        try:
+            chosen = frozenset(unsteady_builds.build(self.model, self.chance, pins, bans))
+        except BuildError:
+            return Verdict.UNRESOLVED, frozenset()
+        return Verdict.FAIL if self.fails(chosen) else Verdict.PASS, chosen
+
+    def search(self, algorithm: Callable[[Ask], T], held: Callable[[Subset], Held]) -> T:
+        return algorithm(lambda units: self.build(held(units))[0])
+
+    def until_both(self) -> list[Build]:
+        builds: list[Build] = []
+        while len({build.good for build in builds}) < 2:
+            verdict, chosen = self.build(Held("free"))
+            builds.append(Build(f"build {len(builds) + 1}", verdict is Verdict.PASS, chosen))
+        return builds
+
+
+def network(*names: str) -> onnx.ModelProto:
+    nodes = [helper.make_node("Relu", [f"t{place}"], [f"t{place + 1}"], name=name) for place, name in enumerate(names)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("t0", f"t{len(names)}")]
+    return helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+
+
+LAYERS = ("a", "b", "bad1", "c", "d", "e", "f", "bad2", "g", "h")
+
+
+def wrong(*layers: str) -> frozenset[tuple[str, str]]:
+    return frozenset((layer, unsteady_builds.WRONG) for layer in layers)
+
+
+def named(choices: Sequence[Choice] | frozenset[Choice]) -> frozenset[tuple[str, str]]:
+    return frozenset((each.layer, each.value) for each in choices)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.9])
+def test_one_wrong_kernel_among_decoys(seed: int, chance: float) -> None:
+    random.seed(seed)
+    stand = Stand(network(*LAYERS[:7]), chance, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
+    builds = stand.until_both()
+    before = stand.built
+    (reason,) = find_reasons(stand, builds, 10)
+    assert (named(reason.choices), reason.proven) == (wrong("bad1"), True)
+    assert stand.built - before < 40
+    table = compare_builds(builds).proven(reason.choices, builds)
+    assert [named([row.choice]) for row in table.rows if row.proven] == [wrong("bad1")]
+    assert (table.rows[0].good, table.rows[0].bad) == (0, table.bad)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("chance", "tries"), [(0.4, 10), (0.4, 1), (0.9, 2)])
+def test_kernels_that_are_wrong_together(seed: int, chance: float, tries: int) -> None:
+    """Also where the only good build has one of them, as it has what is chosen nearly always."""
+    random.seed(seed)
+    both = {"bad1", "bad2"}
+    stand = Stand(network(*LAYERS), chance, lambda chosen: unsteady_builds.wrong_nodes(list(chosen)) == both)
+    builds = stand.until_both()
+    (reason,) = find_reasons(stand, builds, tries)
+    assert (named(reason.choices), reason.proven) == (wrong("bad1", "bad2"), True)
+    # The table has both, also one that all builds made so that it tells none from another.
+    rows = compare_builds(builds).proven(reason.choices, builds).rows
+    assert named([row.choice for row in rows if row.proven]) == wrong("bad1", "bad2")
+    counts = {row.choice: (row.good, row.bad) for row in rows}
+    made = {each: [build.good for build in builds if each in build.choices] for each in reason.choices}
+    assert {each: counts[each] for each in made} == {
+        each: (sum(good), len(good) - sum(good)) for each, good in made.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_of_several_reasons(seed: int) -> None:
+    random.seed(seed)
+    stand = Stand(network(*LAYERS), 0.2, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
+    builds = stand.until_both()
+    while len({named([each for each in build.choices if each.value == unsteady_builds.WRONG]) for build in builds}) < 4:
+        verdict, chosen = stand.build(Held("free"))
+        builds.append(Build("more", verdict is Verdict.PASS, chosen))
+    reasons = find_reasons(stand, builds, 10)
+    assert {named(reason.choices) for reason in reasons} == {wrong("bad1"), wrong("bad2")}
+    assert all(reason.proven for reason in reasons)
+
+
+def test_a_bad_build_that_left_no_choices_is_said_and_hides_no_other() -> None:
+    random.seed(3)
+    stand = Stand(network(*LAYERS[:7]), 0.5, lambda chosen: bool(unsteady_builds.wrong_nodes(list(chosen))))
+    builds = [Build("build 0", good=False, choices=frozenset()), *stand.until_both()]
+    found, silent = find_reasons(stand, builds, 10)
+    assert (named(found.choices), found.proven) == (wrong("bad1"), True)
+    assert (silent.choices, silent.proven) == (frozenset(), False)
+    assert silent.why is not None
+    assert silent.why.startswith("build 0 left no choice that can be pinned")
+
+
+def test_what_cannot_be_pinned_is_never_a_proven_reason() -> None:
+    random.seed(1)
+
+    def fails(chosen: frozenset[Choice]) -> bool:
+        return any(each.layer == "c" and each.kind == FORMAT and each.value == "channels_last" for each in chosen)
+
+    for _ in range(20):
+        stand = Stand(network(*LAYERS[:5]), 0.0, fails)
+        assert not any(reason.proven for reason in find_reasons(stand, stand.until_both(), 10))
+
+
+def test_a_coin_is_never_a_proven_reason() -> None:
+    random.seed(2)
+    for _ in range(20):
+        stand = Stand(network(*LAYERS[:5]), 0.0, lambda chosen: random.random() < 0.5)  # noqa: ARG005 - that is the point
+        assert not any(reason.proven for reason in find_reasons(stand, stand.until_both(), 10))
+
+
+def test_what_goes_together_is_one_comparison() -> None:
+    first, second = (frozenset({Choice("x", "tactic", v), Choice("x", "format", v)}) for v in "ab")
+    rest = frozenset({Choice("y", "tactic", "same")})
+    builds = [Build(str(place), place < 4, (first if place < 4 else second) | rest) for place in range(8)]
+    table = compare_builds(builds)
+    assert {(row.choice.kind, row.choice.value) for row in table.rows[:2]} == {("tactic", "b"), ("format", "b")}
+    assert len(table.rows) == 4
+    assert table.compared == 2
+    assert table.rows[0].alone == pytest.approx(2 / 70)
+    assert table.rows[0].p == pytest.approx(4 / 70)

@@ -1,0 +1,108 @@
+"""The pass that does it: named exactly among dozens, each answer run as it is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from support import rest_slow
+from truth.busy import busy
+from truth.patterns import PLANTED, Pattern
+
+import bisect_trt
+from bisect_trt import UsageError
+from bisect_trt.targets.base import Target
+from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
+
+_BY_NAME = {pattern.name: pattern for pattern in PLANTED}
+BOTH = {"Identity, Div, Mul": "EliminateIdentity", "Dropout, Div, Mul": "EliminateDropout"}
+"""Patterns that every release of ONNX Runtime here is wrong about, with the one of two passes that is theirs alone."""
+
+
+def planted(pattern: Pattern, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    onnx.save(busy(pattern).model, str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", rest_slow(BOTH))
+def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, tmp_path: Path) -> None:
+    model = planted(_BY_NAME[name], tmp_path)
+    result = bisect_trt.cause(model, run=tmp_path / "run", workers=1)
+    assert sorted(result.cause) == sorted([[f"optimizer:{BOTH[name]}"], ["optimizer:DivMulFusion"]])
+    assert (result.status, result.minimality) == ("found", "1-minimal")
+    assert result.probes["run"] <= 12
+    detail = result.extra["cause_detail"]
+    assert detail["complete"]
+    assert detail["also"] == ["option:graph_optimization_level=off"]
+    for entry in detail["alternatives"]:
+        opened: dict[str, Any] = {"onnxruntime": onnxruntime, "m": str(model)}
+        exec("\n".join(entry["code"]), opened)
+        assert opened["session"].get_inputs()
+        assert entry["latency_ms"] > 0
+    words = [sys.executable, "-m", "bisect_trt", "run", str(model), *detail["alternatives"][0]["options"]]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_answer_is_the_same_with_many_workers(tmp_path: Path) -> None:
+    model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
+    one = bisect_trt.cause(model, run=tmp_path / "one", workers=1)
+    many = bisect_trt.cause(model, run=tmp_path / "many", workers=4)
+    assert sorted(one.cause) == sorted(many.cause)
+    titles = [[probe["title"] for probe in each.extra["report"]["probes"]] for each in (one, many)]
+    assert titles[0] == titles[1]
+
+
+def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path) -> None:
+    model = planted(_BY_NAME["Dropout, Div, Mul"], tmp_path)
+    result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run", shrink=False)
+    assert sorted(result.cause) == [["optimizer:DivMulFusion"], ["optimizer:EliminateDropout"]]
+    assert all(entry["whole"] for entry in result.extra["cause_detail"]["alternatives"])
+    issue = (tmp_path / "out" / "ISSUE.md").read_text(encoding="utf-8")
+    assert "Cause in ONNX Runtime" in issue
+    assert 'disabled_optimizers=["DivMulFusion"]' in issue
+    assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def overflowing(folder: Path) -> Path:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
+    graph = helper.make_graph(nodes, "overflow", ends[:1], ends[1:])
+    path = folder / "overflow.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+def test_where_nothing_less_helps_the_precision_is_the_answer(tmp_path: Path) -> None:
+    inputs = {"x": np.full(4, 900, np.float32)}
+    result = bisect_trt.cause(overflowing(tmp_path), inputs=inputs, fp16=True, run=tmp_path / "run")
+    assert result.cause == [["precision:fp16"]]
+    # The original, no optimizer, all options at once, the precision; in 1.18 also all options with its one pass. Then both
+    # ends again, so that it is no luck.
+    assert result.probes["run"] in (6, 7)
+    assert result.extra["cause_detail"]["alternatives"][0]["options"] == ["--onnxrt"]
+
+
+def test_a_model_that_passes_has_no_cause(tmp_path: Path) -> None:
+    result = bisect_trt.cause(overflowing(tmp_path), run=tmp_path / "run")
+    assert (result.status, result.cause) == ("not_reproduced", [])
+
+
+def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxRuntimeTarget, "switches", Target.switches)  # as of a target that says nothing of its own
+    model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
+    with pytest.raises(UsageError, match="ONNX Runtime has nothing that can be turned, as it is set up"):
+        bisect_trt.cause(model, run=tmp_path / "run")
+
+
+def test_a_check_that_is_not_told_of_switches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be told what of ONNX Runtime is turned"):
+        bisect_trt.cause(overflowing(tmp_path), check="true", run=tmp_path / "run")

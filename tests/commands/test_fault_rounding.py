@@ -1,0 +1,175 @@
+"""What is nobody's fault: rounding that float64 foresees, and numbers that are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from support import read_json
+from test_fault import RIGHT, evidence, fault_of, verdict
+
+from bisect_trt.commands.arbitration import judge
+from bisect_trt.commands.diagnose import describe_answer
+from bisect_trt.commands.rounding_error import expected_movement, spelled
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import Draws
+from bisect_trt.onnxlib.widen import widened
+from bisect_trt.tensors.tolerance import ToleranceOptions
+
+ULP = 2.0**-23
+WIDTH = 16
+
+
+def model_of(*nodes: onnx.NodeProto, weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, WIDTH]) for name in "xy"]
+    stored = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    outputs = ReferenceEvaluator(model).run(None, {"x": x})
+    assert isinstance(outputs, list)
+    return np.asarray(outputs[0])
+
+
+def movement(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray | None:
+    def compute(wide: onnx.ModelProto) -> dict[str, np.ndarray]:
+        return {"y": run(wide, x.astype(np.float64))}
+
+    simple = spelled(model)
+    moved = expected_movement(simple, widened(simple, Path()), {"x": x}, ULP, compute)
+    return None if moved is None else moved["y"]
+
+
+def off(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """How far float32 is off float64."""
+    apart: np.ndarray = np.abs(run(model, x) - run(widened(model, Path()), x.astype(np.float64)))
+    return apart
+
+
+@given(st.floats(2**-10, 2**20, width=32), st.integers(0, 99))
+def test_what_cancels_is_foreseen(shift: float, seed: int) -> None:
+    x = np.random.default_rng(seed).standard_normal((4, WIDTH)).astype(np.float32)
+    there, back = helper.make_node("Add", ["x", "k"], ["a"]), helper.make_node("Sub", ["a", "k"], ["y"])
+    model = model_of(there, back, weights={"k": np.array(shift, np.float32)})
+    expected = movement(model, x)
+    assert expected is not None
+    assert (off(model, x) <= 4 * expected + 1e-6).all()
+    assert expected.max() <= 4 * ULP * (shift + 10)  # and no more than that is forgiven
+
+
+@given(st.floats(1, 1e4), st.integers(0, 99))
+def test_a_norm_far_from_zero_is_foreseen(mean: float, seed: int) -> None:
+    x = (mean + np.random.default_rng(seed).standard_normal((4, WIDTH))).astype(np.float32)
+    norm = helper.make_node("LayerNormalization", ["x", "g"], ["y"])
+    model = model_of(norm, weights={"g": np.ones(WIDTH, np.float32)})
+    expected = movement(model, x)
+    assert expected is not None
+    assert (off(model, x) <= 4 * expected + 1e-5).all()
+    assert 4 * expected.max() < 160 * WIDTH * ULP * (mean + 10)
+
+
+def test_what_is_well_conditioned_forgives_nothing_past_the_tolerance() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, WIDTH), (WIDTH, WIDTH)))
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    expected = movement(model_of(product, weights={"w": weight}), x)
+    assert expected is not None
+    assert 0 < 4 * expected.max() < 2e-4 * np.sqrt(np.mean((x @ weight) ** 2))
+
+
+def test_a_step_is_not_forgiven() -> None:
+    assert movement(model_of(helper.make_node("Floor", ["x"], ["y"])), np.ones((4, WIDTH), np.float32)) is None
+
+
+@given(st.floats(0.01, 1e3), st.floats(0, 3))
+def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -> None:
+    expected = {"y": np.full(RIGHT.shape, size)}
+    near, far = RIGHT + np.float32(part * size), RIGHT + np.float32(5 * size)
+    case = evidence(target=near, reference=RIGHT + np.float32(size), movement=expected)
+    assert verdict(case) in ("rounding", "unknown")  # where the two are off alike, it is seen no more
+    assert verdict(replace(case, target={"y": far})) == "target"
+    assert verdict(evidence(target=RIGHT + np.float32(0.01 + size), movement={"y": np.zeros(RIGHT.shape)})) == "target"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
+    dropout = helper.make_node("Dropout", ["x", "", "t"], ["y"])
+    flag = np.array(trains)
+    constant = helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(flag))
+    model = model_of(dropout, weights={"t": flag}) if stored else model_of(constant, dropout)
+    assert [Draws(model, {}, unsure=unsure).by(dropout) for unsure in (True, False)] == [trains, trains]
+    model = model_of(dropout, weights={"t": np.array(1.0)})  # of no type that it may have, so it is not known
+    assert Draws(model, {"t": flag}, unsure=not trains).by(dropout) == trains
+    assert Draws(model, {}, unsure=True).by(dropout)
+    assert not Draws(model, {}, unsure=True).by(helper.make_node("Dropout", ["x"], ["y"]))
+
+
+def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="before"),
+        helper.make_node("Dropout", ["r", "", "train"], ["d"], name="drop"),
+        helper.make_node("Tanh", ["d"], ["y"], name="after"),
+    ]
+    onnx.save(model_of(*nodes, weights={"train": np.array(True)}), "model.onnx")
+    fault = fault_of(cli, "diagnose", Path("model.onnx"))
+    result = read_json(Path("r.json"))
+    assert result["minimality"] == "1-minimal"  # of few numbers it may draw the same, so it is not shrunk
+    assert "amplified" not in result  # its runs differ without any rounding
+    assert (fault["whose"], fault["op"], fault["node"]) == ("random", "Dropout", "drop")
+    assert "eval mode" in fault["sentence"]
+    assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["drop"]
+    assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** Dropout 'drop' draws random numbers")
+
+
+@pytest.mark.parametrize(("attributes", "said"), [({}, "would make"), ({"seed": 1.0}, "Its seed makes")])
+def test_what_to_do_about_what_draws_is_said(attributes: dict[str, Any], said: str) -> None:
+    model = model_of(helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise", **attributes))
+    case = replace(evidence(target=RIGHT + 1), model=model)
+    fault = judge(case, ToleranceOptions(), "T", "R")
+    assert fault.whose == "random"
+    assert said in fault.sentence
+    refused = judge(replace(case, target="no such operator"), ToleranceOptions(), "T", "R")
+    assert refused.whose == "target"
+    assert "draws them" in refused.sentence
+
+
+def test_an_answer_without_inputs_names_its_nodes(cli: CommandLine) -> None:
+    nodes = [
+        helper.make_node("Mul", ["w", "w"], ["z"], name="square"),
+        helper.make_node("Relu", ["x"], ["y"], name="r"),
+    ]
+    model = model_of(*nodes, weights={"w": np.full(4, 1e5, np.float32)})
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [4]))
+    onnx.save(model, "model.onnx")
+    ran = cli("diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out", "--json", "r.json")
+    assert "0 nodes" not in ran.out
+    assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["square"], ran.out + ran.err
+    assert describe_answer(Network(model), []).startswith("No node is needed to fail")
+
+
+@pytest.mark.parametrize("options", [(), ("--load-inputs", "in.npz")])
+def test_random_integers_are_said_to_be_random(cli: CommandLine, options: tuple[str, ...]) -> None:
+    np.savez("in.npz", ids=np.ones((1, WIDTH), np.int64))
+    ends = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, [1, WIDTH]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, WIDTH, 2]),
+    ]
+    graph = helper.make_graph([helper.make_node("Gather", ["w", "ids"], ["y"], name="table")], "g", ends[:1], ends[1:])
+    graph.initializer.append(numpy_helper.from_array(np.ones((1, 2), np.float32), "w"))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
+    ran = cli("diagnose", "model.onnx", "--onnxrt", *options, *(() if options else ("--val-range", "ids:[5,9]")))
+    assert ran.status == 4
+    assert ("'ids' is random: give real data (--load-inputs)" in ran.err) == (not options)
+    assert ("--val-range" in ran.err) == (not options)

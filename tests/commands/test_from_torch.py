@@ -1,0 +1,172 @@
+"""From PyTorch, which is no dependency: what needs it is skipped where it is missing."""
+
+# mypy: disable-error-code="misc"
+# ruff: noqa: ARG001, ARG002 - PyTorch may be missing, and modules take what forward is given
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from support import overflowing, read_json
+
+import bisect_trt
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed")
+@pytest.mark.parametrize(
+    "words", [["run", "net.pt2", "--onnxrt"], ["inspect", "net.pt2"], ["convert", "net.pt2", "--fp16", "-o", "x.onnx"]]
+)
+def test_without_pytorch_a_program_of_it_is_refused(cli: CommandLine, here: Path, words: list[str]) -> None:
+    (here / "net.pt2").write_bytes(b"PK\3\4")
+    ran = cli(*words)
+    assert ran.status == 4
+    assert "net.pt2 is a program of PyTorch, which is not installed here" in ran.error
+
+
+def test_a_program_that_is_not_there(cli: CommandLine) -> None:
+    assert "no such file; give the path of an ONNX model or of a .pt2 file" in cli("run", "net.pt2", "--onnxrt").error
+
+
+def test_an_onnx_model_is_fed_by_name(here: Path) -> None:
+    model = overflowing(here / "model.onnx")
+    for inputs in (np.ones((2, 3)), (np.ones((2, 3)),), [np.ones((2, 3))]):
+        with pytest.raises(bisect_trt.UsageError, match="an ONNX model is fed by the names of its inputs"):
+            bisect_trt.compare(model, inputs=inputs)
+
+
+def make_net() -> Any:
+    """Blocks whose norm squares what fp16 has not the square of; one part is in training mode."""
+    import torch
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            mean = x.pow(2).mean(-1, keepdim=True)
+            return x / torch.sqrt(mean + 1e-6)
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc, self.drop = Norm(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+
+        def forward(self, x: Any) -> Any:
+            return self.drop(self.fc(self.norm(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.Sequential(torch.nn.Identity(), Block())
+
+        def forward(self, image: Any, unused: Any = None, branch: bool = False) -> Any:
+            return self.blocks(image)
+
+    torch.manual_seed(0)
+    net = Net()
+    net.blocks[1].norm.eval()
+    return net
+
+
+def line_of(words: str) -> int:
+    return next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if words in line)
+
+
+@needs_torch
+def test_the_module_of_the_culprit_is_named(here: Path) -> None:
+    import torch
+
+    net, image = make_net(), torch.full((2, 8), 600.0)
+    modes = [module.training for module in net.modules()]
+    result = bisect_trt.diagnose(net, (image, torch.ones(1)), target="onnxrt", fp16=True, shrink=False)
+    assert result.status == "found"
+    (culprit,) = result.culprits
+    module = culprit["module"]
+    assert module["path"] == "blocks.1.norm"
+    assert module["class"].endswith("Norm")
+    assert module["source"] == f"{__file__}:{line_of('x.pow(2).mean')}"
+    export_said = result.extra["export"]
+    assert export_said["by"] == "dynamo"
+    assert export_said["torch"] == torch.__version__
+    assert [module.training for module in net.modules()] == modes  # and no dropout was exported, or it would be random
+
+
+@needs_torch
+def test_inputs_of_a_module(here: Path) -> None:
+    import torch
+
+    net, image = make_net(), np.full((2, 8), 3, np.float32)
+    for inputs in (image, (image,), {"image": torch.from_numpy(image)}, [(image,), {"image": image}]):
+        assert bisect_trt.compare(net, inputs).status == "found"
+    np.savez(here / "values.npz", image=image)
+    assert bisect_trt.compare(net, inputs=here / "values.npz").status == "found"
+    for wrong, words in (
+        (None, "exported by running it"),
+        ({"y": image}, "forward; give"),
+        ([], "at least one sample"),
+    ):
+        with pytest.raises(bisect_trt.UsageError, match=words):
+            bisect_trt.compare(net, inputs=wrong)
+
+
+@needs_torch
+def test_a_module_that_the_exporter_refuses(here: Path) -> None:
+    import torch
+
+    class Broken(torch.nn.Module):
+        def forward(self, x: Any, *, scale: Any) -> Any:
+            raise RuntimeError("broken on purpose")
+
+    with pytest.raises(bisect_trt.UnavailableError, match="Export it to ONNX yourself"):
+        bisect_trt.compare(Broken(), inputs={"x": torch.ones(2), "scale": torch.ones(1)})
+
+
+@needs_torch
+def test_a_program_on_the_command_line(cli: CommandLine, here: Path) -> None:
+    import torch
+
+    image = torch.full((2, 8), 600.0)
+    program = torch.export.export(make_net().eval(), (image,))
+    torch.export.save(program, "net.pt2")
+    ran = cli("diagnose", "net.pt2", "--onnxrt", "--fp16", "-o", "bug", "--no-shrink", "--json", "result.json")
+    assert ran.status == 0, ran.err
+    assert "Exported by torch.onnx.export (dynamo)" in ran.out
+    result = read_json(here / "result.json")
+    assert result["culprits"][0]["module"]["path"] == "blocks.1.norm"
+    assert f"{Path(__file__).name}:{line_of('x.pow(2).mean')}" in (here / "bug/ISSUE.md").read_text()
+    resumed = cli("resume", result["artifacts"]["run"])
+    assert resumed.status == 0, resumed.err
+    assert "in module blocks.1.norm" in cli("inspect", "net.pt2", "--show", "layers").out
+    converted = cli("convert", "net.pt2", "--fp16", "-o", "low.onnx", "--json", "converted.json")
+    assert converted.out.splitlines()[-1].startswith("low.onnx: net.pt2 in fp16, ")
+    assert "model" not in read_json(here / "converted.json")["export"]
+    unknown = cli("convert", "net.pt2", "--fp16", "-o", "other.onnx", "--keep-fp32", "nowhere")
+    assert "`bisect-trt inspect model net.pt2 --show layers` lists them" in unknown.error
+    assert bisect_trt.compare("net.pt2", inputs=None).status == "found"
+
+
+@needs_torch
+def test_a_program_that_holds_python_objects_is_not_run(cli: CommandLine, here: Path) -> None:
+    import zipfile
+
+    import torch
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (here / "was-run",))
+
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(2),)), "good.pt2")
+    torch.save(Trap(), here / "trap.bin")
+    with zipfile.ZipFile("good.pt2") as good, zipfile.ZipFile("trap.pt2", "w") as trapped:
+        for name in good.namelist():
+            example = "sample_inputs" in name
+            trapped.writestr(name, (here / "trap.bin").read_bytes() if example else good.read(name))
+    ran = cli("run", "trap.pt2", "--onnxrt")
+    assert not (here / "was-run").exists()
+    assert ran.status == 4
+    assert "trap.pt2 cannot be read by torch.export.load" in ran.error

@@ -1,0 +1,85 @@
+"""Marks that break a build are found and left out; the search for them knows nothing of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.commands.marking import MOST_BUILDS, Gathered, LayerRun, gather
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+
+NAMES = [f"t{place}" for place in range(24)]
+some = st.frozensets(st.sampled_from(NAMES), max_size=5)
+
+
+class Target:
+    """Refuses a model that shows some tensors.
+
+    Attributes:
+        asked: The groups that it was given.
+    """
+
+    def __init__(self, breaking: frozenset[str], signature: str = "build: no") -> None:
+        self.asked: list[list[str]] = []
+        self._breaking = breaking
+        self._signature = signature
+
+    def __call__(self, names: Sequence[str]) -> LayerRun:
+        self.asked.append(list(names))
+        if not self._breaking.isdisjoint(names):
+            return LayerRun(refused="no", signature=self._signature)
+        return LayerRun(tuple(TensorComparison(name, True, ComparisonKind.MATCH) for name in names))
+
+
+def shown(found: Gathered) -> set[str]:
+    return {comparison.name for seen in found.groups for comparison in seen.comparisons}
+
+
+@given(some, some, st.integers(1, 40))
+def test_every_tensor_is_seen_or_it_is_said_why_not(
+    breaking: frozenset[str], fragile: frozenset[str], most: int
+) -> None:
+    target = Target(breaking)
+    found = gather(NAMES, fragile, target, most=most)
+    assert found.builds == len(target.asked) <= most
+    assert shown(found) | found.unseen.keys() == set(NAMES) or found.builds == 1
+    assert shown(found).isdisjoint(breaking)
+    assert shown(found).isdisjoint(found.unseen)
+    assert all("no" in why for why in found.unseen.values())
+
+
+@given(some)
+def test_with_builds_enough_only_what_breaks_them_is_not_seen(breaking: frozenset[str]) -> None:
+    found = gather(NAMES, (), Target(breaking), most=1000)
+    assert shown(found) == set(NAMES) - breaking
+    assert found.unseen.keys() == breaking
+
+
+@given(some.filter(bool), some)
+def test_what_targets_like_least_is_left_out_first(fragile: frozenset[str], breaking: frozenset[str]) -> None:
+    target = Target(fragile)
+    found = gather(NAMES, fragile | breaking, target)
+    assert found.builds == 2
+    assert shown(found) == set(NAMES) - fragile - breaking
+
+
+def test_one_build_is_enough_where_nothing_is_refused() -> None:
+    found = gather(NAMES, NAMES[:3], Target(frozenset()))
+    assert (found.builds, found.refused, found.unseen) == (1, None, {})
+
+
+def test_a_handful_of_builds_shows_most_of_a_network() -> None:
+    names = [f"t{place}" for place in range(847)]
+    found = gather(names, (), Target(frozenset({names[500]})))
+    assert found.builds == MOST_BUILDS
+    assert len(shown(found)) > 0.7 * len(names)
+    assert "builds were spent" in found.unseen[names[500]]
+
+
+def test_a_refusal_that_marks_have_nothing_to_do_with_ends_it() -> None:
+    target = Target(frozenset(NAMES), "build: no kernel")
+    found = gather(NAMES, (), target, hopeless="build: no kernel")
+    assert (found.builds, found.refused, found.groups) == (1, "no", [])
+    assert gather(NAMES, (), target, hopeless="build: another").builds == MOST_BUILDS

@@ -1,0 +1,256 @@
+"""Every tensor of a real model on ONNX Runtime, with a target in between that refuses, hides or fuses on command."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from layered import Ask, Shown, Target, looking, outputs_of, showing
+from onnx import helper, numpy_helper
+from support import overflowing, save, unstable_norm
+
+from bisect_trt.commands.marking import LayerComparison, compare_layers
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.tensors.comparison import ComparisonKind, WorstElement
+from bisect_trt.worker.process import ProcessEnd
+from bisect_trt.worker.protocol import Compare, Compared, Failed
+from bisect_trt.worker.worker import WorkerDied
+
+REFUSAL = Failed("build", "no such marks", "build: no such marks")
+
+
+def refusing(*names: str) -> Target:
+    """A target that refuses models which give these tensors back."""
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if not outputs_of(request).isdisjoint(names) else ask(request)
+
+    return target
+
+
+def origins(layers: LayerComparison, model: Path) -> list[str]:
+    nodes = onnx.load(str(model)).graph.node
+    return [nodes[index].name for index in layers.origins]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A chain that overflows, with tensors of other types on the way to its second output."""
+    path = overflowing(tmp_path / "mixed.onnx")
+    model = onnx.load(str(path))
+    model.graph.node.extend(
+        [
+            helper.make_node("Greater", ["a2_out", "one"], ["larger"]),
+            helper.make_node("Cast", ["larger"], ["whole"], to=onnx.TensorProto.INT32),
+            helper.make_node("Cast", ["whole"], ["second"], to=onnx.TensorProto.FLOAT),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("second", onnx.TensorProto.FLOAT, [2, 3]))
+    onnx.save(model, str(path))
+    return path
+
+
+def test_in_one_build_where_nothing_is_refused(mixed: Path) -> None:
+    with looking(mixed, fp16=True) as look:
+        layers = compare_layers(look)
+        assert list(layers.tensors) == look.wanted
+    assert (layers.builds, layers.unseen, origins(layers, mixed)) == (1, {}, ["big"])
+
+
+def test_bools_and_integers_are_left_out_first(mixed: Path) -> None:
+    with looking(mixed, refusing("larger"), fp16=True) as look:
+        layers = compare_layers(look)
+    assert (layers.builds, origins(layers, mixed), layers.refused) == (2, ["big"], None)
+    assert layers.unseen.keys() == {"larger", "whole"}
+    assert all("no such marks" in why for why in layers.unseen.values())
+
+
+@pytest.mark.parametrize("name", ["a0_out", "small_out"])
+def test_a_mark_that_breaks_the_build_is_found_and_the_origin_all_the_same(mixed: Path, name: str) -> None:
+    with looking(mixed, refusing(name), fp16=True) as look:
+        layers = compare_layers(look)
+    assert origins(layers, mixed) == ["big"]
+    assert name in layers.unseen
+    assert layers.outputs_fail
+    assert layers.builds <= 8
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("before", [3, 33, 50])
+def test_where_many_marks_break_the_build_the_origin_is_bisected_for(most: int, before: int, tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "long.onnx", before, 55 - before)
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if len(outputs_of(request)) > 1 + most else ask(request)
+
+    with looking(path, target, fp16=True) as look:
+        layers = compare_layers(look)
+        assert layers.is_exact(look.subject.network)
+    assert (origins(layers, path), layers.refused, layers.outputs_fail) == (["big"], None, True)
+    assert layers.builds <= 8 + 12
+    assert len(layers.tensors) < 30
+    assert layers.unseen.keys() | layers.tensors.keys() == set(look.wanted)
+
+
+def test_branches_are_narrowed_to_the_one_that_is_wrong(tmp_path: Path) -> None:
+    """Two long branches of which the second overflows; their sum shows it."""
+    nodes = [helper.make_node("Relu", ["x"], ["l0"]), helper.make_node("Relu", ["x"], ["r0"])]
+    for place in range(1, 30):
+        nodes.append(helper.make_node("Relu", [f"l{place - 1}"], [f"l{place}"]))
+        op = ("Mul", ["big"]) if place == 17 else ("Mul", ["small"]) if place == 18 else ("Relu", [])
+        nodes.append(helper.make_node(op[0], [f"r{place - 1}", *op[1]], [f"r{place}"], name=f"r{place}"))
+    nodes.append(helper.make_node("Add", ["l29", "r29"], ["y"], name="sum"))
+    weights = {"big": np.float32(1e5), "small": np.float32(1e-5)}
+    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(np.array(v), n) for n, v in weights.items()])
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        return REFUSAL if len(outputs_of(request)) > 3 else ask(request)
+
+    with looking(path, target, fp16=True) as look:
+        assert origins(compare_layers(look), path) == ["r17"]
+
+
+def test_a_crash_is_a_refusal_too(mixed: Path) -> None:
+    """A worker that dies of a bool that is marked."""
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        if "larger" in outputs_of(request):
+            raise WorkerDied(ProcessEnd(-signal.SIGSEGV, timed_out=False, cancelled=False, seconds=0.1))
+        return ask(request)
+
+    with looking(mixed, target, fp16=True) as look:
+        layers = compare_layers(look)
+    assert origins(layers, mixed) == ["big"]
+    assert layers.unseen.keys() == {"larger", "whole"}
+
+
+def test_what_the_target_does_not_hand_out_is_unseen_with_its_reason(mixed: Path) -> None:
+    def target(request: Compare, ask: Ask) -> Shown:
+        reply = ask(request)
+        assert isinstance(reply, Compared)
+        rest = tuple(entry for entry in reply.comparisons if entry.name != "whole")
+        return replace(reply, comparisons=rest, skipped={"whole": "a shape tensor"})
+
+    with looking(mixed, target, fp16=True) as look:
+        assert compare_layers(look).unseen == {"whole": "a shape tensor"}
+
+
+def test_an_original_that_is_refused_the_same_way_is_refused_after_one_build(mixed: Path) -> None:
+    asked = []
+
+    def target(request: Compare, _: Ask) -> Shown:
+        asked.append(request)
+        return REFUSAL
+
+    with looking(mixed, target, fp16=True) as look:
+        original, _ = look.unmarked()
+        assert (original.ending, original.signature) == (Ending.BROKEN, "build: no such marks")
+        asked.clear()
+        layers = compare_layers(look, original)
+    assert (layers.refused, layers.builds, len(asked)) == ("no such marks", 1, 2)  # one asks for what is not fused
+
+
+# marks that hide
+
+
+def test_marks_that_prevent_a_fusion_hide_what_it_does(tmp_path: Path) -> None:
+    with looking(unstable_norm(tmp_path / "norm.onnx")) as look:
+        original, _ = look.unmarked()
+        assert original.ending is Ending.MISMATCHED
+        layers = compare_layers(look, original)
+    assert layers.hidden
+    assert (layers.outputs_fail, layers.origins) == (False, [])
+
+
+def test_marks_that_leave_a_milder_failure_hide_it_too(tmp_path: Path) -> None:
+    """Without marks NaN, with them rounding: what they show is not what was looked for."""
+    path = tmp_path / "two.onnx"
+    nodes = [helper.make_node("Mul", ["x", "third"], ["a"], name="a"), helper.make_node("Exp", ["a"], ["b"], name="b")]
+    save(path, nodes, [numpy_helper.from_array(np.array(1 / 3, np.float32), "third")])
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        reply = ask(request)
+        assert isinstance(reply, Compared)
+        changed: dict[str, Any] = {"passed": False, "kind": ComparisonKind.NAN}
+        if outputs_of(request) != {"b"}:
+            worst = WorstElement((0, 0), target=1.0001, reference=1.0, error=1e-4)
+            changed = {"passed": False, "kind": ComparisonKind.MISMATCH, "worst": worst, "past_tolerance": 1.5}
+        return replace(reply, comparisons=tuple(replace(each, **changed) for each in reply.comparisons))
+
+    with looking(path, target) as look:
+        original, _ = look.unmarked()
+        layers = compare_layers(look, original)
+    assert layers.hidden
+    assert layers.origins == []
+    assert len(layers.mild) == 1
+
+
+def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
+    """One group of marks hides the failure, the other does not: only the other's tensors were seen failing."""
+    model = overflowing(tmp_path / "model.onnx")
+    inner = {"a0_out", "a1_out", "a2_out", "big_out"}
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        outputs = outputs_of(request)
+        if "a0_out" in outputs and "b0_out" in outputs:
+            return REFUSAL
+        reply = ask(request)
+        if outputs.isdisjoint(inner):
+            return reply
+        assert isinstance(reply, Compared)
+        right = (replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons)
+        return replace(reply, comparisons=tuple(right))
+
+    with looking(model, target, fp16=True) as look:
+        original, _ = look.unmarked()
+        layers = compare_layers(look, original)
+    assert not layers.hidden
+    assert layers.outputs_fail
+    assert inner <= layers.unseen.keys()
+    assert "hides the failure" in layers.unseen["big_out"]
+
+
+# what the target does not fuse away
+
+
+def test_what_is_not_fused_away_is_looked_at_first_and_is_enough_if_it_shows_the_origin(tmp_path: Path) -> None:
+    model = overflowing(tmp_path / "model.onnx")
+    with looking(model, showing("a2_out", "big_out"), fp16=True) as look:
+        layers = compare_layers(look)
+    assert layers.fused
+    assert origins(layers, model) == ["big"]
+    assert layers.tensors.keys() == {"a2_out", "big_out", "b2_out"}
+    assert layers.unseen == dict.fromkeys(["a0_out", "a1_out", "small_out", "b0_out", "b1_out"], "fused away")
+
+
+def test_marks_find_an_origin_that_was_fused_away(tmp_path: Path) -> None:
+    model = overflowing(tmp_path / "model.onnx")
+    with looking(model, showing("a1_out", "small_out"), fp16=True) as look:
+        layers = compare_layers(look)
+    assert not layers.fused
+    assert origins(layers, model) == ["big"]
+    assert layers.unseen == {}
+
+
+def test_where_marks_are_of_no_use_what_was_seen_without_them_stays(tmp_path: Path) -> None:
+    model = overflowing(tmp_path / "model.onnx")
+    seeing = showing("a1_out", "small_out")
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        marked = not request.unfused and len(outputs_of(request)) > 1
+        return REFUSAL if marked else seeing(request, ask)
+
+    with looking(model, target, fp16=True) as look:
+        layers = compare_layers(look)
+    assert layers.fused
+    assert origins(layers, model) == ["small"]
+
+
+def test_onnx_runtime_cannot_show_what_it_does_not_fuse_away(tmp_path: Path) -> None:
+    with looking(overflowing(tmp_path / "model.onnx")) as look:
+        assert look.run(look.subject.network.proto, look.wanted, unfused=True) is None

@@ -1,0 +1,88 @@
+"""Who may be asked for all failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+from support import chain, read_json
+
+from bisect_trt.commands.reduce import reduce_model
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import ModelSettings, ReduceSettings, SearchSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import UsageError
+from bisect_trt.probe.journal import Journal, Record
+from bisect_trt.probe.ledger import Budget, Ledger
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+
+
+class Deaf:
+    """Nobody needs to be told."""
+
+    def probed(self, record: Record) -> None:
+        pass
+
+
+def test_nobody_is_asked_for_all_failures_at_a_prompt(tmp_path: Path) -> None:
+    path = chain(tmp_path / "model.onnx")
+    console = Console(-1)
+    with Subject(ModelSettings(path), Workspace(tmp_path / "run"), console) as subject:
+        ledger = Ledger(Journal(tmp_path), Deaf(), Budget())
+        prober = Prober(Runner(PromptCheck(), subject.workspace, subject.reference), ledger)
+        settings = ReduceSettings(tmp_path / "out.onnx", find_all=True)
+        with pytest.raises(UsageError, match="too much to answer at a prompt; give a --check command"):
+            reduce_model(Session(subject, console, Result("reduce"), prober), settings, SearchSettings())
+        ledger.close()
+
+
+def tied_and_past_the_largest(path: Path) -> Path:
+    """First a comparison of what is rounded in fp16 with its own value: a tie. Then a product that fp16 cannot hold."""
+    nodes = [
+        helper.make_node("Mul", ["x", "third"], ["m"], name="third"),
+        helper.make_node("Greater", ["m", "edge"], ["above"], name="choice"),
+        helper.make_node("Mul", ["x", "large"], ["l"], name="overflow"),
+        helper.make_node("Div", ["l", "large"], ["y"], name="back"),
+    ]
+    value = np.linspace(1, 2, 8, dtype=np.float32)
+    third = np.float32(1 / 3)
+    weights = {"third": third, "edge": value * third * np.float32(1 + 1e-6), "large": np.float32(6e4)}
+    tensors = [numpy_helper.from_array(np.asarray(each, np.float32), name) for name, each in weights.items()]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [8]),
+        helper.make_tensor_value_info("above", TensorProto.BOOL, [8]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [8]),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    np.savez(path.with_suffix(".npz"), x=value)
+    return path
+
+
+def test_a_diagnosis_goes_on_where_nobody_is_wrong(cli: CommandLine) -> None:
+    """What somebody can mend is the answer, and the tie is said beside it; a budget is the first answer's alone."""
+    model = tied_and_past_the_largest(Path("model.onnx"))
+    words = ("diagnose", model, "--onnxrt", "--fp16", "--load-inputs", "model.npz", "--json", "r.json", "-o", "out")
+    ran = cli(*words)
+    assert ran.status == 0, ran.err
+    result = read_json(Path("r.json"))
+    assert [each["name"] for each in result["culprits"]] == ["overflow"]
+    assert result["fault"]["whose"] == "precision"
+    names = [[node["name"] for node in each["culprits"]] for each in result["failures"]]
+    assert names[0] == ["overflow"]
+    assert "choice" in names[1]
+    assert [each["fault"]["whose"] for each in result["failures"]] == ["precision", "tie"]
+    assert result["failures"][1]["fault"]["sentence"] in ran.out.replace("\n", " ")
+    assert "and nobody is wrong (tie): is that all?" in ran.out
+    assert Path("out-2/ISSUE.md").read_text().startswith("> **Not a bug report.** A tie")
+    cli(*words, "--overwrite", "--max-probes", "9")
+    assert read_json(Path("r.json"))["fault"]["whose"] == "tie"

@@ -1,0 +1,80 @@
+"""What a reproducer says is tried before it is said; what its target reads lies beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import overflowing, script
+
+from bisect_trt.commands.trials import carry
+from bisect_trt.errors import UsageError
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+
+pytestmark = pytest.mark.other_tools
+
+
+def test_files_that_a_target_reads_are_carried(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.so").write_text(folder)
+    (tmp_path / "timings").write_text("t")
+    libraries = tuple(str(tmp_path / folder / "a.so") for folder in ("one", "two"))
+    target = TargetSettings("trt").with_own(
+        plugins=libraries, load_timing_cache=str(tmp_path / "timings"), version_compatible=True
+    )
+    carried, files = carry(target, tmp_path / "files")
+    own = carried.of(TrtSettings)
+    assert [*own.plugins, own.load_timing_cache] == files
+    assert [(tmp_path / name).read_text() for name in files] == ["one", "two", "t"]
+    assert own.version_compatible
+
+
+def test_a_target_that_reads_nothing_is_as_it_was(tmp_path: Path) -> None:
+    target = TargetSettings("trt").with_own(save_engine="e")
+    assert carry(target, tmp_path / "files") == (target, [])
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
+    target = TargetSettings("trt").with_own(plugins=(str(tmp_path / "gone.so"),))
+    with pytest.raises(UsageError, match=r"gone\.so cannot be copied to .*No such file"):
+        carry(target, tmp_path / "files")
+
+
+def test_commands_are_run_before_they_are_written_down(cli: CommandLine) -> None:
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
+    for page in ("ISSUE.md", "README.md"):
+        assert "Run here, it shows the failure." in Path("out", page).read_text()
+    issue = Path("out/ISSUE.md").read_text()
+    assert "With Polygraphy (`pip install polygraphy`); run here, it shows the failure:" in issue
+    assert "- In fp32 it passes (4 of 4 runs)." in issue
+
+
+def test_a_command_that_shows_nothing_is_left_out(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "polygraphy", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").status == 0
+    issue = Path("out/ISSUE.md").read_text()
+    assert "does not show it: its command passes here." in issue
+    assert "polygraphy run" not in issue
+
+
+def test_a_script_that_does_not_show_the_failure_proves_nothing(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its interpreter finds another NumPy: it is not the one of the workers."""
+    shadow = Path("shadow")
+    shadow.mkdir()
+    python = shadow / "python"
+    script(python, f'case "$1" in *reproduce.py) echo other; exit 0;; *) exec {sys.executable} "$@";; esac')
+    monkeypatch.setattr(sys, "executable", str(python.absolute()))
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
+    assert ran.status == 3
+    assert "reproduce.py ends with status 0: other" in ran.out
+    assert "Run here, it does not show the failure" in Path("out/ISSUE.md").read_text()

@@ -1,0 +1,120 @@
+"""What the tests of fp16 lowering share: small models, ways to run them, and what holds of each lowered one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from bisect_trt.onnxlib.lower import lower_fp16, lower_roundtrip
+
+Array = npt.NDArray[Any]
+Lowering = Callable[..., ModelProto]
+FLOAT, FLOAT16, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+SEQUENCE = ("x", FLOAT, (2, 1, 3))
+HALF_EPSILON = float(np.finfo(np.float16).eps)
+both = pytest.mark.parametrize("lower", [lower_roundtrip, lower_fp16])
+
+
+def weight(name: str, value: npt.ArrayLike) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(value, np.float32), name)
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    outputs: Sequence[str],
+    weights: Sequence[TensorProto] = (),
+    *,
+    inputs: Sequence[tuple[str, int, Sequence[int | str]]] = (("x", FLOAT, (2, 3)),),
+    opset: int = 13,
+    ir: int = 8,
+    domains: Sequence[str] = (),
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(*entry) for entry in inputs],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        list(weights),
+    )
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    result = helper.make_model(graph, opset_imports=opsets, ir_version=ir, functions=list(functions))
+    return with_outputs(result, outputs)
+
+
+def with_outputs(source: ModelProto, names: Sequence[str]) -> ModelProto:
+    """The same with these outputs, with the types and shapes that ONNX infers or, failing that, those of ``x``."""
+    inferred = onnx.shape_inference.infer_shapes(source).graph
+    infos = {value.name: value for value in (*inferred.value_info, *inferred.output, *inferred.input)}
+    result = ModelProto()
+    result.CopyFrom(source)
+    del result.graph.output[:]
+    for name in names:
+        value = infos[name]
+        if not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.CopyFrom(source.graph.input[0].type.tensor_type.shape)
+        if not value.type.tensor_type.elem_type:
+            value.type.tensor_type.elem_type = FLOAT
+        result.graph.output.append(value)
+    return result
+
+
+def ort_run(source: ModelProto, feeds: dict[str, Array], level: str = "ORT_DISABLE_ALL") -> dict[str, Array]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    session = onnxruntime.InferenceSession(source.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def evaluate(source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    with np.errstate(all="ignore"):
+        evaluator = ReferenceEvaluator(source)
+        return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
+
+
+def run_as_lowered(lower: Lowering, source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    """Run a lowered model where it means what it says: ONNX Runtime's CPU provider widens real fp16 nodes."""
+    return (ort_run if lower is lower_roundtrip else evaluate)(source, feeds)
+
+
+def ops(source: ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in source.graph.node)
+
+
+def checked(lower: Lowering, source: ModelProto, **options: object) -> ModelProto:
+    """Lower, and hold what has to be true of every lowered model."""
+    before = source.SerializeToString(deterministic=True)
+    lowered = lower(source, **options)
+    assert source.SerializeToString(deterministic=True) == before, "the original was changed"
+    onnx.checker.check_model(lowered)
+    assert [(v.name, v.type) for v in lowered.graph.input] == [(v.name, v.type) for v in source.graph.input]
+    assert [(v.name, v.type) for v in lowered.graph.output] == [(v.name, v.type) for v in source.graph.output]
+    return lowered
+
+
+# ONNX Runtime's own Sqrt makes NaN of Inf before 1.21.
+SQRT_KEEPS_INF = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
+
+
+def overflowed(root: Array) -> bool:
+    """Whether all of a square root comes of squares that fp16 does not hold."""
+    return bool(np.isposinf(root).all() if SQRT_KEEPS_INF else not np.isfinite(root).any())
+
+
+X900 = {"x": np.full((2, 3), 900, np.float32)}
+
+
+def computed(source: ModelProto) -> list[str]:
+    return [name for node in source.graph.node for name in node.output]

@@ -1,0 +1,459 @@
+"""Cuts of the models that are hard to cut, each by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cutting import Cutter, assert_same, cutter, model_of, run, tensor_info
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from bisect_trt.onnxlib.cut import Cut
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+X = tensor_info("x", FLOAT, [2, 3])
+x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+node = helper.make_node
+
+
+def names(piece: Cut) -> tuple[set[str], set[str]]:
+    return set(piece.inputs), set(piece.outputs)
+
+
+def op_types(piece: Cut) -> list[str]:
+    return [each.op_type for each in piece.proto.graph.node]
+
+
+def every_unit_and_all(whole: Cutter) -> None:
+    """Each unit alone, all from each on, all up to each."""
+    count = len(whole.network.order)
+    for unit in range(count):
+        for units in ([unit], range(unit, count), range(unit + 1)):
+            whole.check(units)
+            whole.check(units, bare=False)
+
+
+def body(nodes: Sequence[NodeProto], inputs: Sequence[Any], outputs: Sequence[Any], name: str = "body") -> GraphProto:
+    return helper.make_graph(list(nodes), name, list(inputs), list(outputs))
+
+
+def with_bodies() -> ModelProto:
+    """A Loop and a Scan; their bodies capture a tensor, a weight, and a constant that a node makes, one of them twice deep."""
+    state, step = tensor_info("state", FLOAT, [2, 3]), tensor_info("state_out", FLOAT, [2, 3])
+    deep = body([node("Mul", ["a", "made"], ["deep"])], [], [tensor_info("deep", FLOAT, [2, 3])], "deep")
+    shallow = body([node("Add", ["state", "w"], ["shallow"])], [], [tensor_info("shallow", FLOAT, [2, 3])], "shallow")
+    loop = body(
+        [
+            node("Identity", ["go_on"], ["go_on_out"]),
+            node("If", ["go_on"], ["branch"], then_branch=deep, else_branch=shallow),
+            node("Add", ["branch", "state"], ["state_out"]),
+        ],
+        [tensor_info("i", INT64, []), tensor_info("go_on", BOOL, []), state],
+        [tensor_info("go_on_out", BOOL, []), step],
+    )
+    row, total = tensor_info("row", FLOAT, [3]), tensor_info("total", FLOAT, [3])
+    scan = body(
+        [
+            node("ReduceSum", ["b"], ["sum"], keepdims=0),
+            node("Mul", ["row", "sum"], ["scaled"]),
+            node("Add", ["total", "scaled"], ["total_out"]),
+            node("Identity", ["total_out"], ["each"]),
+        ],
+        [total, row],
+        [tensor_info("total_out", FLOAT, [3]), tensor_info("each", FLOAT, [3])],
+    )
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Neg", ["x"], ["b"]),
+        node("Constant", [], ["made"], value=numpy_helper.from_array(np.array(2, np.float32))),
+        node("Loop", ["three", "true", "b"], ["looped"], body=loop),
+        node("Scan", ["zeros", "looped"], ["last", "all"], body=scan, num_scan_inputs=1),
+        node("Sub", ["all", "last"], ["y"]),
+    ]
+    weights: dict[str, Any] = {
+        "w": np.float32(3),
+        "three": np.array(3),
+        "true": np.array(True),
+        "zeros": np.zeros(3, np.float32),
+    }
+    return model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights)
+
+
+def test_bodies_that_capture_outer_tensors() -> None:
+    whole = cutter(with_bodies(), {"x": x})
+    every_unit_and_all(whole)
+    loop = whole.check([whole.unit("looped")])
+    assert names(loop) == ({"a", "b"}, {"looped"})
+    # The weight and the constant that only the body reads come along as initializers.
+    assert {tensor.name for tensor in loop.proto.graph.initializer} == {"w", "made", "three", "true"}
+    scan = whole.check([whole.unit("last")])
+    assert names(scan) == ({"b", "looped"}, {"last", "all"})
+    with_maker = whole.check([whole.unit("looped")], bare=False)
+    assert sorted(op_types(with_maker)) == ["Constant", "Loop"]
+
+
+def test_a_body_that_returns_an_outer_tensor() -> None:
+    then, other = (
+        body([node(op, [name], [op])], [], [tensor_info(op, FLOAT, [2, 3])])
+        for op, name in (("Exp", "a"), ("Neg", "x"))
+    )
+    then.node[0].input[0] = "a"
+    other.node.add().CopyFrom(node("Identity", ["b"], ["unread"]))
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Abs", ["x"], ["b"]),
+        node("ReduceMax", ["x"], ["max"], keepdims=0),
+        node("Cast", ["max"], ["test"], to=BOOL),
+        node("If", ["test"], ["y"], then_branch=then, else_branch=other),
+    ]
+    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])]), {"x": x})
+    every_unit_and_all(whole)
+    assert set(whole.check([whole.unit("y")]).inputs) == {"a", "b", "x", "test"}
+
+
+def test_two_opsets_and_a_custom_domain() -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Gelu", ["a"], ["b"], domain="com.microsoft"),
+        node("Scaler", ["b"], ["c"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0]),
+        node("Neg", ["c"], ["y"]),
+    ]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], domains=["com.microsoft", "ai.onnx.ml"])
+    whole = cutter(model, {"x": x})
+    every_unit_and_all(whole)
+    assert whole.check([0]).proto.opset_import == model.opset_import
+
+
+def local_function() -> ModelProto:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    inner = helper.make_function("mine", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets[:1])
+    outer = helper.make_function(
+        "mine",
+        "TwiceAndSplit",
+        ["a"],
+        ["b", "c"],
+        [node("Twice", ["a"], ["d"], domain="mine"), node("Split", ["d"], ["b", "c"], axis=1)],
+        opsets,
+    )
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("TwiceAndSplit", ["a"], ["b", "c"], domain="mine"),
+        node("Neg", ["c"], ["y"]),
+    ]
+    declared = tensor_info("x", FLOAT, [2, 4])
+    return model_of(nodes, [declared], [tensor_info("y", FLOAT, [2, 2])], domains=["mine"], functions=[inner, outer])
+
+
+def test_model_local_functions() -> None:
+    whole = cutter(local_function(), {"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
+    every_unit_and_all(whole)
+    assert names(whole.check([whole.unit("b")])) == ({"a"}, {"c"})
+
+
+def test_no_sequence_is_ever_an_input() -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Neg", ["x"], ["b"]),
+        node("SplitToSequence", ["a"], ["parts"], axis=0, keepdims=0),
+        node("SequenceInsert", ["parts", "row"], ["more"]),
+        node("SequenceAt", ["more", "one"], ["second"]),
+        node("ConcatFromSequence", ["more"], ["joined"], axis=0, new_axis=1),
+        node("SequenceEmpty", [], ["empty"], dtype=FLOAT),
+        node("SequenceInsert", ["empty", "b"], ["single"]),
+        node("SequenceAt", ["single", "zero"], ["b2"]),
+        node("ReduceSum", ["joined"], ["sum"], keepdims=0),
+        node("Add", ["second", "sum"], ["c"]),
+        node("Add", ["b2", "c"], ["y"]),
+    ]
+    weights = {"one": np.array(1), "zero": np.array(0), "row": np.ones(3, np.float32)}
+    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights), {"x": x})
+    every_unit_and_all(whole)
+    assert op_types(whole.check([whole.unit("second")])) == ["SplitToSequence", "SequenceInsert", "SequenceAt"]
+    # An empty sequence depends on no input; it can be no initializer either.
+    assert op_types(whole.check([whole.unit("b2")])) == ["SequenceEmpty", "SequenceInsert", "SequenceAt"]
+    # Cut at the sequence it gives it back, with the type that only shape inference knows.
+    piece = whole.check([whole.unit("more")])
+    assert set(piece.outputs) == {"more"}
+    assert piece.proto.graph.output[0].type.WhichOneof("value") == "sequence_type"
+
+
+def test_optional_values() -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Optional", ["a"], ["maybe"]),
+        node("OptionalHasElement", ["maybe"], ["has"]),
+        node("OptionalGetElement", ["maybe"], ["b"]),
+        node("Neg", ["b"], ["c"]),
+        node("Where", ["has", "c", "x"], ["y"]),
+    ]
+    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])]), {"x": x})
+    every_unit_and_all(whole)
+    assert op_types(whole.check([whole.unit("b")])) == ["Optional", "OptionalGetElement"]
+    assert names(whole.check([whole.unit("y")])) == ({"has", "c", "x"}, {"y"})
+
+
+def test_strings() -> None:
+    nodes = [
+        node("Unique", ["s"], ["unique"], sorted=1),
+        node("Constant", [], ["made"], value_strings=["Grüße", ""]),
+        node("Concat", ["unique", "made"], ["all"], axis=0),
+        node("Gather", ["all", "place"], ["picked"]),
+        node("Identity", ["picked"], ["y"]),
+    ]
+    model = model_of(
+        nodes,
+        [tensor_info("s", TensorProto.STRING, [2])],
+        [tensor_info("y", TensorProto.STRING, [2])],
+        {"place": np.array([2, 0])},
+    )
+    every_unit_and_all(cutter(model, {"s": np.array(["a", "ß"], dtype=object)}))
+
+
+@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float64"])
+def test_element_types(kind: str) -> None:
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [
+        node("Cast", ["x"], ["a"], to=element),
+        node("Identity", ["a"], ["b"]),
+        node("Concat", ["b", "w", "a"], ["c"], axis=0),
+        node("Transpose", ["c"], ["d"]),
+        node("Cast", ["d"], ["y"], to=FLOAT),
+    ]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [3, 5])], {"w": np.array([[1, 0, 1]], kind)})
+    every_unit_and_all(cutter(model, {"x": np.abs(x)}))
+
+
+def test_a_sparse_initializer() -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("MatMul", ["a", "sparse"], ["b"]), node("Neg", ["b"], ["y"])]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 4])])
+    values = helper.make_tensor("sparse", FLOAT, [2], [5.0, 7.0])
+    places = helper.make_tensor("places", INT64, [2], [1, 10])
+    model.graph.sparse_initializer.add().CopyFrom(helper.make_sparse_tensor(values, places, [3, 4]))
+    whole = cutter(model, {"x": x})
+    every_unit_and_all(whole)
+    assert len(whole.check([whole.unit("b")]).proto.graph.sparse_initializer) == 1
+
+
+def test_no_dimensions_and_no_elements() -> None:
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Exp", ["sum"], ["e"]),
+        node("Slice", ["x", "two", "two"], ["none"]),
+        node("Neg", ["none"], ["none2"]),
+        node("ReduceSum", ["none2"], ["nothing"], keepdims=0),
+        node("Add", ["nothing", "e"], ["y"]),
+    ]
+    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [])], {"two": np.array([2])}), {"x": x})
+    every_unit_and_all(whole)
+    piece = whole.check([whole.unit("none2")])
+    assert [dim.dim_value for dim in piece.proto.graph.input[0].type.tensor_type.shape.dim] == [0, 3]
+
+
+def test_shapes_that_depend_on_values() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["places"]),
+        node("Transpose", ["places"], ["indices"]),
+        node("GatherND", ["x", "indices"], ["found"]),
+        node("Greater", ["found", "zero"], ["positive"]),
+        node("Compress", ["found", "positive"], ["kept"], axis=0),
+        node("Neg", ["kept"], ["y"]),
+    ]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, ["n"])], {"zero": np.float32(0)})
+    whole = cutter(model, {"x": x * (x > -4)})
+    every_unit_and_all(whole)
+    piece = whole.check([whole.unit("y")])
+    assert [dim.dim_value for dim in piece.proto.graph.input[0].type.tensor_type.shape.dim] == [3]
+
+
+def test_what_is_drawn_is_no_constant() -> None:
+    branch = body([node("RandomNormal", [], ["r"], shape=[2, 3])], [], [tensor_info("r", FLOAT, [2, 3])])
+    draws = helper.make_function(
+        "mine",
+        "RandomDraws",
+        [],
+        ["r"],
+        [node("RandomUniform", [], ["r"], shape=[2, 3])],
+        [helper.make_opsetid("", 17)],
+    )
+    nodes = [
+        node("RandomNormal", [], ["r1"], shape=[2, 3]),
+        node("Constant", [], ["true"], value=numpy_helper.from_array(np.array(True))),
+        node("If", ["true"], ["r2"], then_branch=branch, else_branch=branch),
+        node("RandomDraws", [], ["r3"], domain="mine"),
+        node("RandomNormalLike", ["w"], ["r4"]),
+        node("Add", ["x", "r1"], ["a"]),
+        node("Add", ["r2", "r3"], ["b"]),
+        node("Add", ["a", "b"], ["c"]),
+        node("Add", ["c", "r4"], ["y"]),
+    ]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"w": x}, domains=["mine"], functions=[draws])
+    whole = cutter(model, {"x": x})
+    constant = [model.graph.node[i].op_type for i, is_constant in enumerate(whole.network.constant) if is_constant]
+    assert constant == ["Constant"]
+    piece = whole.check([whole.unit(name) for name in ("a", "b", "c", "y")])
+    assert set(piece.inputs) == {"x", "r1", "r2", "r3", "r4"}
+
+
+def test_a_model_without_inputs() -> None:
+    nodes = [
+        node("Constant", [], ["a"], value=numpy_helper.from_array(x)),
+        node("Relu", ["a"], ["b"]),
+        node("Add", ["b", "w"], ["c"]),
+        node("Neg", ["w"], ["d"]),
+        node("Mul", ["c", "d"], ["y"]),
+    ]
+    model = model_of(nodes, [], [tensor_info("y", FLOAT, [2, 3])], {"w": np.float32(3)})
+    whole = cutter(model)
+    # Where nothing depends on an input, all that computes is worth a search.
+    assert [whole.network.nodes[whole.network.order[unit]].op_type for unit in whole.units.searched] != []
+    assert len(whole.units) == 4
+    for chosen in ([whole.unit("c")], [whole.unit("d"), whole.unit("y")], range(5)):
+        piece, nodes_chosen = whole.cut(chosen)
+        onnx.checker.check_model(piece.proto)
+        values = run(piece.proto, {name: whole.values[name] for name in piece.inputs})
+        assert_same(values, {name: whole.values[name] for name in piece.outputs})
+        assert len(piece.proto.graph.node) == len(nodes_chosen)
+    assert names(whole.cut([whole.unit("c")])[0]) == ({"b"}, {"c"})
+
+
+def test_only_constants() -> None:
+    nodes = [node("Constant", [], ["a"], value=numpy_helper.from_array(x))]
+    whole = cutter(model_of(nodes, [], [tensor_info("a", FLOAT, [2, 3])]))
+    assert len(whole.units) == 1
+    assert names(whole.cut([0])[0]) == (set(), {"a"})
+
+
+def test_outputs_that_no_node_computes() -> None:
+    nodes = [
+        node("Relu", ["x"], ["y"]),
+        node("Constant", [], ["c"], value=numpy_helper.from_array(x)),
+        node("Add", ["y", "c"], ["z"]),
+    ]
+    model = model_of(nodes, [X], ["x", "w", "c", "y", "z"], {"w": x})
+    whole = cutter(model, {"x": x})
+    every_unit_and_all(whole)
+    # A weight that the graph returns is an output of the cut that holds its maker.
+    assert set(whole.check([whole.unit("z")], bare=False).outputs) == {"c", "z"}
+    assert set(whole.check([whole.unit("z")]).outputs) == {"z"}
+
+
+def test_dead_nodes_and_unread_outputs() -> None:
+    nodes = [
+        node("Split", ["x"], ["a", "middle", "b"], axis=1),
+        node("Neg", ["a"], ["dead"]),
+        node("Exp", ["dead"], ["dead2"]),
+        node("TopK", ["x", "one"], ["values", "indices"]),
+        node("Cast", ["indices"], ["y"], to=FLOAT),
+        node("Constant", [], ["unread"], value=numpy_helper.from_array(x)),
+    ]
+    whole = cutter(model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 1])], {"one": np.array([1])}), {"x": x})
+    every_unit_and_all(whole)
+    assert names(whole.check([whole.unit("a")])) == ({"x"}, {"a"})
+    assert names(whole.check([whole.unit("dead2")])) == ({"dead"}, {"dead2"})
+
+
+def test_one_tensor_read_many_times() -> None:
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Add", ["a", "a"], ["b"]),
+        node("Concat", ["b", "a", "b", "x"], ["c"], axis=0),
+        node("Neg", ["b"], ["d"]),
+    ]
+    # "b" is returned and read, by several.
+    model = model_of(nodes, [X], ["b", "c", "d"])
+    whole = cutter(model, {"x": x})
+    every_unit_and_all(whole)
+    piece = whole.check([whole.unit("b"), whole.unit("d")])
+    assert (piece.inputs, set(piece.outputs)) == (("a",), {"b", "d"})
+
+
+def test_quantised() -> None:
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("QuantizeLinear", ["x", "sx", "zx"], ["qx"]),
+        node("QLinearConv", ["qx", "sx", "zx", "w", "sw", "zw", "sy", "zx"], ["qy"], pads=[1, 1, 1, 1]),
+        node("DequantizeLinear", ["qy", "sy", "zx"], ["a"]),
+        node("DequantizeLinear", ["w", "sw", "zw"], ["wf"]),
+        node("Conv", ["a", "wf"], ["b"], pads=[1, 1, 1, 1]),
+        node("DynamicQuantizeLinear", ["b"], ["qb", "sb", "zb"]),
+        node("DequantizeLinear", ["qb", "sb", "zb"], ["y"]),
+    ]
+    weights = {
+        "sx": np.float32(0.02),
+        "zx": np.uint8(128),
+        "sw": np.float32(0.01),
+        "zw": np.int8(0),
+        "sy": np.float32(0.05),
+        "w": rng.integers(-127, 127, (2, 2, 3, 3), np.int8),
+    }
+    shape = [1, 2, 5, 5]
+    arrays = {name: np.asarray(value) for name, value in weights.items()}
+    model = model_of(nodes, [tensor_info("x", FLOAT, shape)], [tensor_info("y", FLOAT, shape)], arrays)
+    every_unit_and_all(cutter(model, {"x": rng.normal(size=shape).astype(np.float32)}))
+
+
+def test_initializers_that_are_inputs_are_not_fed() -> None:
+    nodes = [node("Add", ["x", "w"], ["a"]), node("Mul", ["a", "w"], ["y"])]
+    inputs = [tensor_info("w", FLOAT, [3]), X]
+    for ir_version in (3, 8):
+        model = model_of(nodes, inputs, [tensor_info("y", FLOAT, [2, 3])], {"w": x[0]}, ir_version=ir_version)
+        whole = cutter(model, {"x": x})
+        every_unit_and_all(whole)
+        piece = whole.check([1])
+        assert piece.inputs == ("a",)
+        assert [value.name for value in piece.proto.graph.input] == (["a", "w"] if ir_version < 4 else ["a"])
+
+
+def test_what_a_model_declares_is_kept() -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Exp", ["b"], ["y"])]
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this")
+    model.graph.value_info.append(tensor_info("a", FLOAT, [2, 3]))
+    model.graph.node[1].doc_string = "a note"
+    piece = cutter(model, {"x": x}).check([0, 1])
+    assert (piece.proto.ir_version, piece.proto.opset_import[0].version) == (7, 11)
+    assert [value.name for value in piece.proto.graph.value_info] == ["a"]
+    assert [value.name for value in piece.proto.graph.output] == ["b"]
+    assert piece.proto.graph.node[1].doc_string == "a note"
+
+
+def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        node("ConstantOfShape", ["shape"], ["big"]),
+        node("Neg", ["big"], ["big2"]),
+        node("ReduceSum", ["big2"], ["small"], keepdims=0),
+        node("Add", ["x", "big2"], ["a"]),
+        node("Add", ["a", "small"], ["y"]),
+    ]
+    model = model_of(nodes, [X], ["y"], {"shape": np.array([600, 2, 1])})
+    model.graph.value_info.extend(
+        [
+            tensor_info("big", FLOAT, [600, 2, 1]),
+            tensor_info("big2", FLOAT, [600, 2, 1]),
+            tensor_info("small", FLOAT, []),
+        ]
+    )
+    monkeypatch.setattr("bisect_trt.onnxlib.units.STORED_LIMIT_BYTES", 1000)
+    whole = cutter(model, {"x": x})
+    assert op_types(whole.check([whole.unit("a")])) == ["ConstantOfShape", "Neg", "Add"]
+    assert op_types(whole.check([whole.unit("y")])) == ["Add"]
+    assert whole.unit("big2") in whole.units.bare([whole.unit("a")])
+    assert whole.unit("small") not in whole.units.bare([whole.unit("y")])
+
+
+def test_a_model_of_an_old_opset() -> None:
+    nodes = [
+        node("Clip", ["x"], ["a"], min=-2.0, max=3.0),
+        node("Dropout", ["a"], ["b", "mask"], ratio=0.5),
+        node("Upsample", ["b", "scales"], ["c"]),
+        node("BatchNormalization", ["c", "one", "zero", "zero", "one"], ["y"]),
+    ]
+    weights = {
+        "scales": np.ones(2, np.float32),
+        "one": np.ones(3, np.float32),
+        "zero": np.zeros(3, np.float32),
+    }
+    model = model_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], weights, opset=9, ir_version=4)
+    every_unit_and_all(cutter(model, {"x": x}))

@@ -1,0 +1,315 @@
+"""Weights outside the model file: stored once, however many candidates name them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cutting import assert_same, model_of, run, tensor_info
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from support import examples
+
+from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.onnxlib import external_data
+from bisect_trt.onnxlib.cut import cut
+from bisect_trt.onnxlib.external_data import (
+    WEIGHTS_FILE,
+    copy_file,
+    copy_range,
+    external_files,
+    inner_bytes,
+    make_raw,
+    share_weights,
+)
+from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.network import Network
+
+SIZE = 20
+ELEMENTS = [
+    *("FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL"),
+    *("COMPLEX64", "COMPLEX128"),
+]
+
+
+def network() -> ModelProto:
+    """Two layers, their weights of more than 1024 bytes each, and a small one."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(SIZE, SIZE)).astype(np.float32) for name in ("w0", "w1")}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("MatMul", ["c", "w1"], ["y"]),
+    ]
+    x = tensor_info("x", TensorProto.FLOAT, [1, SIZE])
+    y = tensor_info("y", TensorProto.FLOAT, [1, SIZE])
+    return model_of(nodes, [x], [y], {**weights, "b": np.ones(SIZE, np.float32)})
+
+
+FEEDS = {"x": np.linspace(-1, 1, SIZE, dtype=np.float32).reshape(1, SIZE)}
+
+
+def in_files(folder: Path, layout: str) -> Path:
+    """Write the model in one of the ways that exporters know."""
+    folder.mkdir()
+    model, path = network(), folder / "model.onnx"
+    if layout == "one file":
+        onnx.save(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    elif layout == "a file each":
+        onnx.save(model, str(path), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    elif layout == "a folder":
+        for tensor in model.graph.initializer:
+            (folder / "weights").mkdir(exist_ok=True)
+            (folder / "weights" / tensor.name).write_bytes(tensor.raw_data)
+            external_data.refer_to(tensor, f"weights/{tensor.name}", 0, len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+        path.write_bytes(model.SerializeToString())
+    elif layout == "links":  # as a cache of downloads keeps them
+        onnx.save(model, str(folder / "blob.onnx"), save_as_external_data=True, location="blob", size_threshold=0)
+        model = onnx.load(str(folder / "blob.onnx"), load_external_data=False)
+        for tensor in model.graph.initializer:
+            tensor.external_data[0].value = "model.onnx_data"
+        path.write_bytes(model.SerializeToString())
+        (folder / "model.onnx_data").symlink_to("blob")
+    else:
+        onnx.save(model, str(path))
+    return path
+
+
+def shared(source: Path, folder: Path) -> ModelProto:
+    folder.mkdir()
+    model = load_model(source)
+    share_weights(model, source, folder)
+    return model
+
+
+def check_cuts(model: ModelProto, folder: Path) -> None:
+    """The whole and a part of a model whose weights lie in the folder compute what they should."""
+    whole = Network(model)
+    for number, chosen in enumerate([range(3), [2]]):
+        piece = cut(whole, chosen, {}, stored=lambda name: TensorProto(name=name))
+        path = folder / f"{number}.onnx"
+        path.write_bytes(piece.proto.SerializeToString())
+        onnx.checker.check_model(str(path))
+        assert_same(run(path, dict.fromkeys(piece.inputs, FEEDS["x"])), run_inside(chosen))
+
+
+def run_inside(chosen: object) -> dict[str, object]:
+    """The same from the model with its weights inside."""
+    model = network()
+    if chosen == [2]:
+        del model.graph.node[:2]
+        model.graph.input[0].name = "c"
+        return run(model, {"c": FEEDS["x"]})
+    return run(model, FEEDS)
+
+
+@pytest.mark.parametrize("layout", ["one file", "a file each", "a folder", "links", "inside"])
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_cuts_find_their_weights(tmp_path: Path, layout: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", limit)
+    source = in_files(tmp_path / "source", layout)
+    before = {path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()}
+    model = shared(source, tmp_path / "run")
+    check_cuts(model, tmp_path / "run")
+    assert {path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()} == before
+    moved = layout == "inside" and limit == 0
+    assert (tmp_path / "run" / WEIGHTS_FILE).exists() == moved
+    if moved:
+        # Small ones stay: a parser may want to see their values.
+        outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+        assert outside == ["w0", "w1"]
+        assert len(model.SerializeToString()) < 2000
+    # ONNX's loader refuses weights that are a link.
+    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in (tmp_path / "run").rglob("*.*"))
+
+
+def test_some_inside_some_outside_under_our_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    model = network()
+    weight = model.graph.initializer[0]
+    (folder / WEIGHTS_FILE).write_bytes(weight.raw_data)
+    external_data.refer_to(weight, WEIGHTS_FILE, 0, len(weight.raw_data))
+    weight.ClearField("raw_data")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    model = shared(folder / "model.onnx", tmp_path / "run")
+    assert len(external_files(model)) == 2
+    check_cuts(model, tmp_path / "run")
+
+
+def test_numbers_stored_one_by_one_move_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    model = network()
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(helper.make_tensor(tensor.name, TensorProto.FLOAT, values.shape, values.ravel()))
+        assert not tensor.HasField("raw_data")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    model = shared(tmp_path / "model.onnx", tmp_path / "run")
+    assert list(external_files(model)) == [WEIGHTS_FILE]
+    check_cuts(model, tmp_path / "run")
+
+
+@settings(deadline=None)
+@given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 255), max_size=8))
+def test_bytes_say_what_the_numbers_said(element: str, numbers: list[int]) -> None:
+    kind = TensorProto.DataType.Value(element)
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    values = np.array(numbers, np.uint8).astype(dtype)
+    if dtype.kind in "if":
+        values = values - dtype.type(100)  # negative ones too
+    tensor = helper.make_tensor("t", kind, values.shape, values)
+    assert not tensor.HasField("raw_data")
+    assert inner_bytes(tensor) == values.nbytes
+    make_raw(tensor)
+    assert numpy_helper.to_array(tensor).tobytes() == values.tobytes()
+    if numbers:
+        assert tensor == numpy_helper.from_array(values, "t")
+    once = tensor.SerializeToString()
+    make_raw(tensor)
+    assert tensor.SerializeToString() == once
+
+
+@pytest.mark.parametrize("element", ["BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4"])
+def test_types_that_numpy_lacks(element: str) -> None:
+    pytest.importorskip("ml_dtypes")  # without, ONNX says float32 or int8 for them
+    kind = TensorProto.DataType.Value(element)
+    tensor = helper.make_tensor("t", kind, [6], [1, 2, 3, 1, 0, 2])
+    assert not tensor.HasField("raw_data")
+    wanted = numpy_helper.to_array(tensor)
+    size = inner_bytes(tensor)
+    make_raw(tensor)
+    assert len(tensor.raw_data) == size
+    assert numpy_helper.to_array(tensor).tobytes() == wanted.tobytes()
+
+
+def test_strings_stay_inside() -> None:
+    tensor = numpy_helper.from_array(np.array(["one", "two" * 1000], dtype=object), "t")
+    assert inner_bytes(tensor) == 0
+    make_raw(tensor)
+    assert not tensor.HasField("raw_data")
+
+
+def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
+    def constant(location: str) -> onnx.NodeProto:
+        tensor = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[3])
+        external_data.refer_to(tensor, location, 8, 12)
+        return helper.make_node("Constant", [], [location], value=tensor)
+
+    body = helper.make_graph([constant("in a body")], "body", [], [tensor_info("in a body", TensorProto.FLOAT, [3])])
+    opsets = [helper.make_opsetid("", 17)]
+    function = helper.make_function("mine", "F", [], ["in a function"], [constant("in a function")], opsets)
+    nodes = [constant("in a node"), helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body)]
+    model = model_of(nodes, [], ["y"], {"t": np.array(True)}, functions=[function])
+    assert external_files(model) == {"in a node": 20, "in a body": 20, "in a function": 20}
+
+
+def test_a_file_that_is_there_is_not_copied_again(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(100_000))
+    copy_file(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    before = target.stat().st_mtime_ns
+    copy_file(source, target)
+    assert target.stat().st_mtime_ns == before
+
+
+def test_copying_where_the_system_cannot_share_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(100_000))
+    copy_file(source, tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()
+
+
+def test_no_room(tmp_path: Path) -> None:
+    source = in_files(tmp_path / "source", "a folder")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights").write_text("a file in the way")
+    with pytest.raises(UsageError, match="cannot be copied"):
+        share_weights(load_model(source), source, tmp_path / "run")
+
+
+@pytest.mark.parametrize("entry", ["", "x", "-1", "1.5", " "])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str) -> None:
+    model = onnx.ModelProto()
+    tensor = model.graph.initializer.add(name="w", data_location=TensorProto.EXTERNAL)
+    for each, value in (("location", "w.bin"), (key, entry)):
+        tensor.external_data.add(key=each, value=value)
+    with pytest.raises(UnavailableError, match="the weight 'w' lies outside the model, which does not say where"):
+        external_files(model)
+
+
+@given(
+    pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=6),
+    start=st.integers(0, 9000),
+    at=st.integers(0, 9000),
+)
+@settings(deadline=None, max_examples=examples(40))
+def test_a_part_of_a_file_is_copied_to_the_byte_and_its_holes_stay_holes(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bool, int]], start: int, at: int
+) -> None:
+    folder = tmp_path_factory.mktemp("holes")
+    step = 1 << 16
+    with (folder / "from").open("wb") as file:
+        for is_hole, steps in pieces:
+            file.seek(steps * step, 1) if is_hole else file.write(os.urandom(steps * step))
+        file.truncate()
+    whole = (folder / "from").read_bytes()
+    start = min(start, len(whole))
+    with (folder / "from").open("rb") as reader, (folder / "to").open("wb") as writer:
+        writer.write(b"x" * at)
+        copy_range(reader, start, len(whole) - start, writer)
+        assert writer.tell() == at + len(whole) - start
+    assert (folder / "to").read_bytes() == b"x" * at + whole[start:]
+    written = sum(steps for is_hole, steps in pieces if not is_hole) * step
+    assert (folder / "to").stat().st_blocks * 512 <= written + 8 * step
+
+
+def test_a_sparse_file_is_copied_without_taking_room(tmp_path: Path) -> None:
+    with (tmp_path / "from").open("wb") as file:
+        file.truncate(1 << 34)
+        file.seek(1 << 33)
+        file.write(b"here")
+    copy_file(tmp_path / "from", tmp_path / "to")
+    copy = (tmp_path / "to").stat()
+    assert (copy.st_size, copy.st_nlink) == (1 << 34, 1)
+    assert copy.st_blocks * 512 < 1 << 20
+    with (tmp_path / "to").open("rb") as file:
+        file.seek(1 << 33)
+        assert file.read(5) == b"here\0"
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    with (
+        (tmp_path / "short").open("rb") as reader,
+        (tmp_path / "to").open("wb") as writer,
+        pytest.raises(OSError, match="ends early"),
+    ):
+        copy_range(reader, 1, 5, writer)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_copied(tmp_path: Path, small_disk: Path) -> None:
+    big = helper.make_tensor("w", TensorProto.FLOAT, [1 << 19], (b"abcd" * (1 << 19)), raw=True)
+    model = model_of(
+        [helper.make_node("Add", ["x", "w"], ["y"])], [tensor_info("x", 1, [1])], [tensor_info("y", 1, None)], {}
+    )
+    model.graph.initializer.append(big)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, str(path), save_as_external_data=True, location="w.bin", convert_attribute=False)
+    with pytest.raises(
+        UsageError, match=r"be copied to .*: w\.bin takes 2 MiB of disk where 1 MiB are free; make room"
+    ):
+        share_weights(load_model(path), path, small_disk)
+    assert not list(small_disk.iterdir())

@@ -1,0 +1,127 @@
+"""The IR version that a model needs: lowered where nothing in it is newer, never below what brought one of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from cutting import model_of, tensor_info
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper
+from onnxruntime import InferenceSession
+from random_models import models
+from support import examples
+
+from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import Subject
+from bisect_trt.onnxlib.load import needed_ir_version
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import QuietConsole
+
+NEWER: dict[str, tuple[int, Callable[[ModelProto], object]]] = {
+    "quantization": (5, lambda model: model.graph.quantization_annotation.add(tensor_name="x")),
+    "sparse weight": (6, lambda model: model.graph.sparse_initializer.add()),
+    "training": (7, lambda model: model.training_info.add()),
+    "function": (8, lambda model: model.functions.add(name="f", domain="mine")),
+    "optional": (8, lambda model: model.graph.value_info.add().type.optional_type.elem_type.tensor_type),
+    "default": (9, lambda model: model.functions.add().attribute_proto.add(name="a")),
+    "opset of a function": (9, lambda model: model.functions.add().opset_import.add(version=19)),
+    "float8 in a body": (9, lambda model: within(model).initializer.add(data_type=TensorProto.FLOAT8E5M2)),
+    "int4": (10, lambda model: model.graph.initializer.add(data_type=TensorProto.INT4)),
+    "declared int4": (10, lambda model: typed(model, TensorProto.INT4)),
+    "overload": (10, lambda model: setattr(model.graph.node[0], "overload", "o")),
+    "a type of tomorrow": (onnx.IR_VERSION, lambda model: typed(model, 99)),
+}
+
+
+def typed(model: ModelProto, kind: int) -> None:
+    model.graph.value_info.add(name="v").type.tensor_type.elem_type = kind
+
+
+def within(model: ModelProto) -> onnx.GraphProto:
+    """The body of a node that is itself in a body."""
+    inner = helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto())
+    model.graph.node.append(helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto(node=[inner])))
+    body: onnx.GraphProto = model.graph.node[-1].attribute[0].g.node[0].attribute[0].g
+    return body
+
+
+@given(models(), st.integers(4, onnx.IR_VERSION), st.sets(st.sampled_from(sorted(NEWER))))
+@settings(max_examples=examples(40), deadline=None)
+def test_only_as_low_as_what_is_in_it(model: ModelProto, version: int, newer: set[str]) -> None:
+    """What a version brought keeps that version."""
+    model.ir_version = version
+    for name in newer:
+        NEWER[name][1](model)
+    least = helper.find_min_ir_version_for(model.opset_import)
+    needed = max([least, *(NEWER[name][0] for name in newer)])
+    assert needed_ir_version(model) == min(version, needed)
+
+
+def small(**opsets: int) -> ModelProto:
+    ends = [tensor_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], ends[:1], ends[1:], ir_version=10)
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain.replace("_", "."), v) for domain, v in opsets.items())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("opsets", "needed"),
+    [
+        ({"": 13}, 7),
+        ({"": 8}, 4),
+        ({"": 18}, 8),
+        ({"": 13, "com_microsoft": 1}, 7),
+        ({"": 13, "ai_onnx_ml": 4}, 9),
+        ({"": 13, "ai_onnx_ml": 99}, 10),
+        ({"": 999}, 10),
+        ({"": 21}, 10),
+    ],
+)
+def test_an_operator_set_needs_what_it_came_with(opsets: dict[str, int], needed: int) -> None:
+    """Of a set of ONNX's that is not known, nothing is; others say nothing."""
+    assert needed_ir_version(small(**opsets)) == needed
+
+
+def test_notes_of_nodes_and_a_version_of_tomorrow() -> None:
+    """Runtimes pass over notes, which say nothing of what is computed."""
+    model = small(**{"": 13})
+    model.graph.node[0].metadata_props.add(key="namespace", value="net.layer")
+    assert needed_ir_version(model) == 7
+    model.ir_version = onnx.IR_VERSION + 1
+    assert needed_ir_version(model) == onnx.IR_VERSION + 1
+
+
+def test_before_version_4_an_initializer_means_something_else() -> None:
+    model = small(**{"": 8})
+    model.ir_version = 3
+    assert needed_ir_version(model) == 3
+
+
+def test_a_version_that_onnx_runtime_here_refuses_is_lowered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No other: what it takes stays."""
+    model = small(**{"": 13})
+    model.ir_version = onnx.IR_VERSION
+    try:
+        InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        written = int(onnx.IR_VERSION)
+    except Exception:  # of ONNX Runtime's own kind
+        written = 7
+    onnx.save(model, tmp_path / "model.onnx")
+    with Subject(ModelSettings(tmp_path / "model.onnx"), Workspace(tmp_path / "run"), QuietConsole()) as subject:
+        assert subject.reference.refused is None
+        assert subject.original.proto.ir_version == subject.settings.load().ir_version == written
+        assert subject.network.proto.graph == model.graph
+    told = f"IR version {onnx.IR_VERSION}, which the ONNX Runtime here refuses, and nothing in it needs more than 7"
+    assert caplog.text.count(told) == (written == 7)
+    assert ("model.ir_version = 7" in subject.lower_ir) == (written == 7)
+    older = ModelSettings(tmp_path / "model.onnx", older=True)
+    with Subject(older, Workspace(tmp_path / "older"), QuietConsole()) as subject:
+        assert (
+            f"run with IR version 7, which is all that the model needs; older releases refuse the file's {onnx.IR_VERSION}"
+            in (subject.lower_ir)
+        )

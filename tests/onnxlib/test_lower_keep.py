@@ -1,0 +1,185 @@
+"""Models of which some nodes stay in fp32: types, Casts and values, for random models and random nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import FLOAT, FLOAT16, Array, checked, computed, evaluate, model, ops, ort_run, weight, with_outputs
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from random_lowering import feeds_for, random_models
+from support import examples
+
+from bisect_trt.onnxlib.lower import emulate, first_output, lower_fp16, lower_io, lower_roundtrip, tensor_dtypes
+from bisect_trt.onnxlib.lower.rewriter import lower_tensor, widen_tensor
+
+BFLOAT16 = TensorProto.BFLOAT16
+LOW = (FLOAT16, BFLOAT16)
+
+
+@st.composite
+def mixed(draw: st.DrawFn) -> tuple[ModelProto, list[str]]:
+    """A model, and the nodes of it to keep, by their first outputs."""
+    source = draw(random_models())
+    names = [first_output(node) for node in source.graph.node]
+    return source, sorted(draw(st.sets(st.sampled_from(names))))
+
+
+def casts(source: ModelProto) -> list[NodeProto]:
+    return [node for node in source.graph.node if node.op_type == "Cast"]
+
+
+def target(cast: NodeProto) -> int:
+    return int(cast.attribute[0].i)
+
+
+def no_cast_is_needless(lowered: ModelProto) -> None:
+    """None undoes another, none is there twice, and each is read."""
+    types = tensor_dtypes(lowered)
+    made = {cast.output[0]: cast for cast in casts(lowered)}
+    for cast in made.values():
+        assert types[cast.input[0]] != target(cast)
+        before = made.get(cast.input[0])
+        assert before is None or types[before.input[0]] != target(cast)
+    assert len({(cast.input[0], target(cast)) for cast in made.values()}) == len(made)
+    read = {name for node in lowered.graph.node for name in node.input} | {value.name for value in lowered.graph.output}
+    assert set(made) <= read
+
+
+def by_hand(source: ModelProto, keep: Collection[str], feeds: dict[str, Array]) -> dict[str, Array]:
+    """Every tensor of a mixed model, each node evaluated alone by NumPy in the type that it should have."""
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+    values: dict[str, Array] = {**feeds, **weights}
+    for node in source.graph.node:
+        kind, dtype = (FLOAT, np.float32) if first_output(node) in keep else (FLOAT16, np.float16)
+        with np.errstate(over="ignore"):
+            given_values = {name: values[name].astype(dtype) for name in node.input}
+        inputs = [(name, kind, value.shape) for name, value in given_values.items()]
+        outputs = [helper.make_tensor_value_info(name, kind, None) for name in node.output]
+        alone = model([node], [], inputs=inputs)
+        alone.graph.output.extend(outputs)
+        values |= evaluate(alone, given_values)
+    return values
+
+
+@settings(max_examples=examples(80))
+@given(case=mixed(), seed=st.integers(0, 99))
+def test_a_mixed_model_is_typed_throughout_and_computes_what_its_nodes_do(
+    case: tuple[ModelProto, list[str]], seed: int
+) -> None:
+    source, keep = case
+    lowered = checked(lower_fp16, source, keep=keep)
+    onnx.checker.check_model(lowered, full_check=True)
+    types = tensor_dtypes(lowered)
+    inner = [node for node in lowered.graph.node if node.op_type != "Cast"]
+    for node, was in zip(inner, source.graph.node, strict=True):
+        assert node.op_type == was.op_type
+        wanted = FLOAT if first_output(was) in keep else FLOAT16
+        assert {types[name] for name in (*node.input, *node.output)} == {wanted}
+    no_cast_is_needless(lowered)
+    expected = by_hand(source, keep, feeds_for(seed))
+    for name, value in evaluate(lowered, feeds_for(seed)).items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, expected[name].astype(np.float32))
+
+
+@settings(max_examples=examples(40))
+@given(case=mixed(), seed=st.integers(0, 99), low=st.sampled_from(LOW))
+def test_what_is_emulated_is_what_round_trips_compute(case: tuple[ModelProto, list[str]], seed: int, low: int) -> None:
+    source, keep = case
+    everything = with_outputs(source, computed(source))
+    real = lower_fp16(everything, keep, low=low)
+    onnx.checker.check_model(real, full_check=True)
+    no_cast_is_needless(real)
+    emulated = emulate(real, low)
+    onnx.checker.check_model(emulated, full_check=True)
+    assert {target(cast) for cast in casts(emulated)} <= {FLOAT, low}
+    types = tensor_dtypes(emulated)
+    inner = [node for node in emulated.graph.node if node.op_type != "Cast"]
+    assert all(types[name] == FLOAT for node in inner for name in (*node.input, *node.output))
+    expected = ort_run(lower_roundtrip(everything, keep, low=low), feeds_for(seed))
+    for name, value in ort_run(emulated, feeds_for(seed)).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@settings(max_examples=examples(40))
+@given(case=mixed(), seed=st.integers(0, 99))
+def test_low_precision_ends(case: tuple[ModelProto, list[str]], seed: int) -> None:
+    source, keep = case
+    real = lower_fp16(source, keep)
+    ends = lower_io(real)
+    onnx.checker.check_model(ends, full_check=True)
+    assert [value.name for value in (*ends.graph.input, *ends.graph.output)] == [
+        value.name for value in (*real.graph.input, *real.graph.output)
+    ]
+    assert {value.type.tensor_type.elem_type for value in (*ends.graph.input, *ends.graph.output)} == {FLOAT16}
+    no_cast_is_needless(ends)
+    half = {name: value.astype(np.float16) for name, value in feeds_for(seed).items()}
+    expected = evaluate(real, {name: value.astype(np.float32) for name, value in half.items()})
+    got = evaluate(ends, half)
+    for name, value in expected.items():
+        assert got[name].dtype == np.float16
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(got[name], value.astype(np.float16))
+    rounded = ort_run(emulate(ends), {name: value.astype(np.float32) for name, value in half.items()})
+    for name, value in ort_run(emulate(real), {n: v.astype(np.float32) for n, v in half.items()}).items():
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(rounded[name], value.astype(np.float16).astype(np.float32))
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=20))
+def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    there_and_back = [
+        helper.make_node("Cast", ["x"], ["low"], to=BFLOAT16),
+        helper.make_node("Cast", ["low"], ["y"], to=FLOAT),
+    ]
+    expected = ort_run(model(there_and_back, ["y"], inputs=[("x", FLOAT, x.shape)]), {"x": x})["y"]
+    tensor = numpy_helper.from_array(x, "x")
+    np.testing.assert_array_equal(numpy_helper.to_array(lower_tensor(tensor, "x", BFLOAT16, back=True)), expected)
+    low = lower_tensor(tensor, "x", BFLOAT16, back=False)
+    assert (low.data_type, list(low.dims), len(low.raw_data)) == (BFLOAT16, list(x.shape), 2 * x.size)
+    np.testing.assert_array_equal(numpy_helper.to_array(widen_tensor(low, "x")), expected)
+
+
+def test_the_body_of_an_if_reads_fp32_whatever_the_ends_are() -> None:
+    """One branch captures the input, the other an output; both nodes around them are lowered."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node("Neg", [captured], [f"{name}_out"])], name, [], [onnx.ValueInfoProto(name=f"{name}_out")]
+        )
+        for name, captured in (("then", "x"), ("else", "y"))
+    ]
+    nodes = [
+        helper.make_node("Exp", ["x"], ["y"]),
+        helper.make_node("If", ["yes"], ["z"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    yes = numpy_helper.from_array(np.array(False), "yes")
+    source = model(nodes, ["y", "z"], [yes])
+    ends = lower_io(checked(lower_fp16, source))
+    onnx.checker.check_model(ends)
+    x = np.full((2, 3), 1.5, np.float16)
+    got = ort_run(ends, {"x": x})
+    assert {value.dtype for value in got.values()} == {np.dtype(np.float16)}
+    np.testing.assert_array_equal(got["z"], -got["y"])
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_weights_that_stay_in_fp32_pass_casts(low: int) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value_float=1 / 3),
+        helper.make_node("Sum", ["x", "w", "c"], ["y"]),
+    ]
+    source = model(nodes, ["y"], [weight("w", np.full((2, 3), 1 / 7))])
+    lowered = lower_fp16(source, low=low, store_weights=False)
+    onnx.checker.check_model(lowered, full_check=True)
+    assert [tensor.data_type for tensor in lowered.graph.initializer] == [FLOAT]
+    assert ops(lowered)["Cast"] == 4
+    stored = lower_fp16(source, low=low)
+    assert [tensor.data_type for tensor in stored.graph.initializer] == [low]
+    x = {"x": np.zeros((2, 3), np.float32)}
+    np.testing.assert_array_equal(ort_run(emulate(lowered, low), x)["y"], ort_run(emulate(stored, low), x)["y"])

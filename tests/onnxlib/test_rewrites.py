@@ -1,0 +1,320 @@
+"""Every rewrite computes the same in fp32, and what it is for in fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from support import examples
+
+from bisect_trt.onnxlib.lower import lower_roundtrip
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.rewrites import RULES, View, matches, splice_in
+
+SHAPE = (2, 4, 6)
+Nodes = list[onnx.NodeProto]
+Weights = dict[str, np.ndarray]
+
+
+def node(op: str, reads: str, makes: str, **attributes: Any) -> onnx.NodeProto:
+    names = ["" if name == "_" else name for name in reads.split()]
+    return helper.make_node(op, names, makes.split(), name=f"{op}:{makes}", **attributes)
+
+
+def reduction(opset: int, op: str, reads: str, makes: str, axes: list[int]) -> tuple[onnx.NodeProto, Weights]:
+    if opset < (13 if op == "ReduceSum" else 18):
+        return node(op, reads, makes, axes=axes, keepdims=1), {}
+    name = f"axes_of_{makes}"
+    return node(op, f"{reads} {name}", makes, keepdims=1), {name: np.array(axes, np.int64)}
+
+
+def norm(opset: int, squared: str) -> tuple[Nodes, Weights]:
+    mean, one = reduction(opset, "ReduceMean", "x", "m", [-1])
+    square = node("Pow", "d two", "p") if squared == "Pow" else node("Mul", "d d", "p")
+    variance, two = reduction(opset, "ReduceMean", "p", "v", [-1])
+    nodes = [mean, node("Sub", "x m", "d"), square, variance, node("Add", "v eps", "ve"), node("Sqrt", "ve", "s")]
+    weights = {**one, **two, "eps": np.array(1e-5, np.float32)}
+    return [*nodes, node("Div", "d s", "y")], weights | ({"two": np.array(2, np.float32)} if squared == "Pow" else {})
+
+
+def exponentials(opset: int) -> tuple[Nodes, Weights]:
+    total, axes = reduction(opset, "ReduceSum", "e", "t", [-1])
+    return [node("Exp", "x", "e"), total, node("Div", "e t", "y")], axes
+
+
+def divided(opset: int) -> tuple[Nodes, Weights]:
+    total, axes = reduction(opset, "ReduceSum", "x", "t", [2])
+    return [total, node("Div", "t n", "q"), node("Add", "x q", "y")], {**axes, "n": np.array(6, np.float32)}
+
+
+def mean(opset: int) -> tuple[Nodes, Weights]:
+    reduced, axes = reduction(opset, "ReduceMean", "x", "m", [1, 2])
+    return [reduced, node("Add", "x m", "y")], axes
+
+
+def root_of_squares(opset: int) -> tuple[Nodes, Weights]:
+    reduced, axes = reduction(opset, "ReduceSum", "p", "v", [-1])
+    return [node("Mul", "x x", "p"), reduced, node("Sqrt", "v", "s"), node("Div", "x s", "y")], axes
+
+
+def length(opset: int) -> tuple[Nodes, Weights]:
+    reduced, axes = reduction(opset, "ReduceL2", "x", "s", [-1])
+    return [reduced, node("Div", "x s", "y")], axes
+
+
+def log_of_sum(opset: int, *, keepdims: int, operator: bool = False) -> tuple[Nodes, Weights]:
+    op = "ReduceLogSumExp" if operator else "ReduceSum"
+    total, weights = reduction(opset, op, "x" if operator else "e", "t", [-1])
+    next(each for each in total.attribute if each.name == "keepdims").i = keepdims
+    total.output[0] = "l" if operator else "t"
+    nodes = [total] if operator else [node("Exp", "x", "e"), total, node("Log", "t", "l")]
+    last = node("Sub", "x l", "y") if keepdims else node("Sub", "turned l", "z")
+    if keepdims:
+        return [*nodes, last], weights
+    return [
+        *nodes,
+        node("Transpose", "x", "turned", perm=[2, 0, 1]),
+        last,
+        node("Transpose", "z", "y", perm=[1, 2, 0]),
+    ], weights
+
+
+def scalar(value: float) -> np.ndarray:
+    return np.array(value, np.float32)
+
+
+CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
+    "squared norm": ("scaled-square", lambda opset: norm(opset, "Mul")),
+    "norm by Pow": ("scaled-square", lambda opset: norm(opset, "Pow")),
+    "root of squares": ("scaled-square", root_of_squares),
+    "length": ("scaled-square", length),
+    "layer norm": ("layer-norm", lambda opset: norm(opset, "Pow")),
+    "softmax": ("softmax", exponentials),
+    "log": ("log-softmax", lambda _: ([node("Softmax", "x", "s", axis=1), node("Log", "s", "y")], {})),
+    "log of a sum of exponentials": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=1)),
+    "log of such a sum, squeezed": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=0)),
+    "log-sum-exp operator": ("log-sum-exp", lambda opset: log_of_sum(opset, keepdims=0, operator=True)),
+    "softplus": (
+        "softplus",
+        lambda _: ([node("Exp", "x", "e"), node("Add", "one e", "o"), node("Log", "o", "y")], {"one": scalar(1)}),
+    ),
+    "sigmoid": (
+        "sigmoid",
+        lambda _: (
+            [node("Neg", "x", "n"), node("Exp", "n", "e"), node("Add", "e one", "o"), node("Div", "one o", "y")],
+            {"one": scalar(1)},
+        ),
+    ),
+    "mask": (
+        "mask",
+        lambda _: (
+            [node("Add", "x mask", "a"), node("Softmax", "a", "y", axis=-1)],
+            {"mask": np.array([0, -1e9, 0, -3.4e38, 0, 0], np.float32)},
+        ),
+    ),
+    "sum over a count": ("mean-of-parts", divided),
+    "mean": ("mean-of-parts", mean),
+    "square": ("power", lambda _: ([node("Pow", "x two", "y")], {"two": scalar(2)})),
+    "cube": ("power", lambda _: ([node("Pow", "x three", "y")], {"three": scalar(3)})),
+    "inverse": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(-1)})),
+    "root": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(0.5)})),
+    "inverse root": ("power", lambda _: ([node("Exp", "x", "e"), node("Pow", "e by", "y")], {"by": scalar(-0.5)})),
+    "quotient": (
+        "quotient",
+        lambda _: ([node("Exp", "x", "e"), node("Div", "one e", "i"), node("Mul", "x i", "y")], {"one": scalar(1)}),
+    ),
+    "pad": (
+        "pad",
+        lambda _: (
+            [node("Pad", "x pads filled", "p"), node("Slice", "p from to", "y")],
+            {
+                "pads": np.array([0, 1, 2, 0, 0, 3], np.int64),
+                "filled": scalar(0.5),
+                "from": np.array([0, 0, 0], np.int64),
+                "to": np.array([2, 4, 6], np.int64),
+            },
+        ),
+    ),
+    "transposed by nothing": (
+        "redundant",
+        lambda _: ([node("Transpose", "x", "t", perm=[0, 1, 2]), node("Exp", "t", "y")], {}),
+    ),
+    "cast to what it is": (
+        "redundant",
+        lambda _: ([node("Cast", "x", "c", to=TensorProto.FLOAT), node("Exp", "c", "y")], {}),
+    ),
+    "gemm": (
+        "gemm",
+        lambda _: (
+            [
+                node("Reshape", "x rows", "r"),
+                node("Gemm", "r w b", "g", transA=1, transB=1, alpha=0.5, beta=2.0),
+                node("Reshape", "g back", "y"),
+            ],
+            {
+                "rows": np.array([8, 6], np.int64),
+                "back": np.array([2, 4, 6], np.int64),
+                "w": np.arange(64, dtype=np.float32).reshape(8, 8) / 64,
+                "b": np.arange(8, dtype=np.float32),
+            },
+        ),
+    ),
+    "batch norm": (
+        "batch-norm",
+        lambda _: (
+            [node("BatchNormalization", "x scale bias centre spread", "y", epsilon=1e-3)],
+            {
+                name: np.arange(1, 5, dtype=np.float32) / by
+                for name, by in zip(("scale", "bias", "centre", "spread"), (1, 2, 3, 4), strict=True)
+            },
+        ),
+    ),
+    "convolution": (
+        "kernel-shape",
+        lambda _: (
+            [node("Conv", "x w b", "y", pads=[1, 1], auto_pad="NOTSET")],
+            {"w": np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 4, 3), "b": np.ones(4, np.float32)},
+        ),
+    ),
+    "transposed convolution": (
+        "kernel-shape",
+        lambda _: (
+            [node("Identity", "w", "made"), node("ConvTranspose", "x made", "y", auto_pad="SAME_UPPER")],
+            {"w": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 4, 2)},
+        ),
+    ),
+    "softmax operator": ("spelled-softmax", lambda _: ([node("Softmax", "x", "y", axis=1)], {})),
+    "layer norm operator": (
+        "spelled-layer-norm",
+        lambda _: (
+            [node("LayerNormalization", "x scale bias", "y", axis=-2)],
+            {"scale": np.linspace(1, 2, 24, dtype=np.float32).reshape(4, 6), "bias": np.full((4, 6), 0.5, np.float32)},
+        ),
+    ),
+    "instance norm operator": (
+        "spelled-instance-norm",
+        lambda _: (
+            [node("InstanceNormalization", "x scale bias", "y")],
+            {"scale": np.ones(4, np.float32), "bias": np.arange(4, dtype=np.float32)},
+        ),
+    ),
+}
+SINCE = {"layer-norm": 17, "spelled-layer-norm": 17}
+
+
+def made(nodes: Nodes, weights: Mapping[str, np.ndarray], opset: int) -> onnx.ModelProto:
+    shape = [8, 6] if nodes[-1].op_type == "Gemm" else SHAPE
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, shape),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(v, n) for n, v in weights.items()]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def computed(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"x": x})
+    return np.asarray(y)
+
+
+def rewritten(model: onnx.ModelProto, rule: str) -> onnx.ModelProto:
+    view = View(Network(model))
+    fragments = matches(view, rule)
+    assert fragments, "the pattern is found"
+    new = splice_in(view, fragments)
+    onnx.checker.check_model(new, full_check=True)
+    assert not [name for name in new.graph.output if name not in model.graph.output]
+    return new
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18])
+@pytest.mark.parametrize("case", CASES)
+def test_a_rewrite_computes_the_same(case: str, opset: int) -> None:
+    rule, build = CASES[case]
+    if opset < SINCE.get(rule, 0):
+        pytest.skip(f"there is no such operator before opset {SINCE[rule]}")
+    model = made(*build(opset), opset)
+    new = rewritten(model, rule)
+    assert new.graph.node != model.graph.node
+
+    @settings(max_examples=examples(15), deadline=None)
+    @given(st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 10.0]))
+    def same(seed: int, size: float) -> None:
+        x = (size * np.random.default_rng(seed).standard_normal(SHAPE)).astype(np.float32)
+        expected = computed(model, x)
+        tolerance = 1e-4 * float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) + 1e-6
+        np.testing.assert_allclose(computed(new, x), expected, rtol=1e-4, atol=tolerance)
+
+    same()
+
+
+def test_every_rule_is_tried() -> None:
+    assert {rule for rule, _ in CASES.values()} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [("squared norm", 6e3), ("norm by Pow", 6e3), ("root of squares", 900), ("length", 900), ("layer norm", 6e3),
+     ("softmax", 15), ("log of a sum of exponentials", 15), ("log of such a sum, squeezed", 15),
+     ("mask", 1), ("sum over a count", 1.5e4), ("softplus", 15)],
+)  # fmt: skip
+def test_a_rewrite_keeps_within_the_range_of_fp16(case: str, size: float) -> None:
+    rule, build = CASES[case]
+    model = made(*build(17), 17)
+    new = rewritten(model, rule)
+    x = np.full(SHAPE, size, np.float32) * (1 + np.arange(6, dtype=np.float32) / 12)
+    expected = computed(model, x)
+    assert np.isfinite(expected).all()
+    got = computed(lower_roundtrip(new), x)
+    np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2 * float(np.abs(expected).max()))
+    if case not in ("mask", "length"):  # -Inf of a mask is right by chance; inside of an operator nothing is rounded
+        assert not np.allclose(computed(lower_roundtrip(model), x), expected, rtol=2e-2)
+
+
+def test_what_is_read_elsewhere_stays() -> None:
+    nodes, weights = norm(13, "Mul")
+    shared = made([*nodes[:-1], node("Div", "d s", "z"), node("Mul", "z v", "y")], weights, 13)
+    new = rewritten(shared, "scaled-square")
+    assert "v" in {name for each in new.graph.node for name in each.output}
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    np.testing.assert_allclose(computed(new, x), computed(shared, x), rtol=1e-4)
+
+
+def test_look_alikes_are_left() -> None:
+    nodes = [
+        node("Transpose", "x", "t", perm=[0, 2, 1]),
+        node("Transpose", "t", "u", perm=[0, 2, 1]),
+        node("Cast", "u", "c", to=TensorProto.DOUBLE),
+        node("Cast", "c", "f", to=TensorProto.FLOAT),
+        node("Pow", "f by", "p"),
+        node("Add", "p small", "y"),
+    ]
+    model = made(nodes, {"by": scalar(1.7), "small": scalar(-1e4)}, 17)
+    view = View(Network(model))
+    assert not [name for name in RULES if matches(view, name)]
+
+
+def test_weights_of_old_files_are_inputs_too() -> None:
+    """Before IR version 4 every weight is listed among the inputs, new ones too, and none loses its value."""
+    nodes, weights = norm(9, "Mul")
+    model = made(nodes, weights, 9)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    new = rewritten(model, "scaled-square")
+    stored = {tensor.name for tensor in new.graph.initializer}
+    assert {value.name for value in new.graph.input} == stored | {"x"}

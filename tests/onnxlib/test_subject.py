@@ -1,0 +1,113 @@
+"""The same through the command line, where models meet the reference and real checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from cutting import model_of, run, tensor_info
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from support import has, script
+
+from bisect_trt.onnxlib import external_data
+from bisect_trt.onnxlib.external_data import WEIGHTS_FILE, external_files
+
+FLOAT = TensorProto.FLOAT
+
+
+def node(op: str, reads: str, makes: str) -> onnx.NodeProto:
+    return helper.make_node(op, reads.split(), [makes], name=f"<{makes}>")
+
+
+def reduce(cli: CommandLine, model: ModelProto, tag: str, *options: str) -> tuple[ModelProto, str]:
+    """What a check leaves that fails while a node is there, and the warnings."""
+    onnx.save(model, "model.onnx")
+    check = "./" + script(Path("check"), f"{has(f'<{tag}>')} && exit 1; exit 0")
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--overwrite", *options, "--check", check, "{model}")
+    assert ran.status == 0, ran
+    onnx.checker.check_model("out.onnx", full_check=True)
+    return onnx.load("out.onnx"), ran.err
+
+
+def tags(model: ModelProto) -> list[str]:
+    return [each.name.strip("<>") for each in model.graph.node]
+
+
+def free() -> ModelProto:
+    inputs = [tensor_info("x", FLOAT, ["batch", 3]), tensor_info("z", FLOAT, ["batch", None])]
+    return model_of([node("Relu", "x", "a"), node("Add", "a z", "y")], inputs, [tensor_info("y", FLOAT, None)])
+
+
+def input_shapes(model: ModelProto) -> dict[str, list[int]]:
+    return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in model.graph.input}
+
+
+def test_free_dimensions_without_values(cli: CommandLine) -> None:
+    reduced, warnings = reduce(cli, free(), "a", "--no-shrink")
+    assert input_shapes(reduced) == {"x": [1, 3]}
+    assert "'x' has free dimensions; taken as [1, 3]" in warnings
+    assert "'z' has free dimensions; taken as [1, 1]" in warnings
+    # A name stands for one size, so it is given once.
+    reduced, warnings = reduce(cli, free(), "a", "--no-shrink", "--input-shapes", "z:[4,3]")
+    assert input_shapes(reduced) == {"x": [4, 3]}
+    assert warnings == ""
+
+
+def test_values_say_what_shapes_are_free(cli: CommandLine, here: Path) -> None:
+    np.savez(here / "in.npz", x=np.ones((5, 3), np.float32), z=np.ones((5, 1), np.float32))
+    reduced, warnings = reduce(cli, free(), "y", "--no-shrink", "--load-inputs", "in.npz")
+    assert input_shapes(reduced) == {"a": [5, 3], "z": [5, 1]}
+    assert warnings == ""
+
+
+@pytest.mark.parametrize("kept", ["a", "b", "y"])
+def test_large_weights_are_shared_by_all_candidates(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    monkeypatch.setattr(external_data, "EMBED_LIMIT_BYTES", 0)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(30, 30)).astype(np.float32) for name in ("v", "w")}
+    nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
+    ends = [tensor_info(name, FLOAT, [1, 30]) for name in ("x", "y")]
+    reduced, _ = reduce(cli, model_of(nodes, ends[:1], ends[1:], weights), kept, "--no-shrink")
+    assert tags(reduced) == [kept]
+    assert not external_files(reduced)
+    used = {"a": "v", "y": "w"}.get(kept)
+    assert [tensor.name for tensor in reduced.graph.initializer] == ([used] if used else [])
+    for tensor in reduced.graph.initializer:
+        assert numpy_helper.to_array(tensor).tobytes() == weights[tensor.name].tobytes()
+    (stored,) = here.rglob(WEIGHTS_FILE)
+    assert stored.parent.name == "candidates"
+
+
+def test_a_model_without_inputs(cli: CommandLine) -> None:
+    nodes = [node("Relu", "v", "a"), node("Neg", "a", "b"), node("Add", "b v", "y")]
+    model = model_of(nodes, [], [tensor_info("y", FLOAT, [2])], {"v": np.array([-1, 2], np.float32)})
+    reduced, _ = reduce(cli, model, "b", "--no-shrink")
+    assert tags(reduced) == ["b"]
+    feeds = {value.name: np.array([3, 4], np.float32) for value in reduced.graph.input}
+    np.testing.assert_array_equal(run(reduced, feeds)["b"], [-3, -4])
+
+
+def test_nodes_that_only_make_weights_end_as_initializers(cli: CommandLine) -> None:
+    half = np.array([0.5, 1.5], np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(half)),
+        node("Exp", "half", "e"),
+        node("ConstantOfShape", "two", "zeros"),
+        node("Add", "e zeros", "w"),
+        node("Add", "x w", "a"),
+        node("Neg", "a", "y"),
+    ]
+    ends = [tensor_info(name, FLOAT, [2]) for name in ("x", "y")]
+    model = model_of(nodes, ends[:1], ends[1:], {"two": np.array([2])})
+    reduced, _ = reduce(cli, model, "a", "--no-shrink")
+    assert tags(reduced) == ["a"]
+    (weight,) = reduced.graph.initializer
+    assert weight.name == "w"
+    np.testing.assert_allclose(numpy_helper.to_array(weight), np.exp(half), rtol=1e-6)
+    # Where the failure needs one of them, that is what is left.
+    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == ["e"]

@@ -1,0 +1,188 @@
+"""A runtime that crashes, hangs, leaks and breaks on command, in real worker processes.
+
+A worker that is started with the folder of :func:`install` on its ``PYTHONPATH`` takes it for TensorRT: what a model does
+is the text of its file. For one that is real it stands for a target whose fp16 overflows, and writes down which process
+and which GPU ran it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GB = 1 << 30
+LOG = "BISECT_TRT_TEST_LOG"
+TOGETHER = "BISECT_TRT_TEST_TOGETHER"
+"""Builds of real models that have to have begun before the first of all ends, by their nodes (``1 8 8``). A node alone runs in
+fp32 then, unless it is held."""
+REFUSED = "BISECT_TRT_TEST_REFUSED"
+"""A file: as long as it is there, builds that begin while another one is under way are refused."""
+
+
+def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
+    """Have workers that are started from now on use it; the file that it writes into.
+
+    The real one is not to be had in any process, for it may be installed and not load: what is run beside workers then says
+    what it says where there is none.
+    """
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'tensorrt':\n"
+        "            raise ModuleNotFoundError(\"No module named 'tensorrt'\", name=name)\n"
+        "sys.meta_path.insert(0, Hidden)\n"
+        "if 'bisect_trt.worker.serve' in ' '.join(getattr(sys, 'orig_argv', [])):\n"
+        f"    sys.path.append({str(Path(__file__).parent)!r})\n"
+        "    import standin_runtime\n"
+        "    standin_runtime.take_over()\n"
+    )
+    environ("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    environ(LOG, str(folder / "ran.txt"))
+    return folder / "ran.txt"
+
+
+def take_over() -> None:
+    """In the worker: be what ``runtime="trt"`` stands for."""
+    from bisect_trt.targets import base
+
+    real = base.make_runtime
+
+    def make_runtime(settings: Any) -> Any:
+        return StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
+
+    base.make_runtime = make_runtime
+
+
+class StandInRuntime:
+    lowers_by = "layer"
+
+    def __init__(self, settings: Any) -> None:
+        from bisect_trt.errors import UnavailableError
+        from bisect_trt.targets.trt.settings import TrtSettings
+
+        level = settings.of(TrtSettings).hardware_compatibility_level
+        if level == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if level == "missing":
+            raise UnavailableError("there is no NVIDIA GPU here.")
+        self._settings = settings
+        self._served = 0
+        self._gpu = GB
+        self._kept: list[Any] = []
+
+    def gpu_memory(self) -> int:
+        return self._gpu
+
+    def build(self, model: Path, target: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
+        lowered = self._onnxrt().lowered(model)  # what it keeps in fp32 is in the engine, too
+        target.write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
+
+    def _onnxrt(self) -> Any:
+        from dataclasses import replace
+
+        from bisect_trt.targets.base import make_runtime
+
+        return make_runtime(replace(self._settings, runtime="onnxrt", own=None))
+
+    def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def load_unfused(self, model: Path, feed: Any = None) -> None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:  # noqa: C901 - a case a command
+        from bisect_trt.targets.messages import BuildError, RunError
+
+        self._served += 1
+        with Path(os.environ[LOG]).open("a") as file:
+            file.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+        content = model.read_bytes()
+        if content.startswith(b"\x08"):  # a real model
+            return self._real(model, feed)
+        command, used = content.decode(), self._served > 1
+        if command == "crash" or (command == "crash if used" and used):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        word, _, times = command.partition(" ")
+        if word in ("SIGKILL", "SIGTERM", "SIGSEGV"):  # so often, and then no more
+            counted = model.with_suffix(".times")
+            number = len(counted.read_text()) if counted.exists() else 0
+            if number < int(times):
+                counted.write_text("x" * (number + 1))
+                os.kill(os.getpid(), getattr(signal, word))
+        if command == "hold":
+            self._kept.append(np.ones(64 << 20))
+            time.sleep(1000)
+        if command == "hang":
+            time.sleep(1000)
+        if command == "poison" or (command == "poison if used" and used):
+            raise RunError("CUDA error 700: an illegal memory access was encountered", poisoned=True)
+        if command == "refuse":
+            raise BuildError("no implementation for node 7")
+        if command == "no memory":
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        if command == "leak on the GPU":
+            self._gpu += 5 * GB
+        if command == "leak":
+            self._kept.append(np.ones(8 << 20))
+        return StandInSession()
+
+    def _real(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
+        from bisect_trt.targets.base import make_runtime
+        from bisect_trt.targets.messages import BuildError
+        from bisect_trt.targets.settings import TargetSettings
+        from bisect_trt.targets.trt.settings import TrtSettings
+
+        if self._settings.of(TrtSettings).hardware_compatibility_level == "small":
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        if TOGETHER in os.environ:
+            return self._together(model, feed)
+        engine = getattr(self._settings.own, "load_engine", None)
+        if engine is not None:
+            return make_runtime(TargetSettings()).load(Path(engine), feed)
+        return self._onnxrt().load(model, feed)
+
+    def _together(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
+        from dataclasses import replace
+
+        import onnx
+
+        from bisect_trt.targets.base import make_runtime
+        from bisect_trt.targets.messages import BuildError
+
+        nodes = len(onnx.load(str(model), load_external_data=False).graph.node)
+        begun = Path(os.environ[LOG]).with_name("begun.txt")
+        with begun.open("a") as file:
+            file.write(f"{nodes} {'held' if self._settings.held else 'free'} {model}\n")
+        first = begun.read_text().splitlines()[0].endswith(f" {model}")
+        if not first and Path(os.environ.get(REFUSED, "nowhere")).exists():
+            raise BuildError("out of memory: OutOfMemory", signature="out of memory")
+        ends = time.monotonic() + 60
+        wanted = Counter(os.environ[TOGETHER].split())
+        while first and wanted - Counter(line.split()[0] for line in begun.read_text().splitlines()):
+            if time.monotonic() > ends:
+                raise BuildError("nobody builds beside this")
+            time.sleep(0.01)
+        own = replace(self._settings, runtime="onnxrt", own=None)
+        if nodes == 1 and not self._settings.held:  # this model alone: what this process builds next is in fp16 again
+            own = replace(own, fp16=False)
+        return make_runtime(own).load(model, feed)
+
+
+class StandInSession:
+    inputs = ()
+    skipped: Mapping[str, str] = {}
+
+    def layers(self) -> list[Any]:
+        return []
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+        return {"process": np.array(os.getpid())}

@@ -1,0 +1,134 @@
+"""Two processes in one run, or with one path for all candidates: the second is told so, and does nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from support import chain, guard_of, has, holds_lock, node_names, read_json, script, waits_for_lock
+
+import bisect_trt
+from bisect_trt import UsageError
+from bisect_trt.commands.binding import RUN_FILE
+from bisect_trt.probe.claim import claimed_run
+from bisect_trt.probe.journal import JOURNAL
+from bisect_trt.probe.workspace import Workspace
+
+
+def start(*argv: str | Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "bisect_trt", *map(str, argv)])
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def only_run() -> Path:
+    (file,) = Path(".bisect-trt").glob(f"*/{RUN_FILE}")
+    return file.parent
+
+
+def test_a_run_at_work_is_left_alone(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx", 4)
+    wait = "touch begun; while ! test -e go; do sleep 0.02; done"
+    check = script(here / "check", f"{wait}; {has('<2>')} && exit 1; exit 0")
+    options = ["--json", "r.json", "--log-file", "log", "--workers", "1"]
+    driver = start("reduce", "model.onnx", "-o", "out.onnx", *options, "--check", check, "{model}")
+    wait_for(Path("begun").exists)
+    run = only_run()
+    before = (run / JOURNAL).read_bytes(), Path("log").read_bytes()
+    refused = cli("resume", run)
+    after = (run / JOURNAL).read_bytes(), Path("log").read_bytes()
+    written = [path for path in (Path("r.json"), run / "result.json", run / "report.html") if path.exists()]
+    Path("go").touch()
+    assert driver.wait(120) == 0
+    assert refused.status == 2
+    assert f"{run.name} is at work in process {driver.pid} of " in refused.error
+    assert (after, written) == (before, [])
+    assert node_names(Path("out.onnx")) == ["<2>"]
+    assert cli("resume", run).status == 0  # it is free once that has ended
+
+
+def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
+    model, refused = chain(here / "model.onnx", 4), []
+
+    def wrong(path: str) -> bool:
+        for again in ({"check": wrong, "run": "mine"}, {"check": "grep -qa '<2>' c.onnx", "candidate": "c.onnx"}):
+            with pytest.raises(UsageError) as error:
+                bisect_trt.reduce(model, **again)
+            refused.append(str(error.value))
+        return "<2>" in node_names(Path(path))
+
+    result = bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx", workers=1)
+    assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
+    assert {text.partition(f" at work in process {os.getpid()} of ")[0] for text in refused} == {
+        "the run mine is",
+        "c.onnx is rewritten for each probe of a run that is",
+    }
+    assert not [*Path("mine").glob("*.lock"), *here.glob("*.lock")]
+    assert bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx").culprits == result.culprits
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_once_all_that_a_killed_driver_had_started_has_ended(here: Path) -> None:
+    """The guard of the killed one is held up, so that its check is still at work when the run goes on."""
+    chain(here / "model.onnx", 4)
+    (here / "check.py").write_text(
+        "import fcntl, pathlib, sys, time\n"
+        "with open('busy', 'w') as file:\n"
+        "    try:\n"
+        "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "    except BlockingIOError:\n"
+        "        pathlib.Path('two').touch()\n"
+        "    if pathlib.Path('hang').exists():\n"
+        "        pathlib.Path('hangs').touch()\n"
+        "        time.sleep(1000)\n"
+        "    sys.exit(b'<2>' in pathlib.Path(sys.argv[1]).read_bytes())\n"
+    )
+    Path("hang").touch()
+    options = ["--json", "r.json", "--workers", "1", "--check", sys.executable, "check.py", "{model}"]
+    driver = start("reduce", "model.onnx", "-o", "out.onnx", *options)
+    wait_for(Path("hangs").exists)
+    if not holds_lock(driver.pid):
+        driver.terminate()
+        pytest.skip("the system does not say who waits for a lock")
+    guard = guard_of(driver.pid)
+    os.kill(guard, signal.SIGSTOP)
+    driver.kill()
+    driver.wait()
+    Path("hang").unlink()
+    after = start("resume", only_run())
+    try:
+        wait_for(lambda: waits_for_lock(after.pid) or Path("two").exists() or after.poll() is not None)
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    assert after.wait(120) == 0
+    assert not Path("two").exists()
+    assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<2>"]
+
+
+def test_no_two_runs_have_one_folder(here: Path) -> None:  # noqa: ARG001 - it is there that they are made
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: Workspace.new_folder("reduce", Path("m.onnx")), range(64)))
+    assert len(set(made)) == 64
+    assert all(folder.is_dir() for folder in made)
+
+
+def test_where_nothing_can_be_written_nobody_is_held_up(tmp_path: Path) -> None:
+    """Whoever writes there next says why not."""
+    with claimed_run(tmp_path / "missing"):
+        pass
+    (tmp_path / "run.lock").symlink_to(tmp_path / "somebody's")
+    with claimed_run(tmp_path):
+        assert not (tmp_path / "somebody's").exists()

@@ -1,0 +1,131 @@
+"""A model whose Loop never ends: every command ends by itself, with a sentence, and at once on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper
+from support import overflowing
+
+from bisect_trt.worker import pool
+
+SHAPE = (2, 3)
+SAYS = r"does not get to the end of a model: no answer after \d+\.\d s, the most by default; --timeout allows more\."
+
+
+def endless(path: Path, *, constant: bool = False) -> Path:
+    """A Loop that goes on for as long as a constant is true, over the input or over a constant."""
+    ends = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "v", "w", "y")}
+    state = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("c", "d")]
+    number = helper.make_tensor_value_info("i", TensorProto.INT64, [])
+    step = [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])]
+    body = helper.make_graph(step, "body", [number, state[0], ends["v"]], [state[1], ends["w"]])
+    values = [helper.make_tensor("true", TensorProto.BOOL, [], [True]), helper.make_tensor("k", 1, SHAPE, [1.0] * 6)]
+    loop = helper.make_node("Loop", ["", "true", "k" if constant else "a"], ["b"], name="loop", body=body)
+    nodes = [helper.make_node("Neg", ["x"], ["a"], name="first"), loop, helper.make_node("Add", ["a", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "endless", [ends["x"]], [ends["y"]], values)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.any_version
+@pytest.mark.parametrize(
+    ("words", "constant"),
+    [
+        (["run", "--onnxrt"], False),
+        (["run", "--onnx"], True),
+        (["layerwise", "--onnxrt"], True),
+        (["diagnose", "--onnxrt", "-o", "out"], False),
+        (["sanitize", "-o", "out.onnx"], False),
+        (["sanitize", "-o", "out.onnx"], True),
+        (["reduce", "-o", "out.onnx", "--onnxrt"], False),
+        (["precision", "-o", "out.onnx", "--onnxrt", "--fp16"], False),
+    ],
+)
+def test_it_ends_with_a_sentence(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], constant: bool
+) -> None:
+    for seconds in (3.0, 30.0):  # a target has to start in that time too
+        monkeypatch.setattr(pool, "DEFAULT_SECONDS", seconds)
+        ran = cli(words[0], endless(here / "model.onnx", constant=constant), *words[1:])
+        if "does not start" not in ran.error:
+            break
+    assert ran.status == 4
+    assert ran.error.startswith("error: ")
+    assert re.search(SAYS, ran.error), ran.error
+    assert not (here / "out.onnx").exists()
+
+
+def test_a_small_time_holds_for_the_reference_too(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what it takes to start a worker and run the whole model, which a time for one probe does not count in."""
+    for seconds in (3.0, 30.0):  # as above
+        monkeypatch.setattr(pool, "LEAST_SECONDS", seconds)
+        ran = cli("reduce", endless(here / "model.onnx"), "--onnxrt", "-o", "out.onnx", "--timeout", "1")
+        if "does not start" not in ran.error:
+            break
+    assert ran.status == 4
+    said = re.search(
+        r"does not get to the end of a model: no answer after (\d+\.\d) s; --timeout allows more\.", ran.error
+    )
+    assert said is not None, ran.error
+    assert float(said[1]) >= seconds
+
+
+def test_more_time_may_be_given(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "DEFAULT_SECONDS", 0.01)
+    ran = cli("sanitize", overflowing(here / "model.onnx"), "-o", "out.onnx", "--timeout", "100")
+    assert ran.status == 0, ran.err
+
+
+def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, here: Path) -> None:
+    """A time that is given is held; only the reference may take longer."""
+    np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
+    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3")
+    assert ran.status == 4
+    said = re.search(
+        r"the target cannot run model\.onnx: no answer after (\d+\.\d) s\.", ran.error.replace(f"{here}/", "")
+    )
+    assert said is not None, ran.error
+    assert 3 <= float(said[1]) < pool.LEAST_SECONDS
+
+
+@pytest.mark.parametrize("words", [["run", "--onnxrt"], ["layerwise", "--onnxrt"], ["sanitize", "-o", "out.onnx"]])
+def test_ctrl_c_ends_it_at_once_and_all_that_it_started(here: Path, words: list[str]) -> None:
+    endless(here / "model.onnx")
+    mark = f"BISECT_TRT_TEST_ENDLESS={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    command = [sys.executable, "-m", "bisect_trt", words[0], "model.onnx", *words[1:]]
+    driver = subprocess.Popen(command, cwd=here, env={**os.environ, name: value}, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(here.glob(".bisect-trt/*/candidates/scratch-*.onnx")) and driver.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    driver.send_signal(signal.SIGINT)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 130, said
+    assert b"Traceback" not in said
+    deadline = time.monotonic() + 60
+    while left := [path for path in Path("/proc").glob("[0-9]*/environ") if _holds(path, mark)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _holds(path: Path, mark: str) -> bool:
+    try:
+        return mark.encode() in path.read_bytes().split(b"\0")
+    except OSError:
+        return False

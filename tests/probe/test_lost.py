@@ -1,0 +1,272 @@
+"""What somebody else ends says nothing of a candidate: it is asked again, and if it is ended again and again, unresolved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from standin_runtime import install
+from support import chain, gone, has, overflowing, read_json, run_check, script
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probe.journal import JOURNAL, read_journal
+from bisect_trt.probe.models import Models
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import LOST, Ending
+from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import Collect, Done
+from bisect_trt.worker.worker import WorkerDied, end_spare
+
+TARGET = TargetSettings("trt")
+FROM_OUTSIDE = ["SIGKILL", "SIGTERM"]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Asks workers whose runtime is the stand-in."""
+    install(tmp_path, monkeypatch.setenv)
+    end_spare()
+    np.savez(tmp_path / "in.npz")
+    with WorkerPool(tmp_path) as pool:
+
+        def ask(command: str, **options: Any) -> Any:
+            (tmp_path / "m.model").write_text(command)
+            return pool.ask(Collect(TARGET, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz"), **options)
+
+        ask.pool = pool  # type: ignore[attr-defined]  # for those who end it
+        yield ask
+    end_spare()
+
+
+def processes(folder: Path) -> list[int]:
+    return [int(line.split()[0]) for line in (folder / "ran.txt").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_worker_that_is_ended_from_outside_is_asked_again(ask: Any, tmp_path: Path, name: str, warm: bool) -> None:
+    if warm:
+        ask("fine")
+    assert ask(f"{name} 2") == Done()
+    assert len(processes(tmp_path)) == 3 + warm
+
+
+def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_answer(ask: Any, tmp_path: Path) -> None:
+    ask.pool.memory_limit = 400 << 20
+    assert ask("fine") == Done()
+    with pytest.raises(WorkerDied) as death:
+        ask("hold")
+    assert (death.value.end.over_memory, death.value.outside) == (True, None)
+    files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
+    outcome = BuiltinCheck(ask.pool, TARGET, ToleranceOptions()).run(files)
+    assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
+    assert outcome.reason == "it took more memory than --memory-limit"
+
+
+@pytest.mark.parametrize("name", FROM_OUTSIDE)
+def test_one_that_is_ended_again_and_again_says_nothing(ask: Any, tmp_path: Path, name: str) -> None:
+    with pytest.raises(WorkerDied) as death:
+        ask(f"{name} 3")
+    assert death.value.outside == f"its process was ended from outside ({name})"
+    assert len(processes(tmp_path)) == 3
+    assert all(map(gone, processes(tmp_path)))
+    files = CandidateFiles(tmp_path, tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "in.npz", tmp_path / "log")
+    (tmp_path / "m.times").unlink()
+    outcome = BuiltinCheck(ask.pool, TARGET, ToleranceOptions()).run(files)
+    assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
+    assert name in outcome.reason
+    for original in (None, "signal SIGKILL", LOST, "nan"):
+        assert outcome.judge(original) is Verdict.UNRESOLVED
+
+
+def test_an_idle_worker_that_somebody_has_ended_costs_no_answer(ask: Any, tmp_path: Path) -> None:
+    for _ in range(3):
+        ask("fine")
+        (last,) = {*processes(tmp_path)[-1:]}
+        os.kill(last, signal.SIGKILL)
+        while not gone(last):
+            time.sleep(0.01)
+    assert ask("fine") == Done()
+
+
+def test_a_crash_is_confirmed_where_that_is_asked(ask: Any, tmp_path: Path) -> None:
+    assert ask("SIGSEGV 1", confirm=True) == Done()
+    (tmp_path / "m.times").unlink()
+    with pytest.raises(WorkerDied) as death:
+        ask("SIGSEGV 2", confirm=True)
+    assert (death.value.outside, death.value.end.signal_name) == (None, "SIGSEGV")
+
+
+def test_workers_that_do_not_start_are_said(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(7)")
+    with pytest.raises(WorkerDied) as death:
+        ask("fine")
+    assert death.value.outside == "its process ended before it began (exit status 7)"
+
+
+def test_what_an_ended_reference_leaves_is_no_answer_either(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "m.model").write_text("SIGKILL 3")
+    models = Models(Workspace(tmp_path / "run"), ask.pool)
+    with pytest.raises(UnavailableError, match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory"):
+        models.collect(tmp_path / "m.model", tmp_path / "in.npz", tmp_path / "out.npz", TARGET)
+
+
+ENDING_WORKERS = """
+import os, sys
+if 'bisect_trt.worker.serve' in ' '.join(getattr(sys, 'orig_argv', [])):
+    from bisect_trt.targets.onnxrt import runner
+    real = runner.OrtRunner.load
+    def load(self, *rest, **more):
+        counted = {counted!r}
+        number = len(open(counted).read()) if os.path.exists(counted) else 0
+        if number < {times}:
+            open(counted, 'a').write('x')
+            os.kill(os.getpid(), 9)
+        return real(self, *rest, **more)
+    runner.OrtRunner.load = load
+"""
+
+
+@pytest.mark.parametrize("times", [2, 1000])
+def test_an_ended_reference_run_is_not_taken_for_operators_without_a_kernel(
+    cli: CommandLine, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    model = chain(here / "model.onnx", 6)
+    code = ENDING_WORKERS.format(counted=str(tmp_path / "counted"), times=times)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    end_spare()
+    check = script(here / "check", f"! ({has('<3>')})")
+    ran = cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--check", check, "{model}")
+    end_spare()
+    assert "ONNX Runtime cannot run" not in ran.out + ran.err
+    if times == 2:
+        assert ran.status == 0, ran.err
+        assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<3>"]
+    else:
+        assert ran.status == 4
+        assert "ended from outside (SIGKILL), and so were those that were asked after it" in ran.error
+
+
+@pytest.mark.parametrize("how", ["kill -9 $$", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"])
+def test_a_check_that_is_ended_is_run_again_and_believed_if_it_always_is(tmp_path: Path, how: str) -> None:
+    for times in (1, 2):
+        body = f'cd "{tmp_path}"; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
+        outcome = run_check(tmp_path, body)
+        assert (outcome.ending, outcome.signature) == (Ending.FAILED, "exit 1")
+        (tmp_path / "ran").unlink()
+    outcome = run_check(tmp_path, f"cd '{tmp_path}'; echo x >> ran; {how}")
+    assert (tmp_path / "ran").read_text().count("x") == 3
+    signals = {"kill -9 $$": "signal SIGKILL", "kill -15 $$": "signal SIGTERM"}
+    assert outcome.signature == signals.get(how, "exit 137" if "sh -c" in how else "exit 143")
+
+
+def test_an_exit_status_that_was_asked_for_is_no_sign_of_a_kill(tmp_path: Path) -> None:
+    assert run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending is Ending.FAILED
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+MARK = "BISECT_TRT_TEST_LOST"
+
+
+class Killer:
+    """Ends up to two workers of a run, at moments drawn at random: never three over one request."""
+
+    def __init__(self, mark: str, drawn: random.Random, seconds: float) -> None:
+        self.killed: list[int] = []
+        self._mark = f"{MARK}={mark}".encode()
+        self._moments = sorted(drawn.uniform(0, seconds) for _ in range(2))
+        self._choose = drawn.choice
+
+    def attend(self, driver: subprocess.Popen[bytes]) -> None:
+        began = time.monotonic()
+        for moment in self._moments:
+            while time.monotonic() < began + moment and driver.poll() is None:
+                time.sleep(0.01)
+            workers = self._workers()
+            if workers and driver.poll() is None:
+                victim, how = self._choose(workers), self._choose([signal.SIGKILL, signal.SIGTERM])
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself since it was seen
+                    os.kill(victim, how)
+                    self.killed.append(victim)
+
+    def _workers(self) -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = self._mark in (path / "environ").read_bytes().split(b"\0")
+                if ours and b"bisect_trt.worker.serve" in (path / "cmdline").read_bytes():
+                    found.append(int(path.name))
+            except OSError:
+                continue
+        return found
+
+
+def go(folder: Path, words: list[str], attend: Callable[[str, subprocess.Popen[bytes]], None]) -> tuple[Any, float]:
+    """Run a command in a folder of its own; its answer, and how long it took."""
+    folder.mkdir()
+    overflowing(folder / "model.onnx", 4, 4)
+    mark, began = uuid.uuid4().hex, time.monotonic()
+    with (folder / "log").open("wb") as log:
+        command = [sys.executable, "-m", "bisect_trt", *words, "--json", "r.json", "--workers", "2"]
+        driver = subprocess.Popen(command, cwd=folder, env={**os.environ, MARK: mark}, stdout=log, stderr=log)
+        helper = threading.Thread(target=attend, args=(mark, driver))
+        helper.start()
+        status = driver.wait(240)
+        helper.join()
+    assert status == 0, (folder / "log").read_text()
+    result = read_json(folder / "r.json")
+    (journal,) = folder.glob(f".bisect-trt/*/{JOURNAL}")
+    decided = [(entry["key"], entry["verdict"]) for entry in read_journal(journal) if entry["event"] == "verdict"]
+    answer = result["culprits"], result["minimality"], result["status"], decided
+    return answer, time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16"],
+        ["diagnose", "model.onnx", "-o", "out", "--onnxrt", "--fp16"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_workers_that_are_killed_at_any_moment_change_no_answer(tmp_path: Path, words: list[str]) -> None:
+    whole, seconds = go(tmp_path / "whole", words, lambda *_: None)
+    killed = seed = 0
+    while killed < 6 and seed < 18:  # how many are hit is a matter of moments, that some are is not
+        killers: list[Killer] = []
+
+        def attend(
+            mark: str,
+            driver: subprocess.Popen[bytes],
+            seed: int = seed,
+            seconds: float = seconds,
+            to: list[Killer] = killers,
+        ) -> None:
+            to.append(Killer(mark, random.Random(seed), seconds))
+            to[-1].attend(driver)
+
+        answer, seconds = go(tmp_path / str(seed), words, attend)
+        assert answer == whole
+        killed += len(killers[0].killed)
+        seed += 1
+    assert killed >= 6

@@ -1,0 +1,155 @@
+"""Child processes always end, with everything they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import gone
+
+from bisect_trt.worker import process as module
+from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
+
+SH = "/bin/sh"
+FAMILY = """
+sleep 300 & echo $! > child
+(trap '' TERM; sleep 300 & echo $! > grandchild; wait) &
+while ! test -s grandchild; do sleep 0.01; done
+"""
+
+
+def run(body: str, folder: Path, *, timeout: float | None = None, cancel: Cancel | None = None) -> ProcessEnd:
+    argv = [SH, "-c", f"cd '{folder}'; {body}"]
+    return run_to_end(argv, log=folder / "log", environment={}, timeout=timeout, cancel=cancel)
+
+
+def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:
+    """Run what never ends and makes ``ready`` once it has begun; with more time where it had not, on a machine that is busy."""
+    for timeout in (0.5, 5.0, 50.0):
+        end = run(body, folder, timeout=timeout)
+        if (folder / "ready").exists():
+            break
+    assert (end.timed_out, end.cancelled) == (True, False)
+    return end, timeout
+
+
+def wait_until(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def family_is_gone(folder: Path) -> bool:
+    pids = [int((folder / name).read_text()) for name in ("child", "grandchild")]
+    return wait_until(lambda: all(map(gone, pids)))
+
+
+@given(st.integers(0, 255))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_exit_status(tmp_path: Path, code: int) -> None:
+    end = run(f"exit {code}", tmp_path)
+    assert (end.code, end.timed_out, end.cancelled, end.signal_name) == (code, False, False, None)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM, signal.SIGRTMIN + 3]
+)
+def test_signals_have_names(tmp_path: Path, number: int) -> None:
+    end = run(f"ulimit -c 0; kill -{int(number)} $$", tmp_path)
+    assert end.code == -number
+    named = {entry.value: entry.name for entry in signal.Signals}
+    assert end.signal_name == named.get(number, f"signal {int(number)}")
+
+
+def test_both_streams_go_to_the_log_as_they_come(tmp_path: Path) -> None:
+    run("echo one; echo two >&2; printf '\\377\\n'", tmp_path)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n\xff\n"
+
+
+def test_environment_and_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLERS", "kept")
+    monkeypatch.setenv("BOTH", "caller's")
+    argv = [SH, "-c", 'echo "$CALLERS,$BOTH,$NEW,$(cat)"']
+    run_to_end(argv, log=tmp_path / "log", environment={"BOTH": "given", "NEW": "a b;c"})
+    assert (tmp_path / "log").read_text() == "kept,given,a b;c,\n"
+
+
+def test_what_cannot_be_started_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run_to_end(["/no/such/program"], log=tmp_path / "log", environment={})
+
+
+@pytest.mark.parametrize("polling", [False, True])
+@pytest.mark.parametrize("ends", ["by itself", "by time-out", "by cancel"])
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, polling: bool) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    if polling:  # as on systems without pidfd
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    cancel = Cancel()
+    try:
+        if ends == "by itself":
+            end = run(f"{FAMILY} exit 3", tmp_path, timeout=60, cancel=cancel)
+            assert (end.code, end.timed_out, end.cancelled) == (3, False, False)
+        elif ends == "by time-out":
+            end, timeout = run_past_its_time(f"{FAMILY} touch ready; wait", tmp_path)
+            assert timeout <= end.seconds < 200
+        else:
+            helper = threading.Thread(
+                target=lambda: wait_until((tmp_path / "grandchild").exists) and cancel.set()  # type: ignore[func-returns-value]  # both for what they do
+            )
+            helper.start()
+            end = run(f"{FAMILY} wait", tmp_path, timeout=60, cancel=cancel)
+            helper.join()
+            assert (end.timed_out, end.cancelled) == (False, True)
+            assert end.seconds < 60
+    finally:
+        cancel.close()
+    assert wait_until((tmp_path / "grandchild").exists)
+    assert family_is_gone(tmp_path)
+
+
+def test_a_process_may_tidy_up_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 60.0)
+    # It is timed out whatever it exits with.
+    run_past_its_time("trap 'echo tidy > tidied; exit 0' TERM; touch ready; sleep 300 & wait", tmp_path)
+    assert (tmp_path / "tidied").exists()
+
+
+def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    end, _ = run_past_its_time("trap '' TERM; touch ready; while :; do sleep 0.05; done", tmp_path)
+    assert end.code == -signal.SIGKILL
+
+
+def test_cancelled_before_it_starts(tmp_path: Path) -> None:
+    cancel = Cancel()
+    cancel.set()
+    cancel.set()  # once more does no harm
+    end = run("sleep 300", tmp_path, timeout=60, cancel=cancel)
+    cancel.close()
+    assert end.cancelled
+
+
+def test_no_descriptors_are_lost(tmp_path: Path) -> None:
+    run("exit 0", tmp_path)
+    folder = Path(f"/proc/{os.getpid()}/fd")
+    if not folder.exists():
+        pytest.skip(f"no /proc on {sys.platform}")
+    before = len(list(folder.iterdir()))
+    for timeout in (None, 5.0, 0.05):
+        run("sleep 0.2", tmp_path, timeout=timeout)
+    cancel = Cancel()
+    run("exit 0", tmp_path, cancel=cancel)
+    cancel.close()
+    assert len(list(folder.iterdir())) == before

@@ -1,0 +1,321 @@
+"""Workers are replaced when they crash, hang, leak or are poisoned; a death is only believed of a fresh one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from standin_runtime import install
+from support import Ran, arrays, gone, overflowing, read_json, rest_slow
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker import resources as devices
+from bisect_trt.worker import worker as worker_module
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import Collect, Done, Failed
+from bisect_trt.worker.resources import default_workers, visible_gpus
+from bisect_trt.worker.worker import WorkerDied, end_spare
+
+pytestmark = pytest.mark.any_version
+
+TARGET = TargetSettings("trt")
+
+
+class Pool:
+    """A pool whose workers run the stand-in."""
+
+    def __init__(self, folder: Path, ran: Path, gpus: list[str], *, fresh_process: bool = False) -> None:
+        self.pool = WorkerPool(folder, gpus, fresh_process=fresh_process)
+        self._folder = folder
+        self._ran = ran
+        self._numbers = count()
+        np.savez(folder / "in.npz")
+
+    def request(self, command: str) -> Collect:
+        number = next(self._numbers)
+        model, to = self._folder / f"{number}.model", self._folder / f"{number}.npz"
+        model.write_text(command)
+        return Collect(TARGET, model, self._folder / "in.npz", to)
+
+    def ask(self, command: str, timeout: float | None = None) -> Done | Failed:
+        return self.pool.ask(self.request(command), timeout)
+
+    def process(self, command: str = "fine") -> int:
+        """Which process answered."""
+        request = self.request(command)
+        assert self.pool.ask(request) == Done()
+        return int(arrays(request.to)["process"])
+
+    @property
+    def tried(self) -> list[int]:
+        """The processes that were given something, in order."""
+        return [int(line.split()[0]) for line in self._ran.read_text().splitlines()]
+
+
+MakePool = Callable[..., Pool]
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    ran = install(tmp_path, monkeypatch.setenv)
+    end_spare()  # one that an earlier test has kept knows nothing of the stand-in
+    pools: list[Pool] = []
+
+    def make(gpus: list[str] | None = None, **options: Any) -> Pool:
+        pools.append(Pool(tmp_path, ran, gpus or [], **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.pool.close()
+    end_spare()
+
+
+def test_a_worker_is_kept_and_replaced_after_a_crash(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.process()
+    assert pool.process() == first
+    with pytest.raises(WorkerDied) as death:
+        pool.ask("crash")
+    assert death.value.end.signal_name == "SIGSEGV"
+    # It was tried in the old one and in a fresh one: both are gone.
+    assert pool.tried[:3] == [first, first, first]
+    assert len(pool.tried) == 4
+    assert all(gone(pid) for pid in pool.tried)
+    assert pool.process() not in pool.tried[:4]
+
+
+def test_a_fresh_worker_that_crashes_is_believed_at_once(make_pool: MakePool) -> None:
+    pool = make_pool()
+    with pytest.raises(WorkerDied):
+        pool.ask("crash")
+    assert len(pool.tried) == 1
+
+
+def test_a_crash_that_needs_a_used_worker_is_no_answer(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.process()
+    second = pool.process("crash if used")
+    assert second != first
+    assert pool.tried == [first, first, second]
+    assert pool.process() == second
+
+
+def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.process()
+    with pytest.raises(WorkerDied) as death:
+        pool.ask("hang", timeout=0.5)
+    assert death.value.end.timed_out
+    assert gone(first)
+    assert pool.process() != first
+
+
+def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool()
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write("    import time; time.sleep(4)\n")
+    assert pool.ask("fine", timeout=3) == Done()
+
+
+def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.process()
+    reply = pool.ask("poison")
+    assert isinstance(reply, Failed)
+    assert reply.kind == "run"
+    assert pool.tried[1] == first
+    assert len(set(pool.tried)) == 2
+    assert all(gone(pid) for pid in pool.tried)
+    third = pool.process()
+    # What only a used one cannot do is no failure of the model.
+    assert pool.process("poison if used") not in (first, third)
+    assert gone(third)
+
+
+def test_what_breaks_without_poison_costs_no_worker(make_pool: MakePool) -> None:
+    pool = make_pool()
+    first = pool.process()
+    assert pool.ask("refuse") == Failed("build", "no implementation for node 7", "build: no implementation for node #")
+    assert pool.process() == first
+
+
+@pytest.mark.parametrize(("command", "limit"), [("leak on the GPU", 4 << 30), ("leak", 32 << 20)])
+def test_a_worker_that_leaks_is_replaced_once_it_has_grown_too_much(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, command: str, limit: int
+) -> None:
+    monkeypatch.setattr(worker_module, "GROWTH_LIMIT", limit)
+    pool = make_pool()
+    # What the first two answers take is what a worker needs.
+    first = pool.process(command)
+    assert pool.process(command) == first
+    assert pool.process() == first
+    assert pool.process(command) == first
+    assert gone(first)
+    assert pool.process() != first
+
+
+def test_a_fresh_process_each(make_pool: MakePool) -> None:
+    pool = make_pool(fresh_process=True)
+    processes = [pool.process() for _ in range(3)]
+    assert len(set(processes)) == 3
+    assert all(map(gone, processes))
+
+
+def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool(["3", "GPU-5f"])
+    together = threading.Barrier(4)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: (together.wait(), pool.process()), range(4)))
+    given = dict(line.split() for line in (tmp_path / "ran.txt").read_text().splitlines())
+    assert set(given.values()) == {"3", "GPU-5f"}
+    # One that is replaced leaves its GPU to the next.
+    with pytest.raises(WorkerDied):
+        pool.ask("crash")
+    pool.process()
+    last = (tmp_path / "ran.txt").read_text().splitlines()[-1].split()[1]
+    assert last in {"3", "GPU-5f"}
+
+
+def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_path: Path) -> None:
+    make_pool(["0"]).process()
+    assert (tmp_path / "ran.txt").read_text().split()[1] == str(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def test_the_check_says_how_a_candidate_ended(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool()
+    check = BuiltinCheck(pool.pool, TARGET, ToleranceOptions(), timeout=200)
+    np.savez(tmp_path / "golden.npz")
+    for command, signature in [("crash", "signal SIGSEGV"), ("refuse", "build: no implementation for node #")]:
+        model = tmp_path / f"{command}.model"
+        model.write_text(command)
+        files = CandidateFiles(tmp_path, model, tmp_path / "in.npz", tmp_path / "golden.npz", tmp_path / "log.txt")
+        outcome = check.run(files)
+        assert (outcome.ending, outcome.signature) == (Ending.BROKEN, signature)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("", []),
+        ("0", ["0"]),
+        ("2, 0", ["2", "0"]),
+        ("GPU-8932f937-d72c,MIG-1", ["GPU-8932f937-d72c", "MIG-1"]),
+        ("1,-1,2", ["1"]),
+        ("-1", []),
+    ],
+)
+def test_gpus_that_cuda_may_use(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == gpus
+    assert default_workers() == (len(gpus) or len(os.sched_getaffinity(0)))
+
+
+def test_gpus_that_the_kernel_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "_DEVICES", tmp_path)
+    assert visible_gpus() == []
+    for name in ("nvidia3", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus() == ["0", "1"]
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> Iterator[Callable[..., Ran]]:
+    """Command lines whose workers take the stand-in for TensorRT."""
+    end_spare()  # one that an earlier test has kept knows nothing of the stand-in
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "standin"
+    folder.mkdir()
+    install(folder, monkeypatch.setenv)
+    model = overflowing(tmp_path / "model.onnx", 3, 0)
+
+    def run(command: str, *words: str) -> Ran:
+        return cli(command, model, "--trt", "--fp16", *words)
+
+    yield run
+    end_spare()
+
+
+@pytest.mark.parametrize(
+    "command", rest_slow([["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]), ids=lambda words: words[0]
+)
+def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path, command: list[str]) -> None:
+    for words, fresh in [(["--fresh-process"], True), *([([], False)] if command[0] == "reduce" else [])]:
+        ran = tmp_path / "standin" / "ran.txt"
+        ran.unlink(missing_ok=True)
+        (tmp_path / "out.onnx").unlink(missing_ok=True)
+        done = target(
+            command[0], *command[1:], *words, "--no-shrink", "--overwrite", "--workers", "1", "--json", "r.json"
+        )
+        assert done.status == 0, done.err
+        assert [culprit["name"] for culprit in read_json(tmp_path / "r.json")["culprits"]] == ["big"]
+        processes = [line.split()[0] for line in ran.read_text().splitlines()]
+        assert len(processes) > 2
+        assert (len(set(processes)) == len(processes)) is fresh
+
+
+@pytest.mark.parametrize("command", ["run", "layerwise"])
+def test_fresh_process_for_one_model(target: Callable[..., Ran], command: str) -> None:
+    assert target(command, "--fresh-process").status in (0, 1)
+
+
+COMMANDS = [["run"], ["layerwise"], ["reduce", "-o", "out.onnx"], ["diagnose", "-o", "out"]]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["precision", "-o", "mixed.onnx"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("level", "says"),
+    [
+        ("missing", "error: there is no NVIDIA GPU here."),
+        (
+            "crash",
+            (
+                "error: TensorRT (fp16, hardware compatibility level) does not start: it crashed (SIGSEGV); "
+                "`bisect-trt doctor` says more."
+            ),
+        ),
+    ],
+)
+def test_a_target_that_is_not_there_ends_it_before_any_search(
+    target: Callable[..., Ran], tmp_path: Path, command: list[str], level: str, says: str
+) -> None:
+    done = target(command[0], *command[1:], "--hardware-compatibility-level", level)
+    assert (done.status, done.error) == (4, says)
+    assert not (tmp_path / "standin" / "ran.txt").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS[2:], ids=lambda words: words[0])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_original_that_does_not_fit_ends_it(target: Callable[..., Ran], command: list[str], workers: str) -> None:
+    done = target(command[0], *command[1:], "--hardware-compatibility-level", "small", "--workers", workers)
+    assert done.status == 4
+    assert done.error == (
+        "error: the original model does not fit: the target refuses the model: out of memory: OutOfMemory; free the GPU, "
+        "feed less at a time (--input-shapes), or allow less scratch space (--pool-limit workspace:1G)."
+    )
+
+
+def test_unavailable_is_no_verdict(make_pool: MakePool) -> None:
+    request = make_pool().request("fine")
+    settings = TargetSettings("trt", own=TrtSettings(hardware_compatibility_level="missing"))
+    pool = make_pool()
+    with pytest.raises(UnavailableError, match="there is no NVIDIA GPU here"):
+        pool.pool.ask(replace(request, target=settings))
+    assert sys.executable  # the driver is alive

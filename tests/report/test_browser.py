@@ -1,0 +1,399 @@
+"""The report in a real browser: opened, clicked through, by keyboard, without scripts, in light, dark and on paper."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Browser
+from onnx import NodeProto, helper, numpy_helper
+from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script, unstable_norm
+
+from bisect_trt.commands.view import Runs
+from bisect_trt.report.page import write_report
+from bisect_trt.report.run_pages import list_sections, run_sections
+from bisect_trt.report.run_pages import page as run_page
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)"),
+]
+HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">" + "x" * 400
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a comparison of every tensor of a chain that overflows, in the network and alone."""
+    folder = tmp_path_factory.mktemp("layers")
+    overflowing(folder / "model.onnx", 30, 5)
+    options = [*TARGET, "--isolate", "--report", "report.html"]
+    assert bisect_trt("layerwise", "model.onnx", *options, cwd=folder).status == 0
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a comparison whose marks hide the failure."""
+    folder = tmp_path_factory.mktemp("hidden")
+    unstable_norm(folder / "model.onnx")
+    assert bisect_trt("layerwise", "model.onnx", "--onnxrt", "--report", "report.html", cwd=folder).status == 3
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a search; its probes are repeated until there are 200."""
+    folder = tmp_path_factory.mktemp("search")
+    chain(folder / "model.onnx", 20)
+    check = script(folder / "check.sh", f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi; exit 125")
+    options = ["-o", "o.onnx", "--json", "r.json", "--check", check, "{model}"]
+    assert bisect_trt("reduce", "model.onnx", *options, cwd=folder).status == 0
+    result = read_json(folder / "r.json")
+    probes = result["report"]["probes"]
+    repeated = [
+        {**probes[place % len(probes)], "number": place + 1, "reason": f"reason {place}"} for place in range(200)
+    ]
+    result["report"]["probes"] = repeated
+    result["probes"]["run"] = 200
+    write_report(result, folder / "report.html")
+    return folder / "report.html"
+
+
+def branching(path: Path, length: int) -> Path:
+    """Blocks of four branches that are added up, 5 nodes a block; halfway a product is too large for fp16."""
+    weights = {"half": 0.5, "quarter": 0.25, "large": 9e4, "small": 1e-5}
+    nodes: list[NodeProto] = []
+    last = "x"
+    for block in range(length // 5):
+        ends = [f"/block.{block}/branch.{branch}/out" for branch in range(4)]
+        nodes += [helper.make_node("Mul", [last, "quarter"], [end], name=end.replace("out", "Mul")) for end in ends]
+        last = f"/block.{block}/Sum_output_0"
+        nodes.append(helper.make_node("Sum", ends, [last], name=f"/block.{block}/Sum"))
+        if block == length // 10:
+            nodes.append(helper.make_node("Div", [last, "small"], ["big_out"], name="big"))
+            nodes.append(helper.make_node("Mul", ["big_out", "small"], ["small_out"], name="small"))
+            last = "small_out"
+    import numpy as np
+
+    tensors = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in weights.items()]
+    return save(path, nodes, tensors)
+
+
+def fits(browser: Browser) -> bool:
+    """Whether nothing makes the page itself scroll sideways."""
+    return bool(browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def panel(browser: Browser) -> str:
+    return str(browser.evaluate("document.querySelector('#panel').innerText"))
+
+
+def view(browser: Browser) -> list[float]:
+    text = browser.evaluate("document.querySelector('#drawing').getAttribute('viewBox')")
+    return [float(number) for number in text.split()]
+
+
+@pytest.mark.slow
+def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: Browser, tmp_path: Path) -> None:
+    branching(tmp_path / "model.onnx", 5000)
+    ran = bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=tmp_path)
+    assert ran.status == 0, ran.err
+    page = tmp_path / "report.html"
+    assert page.stat().st_size < 2e6
+    browser.open(page)
+    assert browser.computed() < 1
+    assert browser.problems == []
+    assert browser.evaluate("document.querySelectorAll('#drawing .node').length") == 150
+    assert "big" in panel(browser)
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_it_opens_without_a_network_at_any_width(
+    browser: Browser, layers: Path, hidden: Path, search: Path, width: int, dark: bool
+) -> None:
+    for page in (layers, hidden, search):
+        browser.open(page, width=width, dark=dark)
+        assert browser.problems == []
+        assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
+        assert fits(browser)
+        shade = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (max(shade) < 60) == dark
+        assert browser.evaluate(LOW_CONTRAST) == []
+
+
+LOW_CONTRAST = """
+(() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+  const linear = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const e of document.querySelectorAll("body *:not(svg *):not(script):not(style)")) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || !e.checkVisibility()) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) low.push(e.outerHTML.slice(0, 120));
+  }
+  return low;
+})()
+"""
+"""Elements whose text is too faint to read: WCAG 2.1's contrast ratio under 4.5."""
+
+
+def test_a_node_that_is_clicked_tells_of_itself(browser: Browser, layers: Path) -> None:
+    browser.open(layers)
+    assert "Mul big" in panel(browser).replace("\n", " ")  # the culprit is chosen at first
+    browser.click(".node:not(.centre).mismatch")
+    told = panel(browser)
+    for words in ("Mul", "small", "float32[2, 3]", "Reads", "Makes", "reference", "does not match", "alone"):
+        assert words in told
+    assert browser.evaluate("document.querySelectorAll('.edges .lit').length") == 2
+    assert browser.evaluate("document.activeElement.classList.contains('chosen')")
+
+
+def test_the_graph_by_keyboard(browser: Browser, layers: Path) -> None:
+    browser.open(layers)
+    browser.evaluate("document.querySelector('[data-zoom=centre]').focus()")
+    browser.key("Tab")
+    assert browser.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Mul, big")
+    browser.key("ArrowDown")
+    assert "Mul small" in panel(browser).replace("\n", " ")
+    browser.key("ArrowUp")
+    browser.key("ArrowUp")
+    assert "Add a29" in panel(browser).replace("\n", " ")
+    before = view(browser)
+    browser.key("+")
+    assert view(browser)[2] < before[2]
+    browser.key("-")
+    assert view(browser)[2] == pytest.approx(before[2])
+    browser.key("ArrowRight", shift=True)
+    assert view(browser)[0] > before[0]
+    browser.key("0")
+    assert view(browser)[3] > 30 * 80  # all of it
+    browser.key("Home")
+    assert "Mul big" in panel(browser).replace("\n", " ")
+    assert view(browser)[2:] == pytest.approx(before[2:])
+
+
+def test_the_graph_by_mouse(browser: Browser, layers: Path) -> None:
+    browser.open(layers)
+    before = view(browser)
+    x, y = browser.centre("#canvas")
+    top = browser.evaluate("scrollY")
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
+    browser.until(f"scrollY < {top}")
+    assert view(browser) == before  # whoever scrolls past is not stopped
+    x, y = browser.centre("#canvas")
+    browser.mouse("mousePressed", x - 200, y)
+    browser.mouse("mouseMoved", x - 150, y + 40, button="left", buttons=1)
+    browser.mouse("mouseReleased", x - 150, y + 40)
+    dragged = view(browser)
+    assert (dragged[0] - before[0], dragged[1] - before[1]) == pytest.approx((-50, -40))
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
+    browser.until(f"document.querySelector('#drawing').getAttribute('viewBox').split(' ')[2] < {dragged[2]}")
+    assert view(browser)[2] < dragged[2]
+    for button, grows in (("out", True), ("in", False)):
+        zoomed = view(browser)
+        browser.click(f"[data-zoom={button}]")
+        assert (view(browser)[2] > zoomed[2]) == grows
+
+
+def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None:
+    browser.open(layers)
+    x, y = browser.centre("#plot")
+    browser.mouse("mouseMoved", x, y)
+    told = browser.evaluate("document.querySelector('#readout').innerText")
+    assert re.search(r"[\d.]+ of the tolerance; alone [\d.]+ of it", told)
+    assert browser.evaluate("document.querySelectorAll('#plot path.line').length") == 2
+    browser.evaluate("document.querySelector('#plot svg').focus()")
+    browser.key("Home")
+    first = browser.evaluate("document.querySelector('#readout').innerText")
+    assert first.startswith("Add a0_out")
+    browser.key("ArrowRight")
+    assert browser.evaluate("document.querySelector('#readout').innerText").startswith("Add a1_out")
+    browser.key("Enter")
+    assert "Add a1" in panel(browser).replace("\n", " ")
+
+
+def test_what_hides_the_failure_is_chosen_and_told(browser: Browser, hidden: Path) -> None:
+    browser.open(hidden)
+    assert "hides the failure" in panel(browser)
+    assert browser.evaluate("document.querySelectorAll('.node.hides.centre').length") == 1
+    shown = browser.evaluate("document.querySelector('#findings').innerText")
+    assert "the failure disappears (1-minimal)" in shown
+    assert "Centre" in browser.evaluate("document.querySelector('.buttons').innerText")
+    assert "PASS" in rows(browser, 1)  # the probes that looked for it
+
+
+def rows(browser: Browser, column: int) -> list[str]:
+    """What the rows that are shown say in a column."""
+    script = (
+        "[...document.querySelectorAll('#probes tbody tr')].filter(r => !r.hidden).map(r => r.cells[%d].dataset.value)"
+    )
+    return [str(value) for value in browser.evaluate(script % column)]
+
+
+def test_probes_are_sorted_and_filtered(browser: Browser, search: Path) -> None:
+    assert search.stat().st_size < 2e6
+    browser.open(search)
+    assert rows(browser, 0) == [str(number + 1) for number in range(200)]
+    browser.click("#probes th.units button")
+    units = list(map(int, rows(browser, 2)))
+    assert units == sorted(units)
+    browser.click("#probes th.units button")
+    assert list(map(int, rows(browser, 2))) == units[::-1]
+    assert browser.evaluate("document.querySelector('#probes th.units').getAttribute('aria-sort')") == "descending"
+    browser.evaluate("document.querySelector('#by-verdict').value = 'FAIL'")
+    browser.evaluate("document.querySelector('#by-verdict').dispatchEvent(new Event('change')), 0")
+    assert set(rows(browser, 1)) == {"FAIL"}
+    browser.evaluate("document.querySelector('#by-text').focus()")
+    browser.type("reason 1")
+    shown = rows(browser, 5)
+    assert shown
+    assert all(value.startswith("reason 1") for value in shown)
+    assert browser.evaluate("document.querySelector('#shown').textContent") == f"{len(shown)} of 200"
+
+
+def test_a_command_is_copied(browser: Browser, search: Path) -> None:
+    browser.open(search)
+    # It says so for a second and a half, which may be over before the page is asked again.
+    observed = "new MutationObserver(() => said.push(button.textContent)).observe(button, {childList: true}), 0"
+    browser.evaluate(f"said = [], button = document.querySelector('.command button'), {observed}")
+    browser.click(".command button")
+    assert browser.until("said.length > 0")
+    assert browser.evaluate("said[0]") == "Copied"
+
+
+def test_without_scripts_the_answer_the_drawing_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
+    browser.open(layers, script=False)
+    shown = browser.evaluate("document.body.innerText")
+    for words in ("First mismatch: Mul 'big'.", "The graph around it", "Where errors begin", "big_out", "Environment"):
+        assert words in shown
+    for words in ("Fit", "Contains", "Copy", "Choose a node"):  # what would do nothing is not shown
+        assert words not in shown
+    assert browser.evaluate("document.querySelector('#drawing .centre').getBoundingClientRect().width") > 100
+    browser.click(".static")  # leads to the culprit
+    top, bottom, low, high = browser.evaluate(
+        "['#canvas', '#drawing .centre'].flatMap(s => { const r = document.querySelector(s).getBoundingClientRect();"
+        "return [r.top, r.bottom]; })"
+    )
+    assert top <= low < high <= bottom
+
+
+def test_names_run_no_script(browser: Browser, layers: Path, tmp_path: Path) -> None:
+    result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
+    write_report(poisoned(result), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", width=400)
+    browser.click(".node.centre")
+    browser.evaluate("document.querySelector('#plot svg').focus()")
+    browser.key("End")
+    assert browser.problems == []
+    assert browser.evaluate("document.title") != "taken"
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    assert "<img" in panel(browser)
+    assert fits(browser)
+
+
+def poisoned(value: Any) -> Any:
+    """The same with every text that a model or a check may choose made hostile."""
+    chosen = ("name", "op", "domain", "tensor", "title", "reason", "tail", "path", "why", "step", "what", "command")
+    if isinstance(value, dict) and "schema" not in value:
+        replaced = {
+            key: HOSTILE if key in chosen and isinstance(each, str) else poisoned(each) for key, each in value.items()
+        }
+        whole = {
+            "answers": [HOSTILE] * 2,
+            "lines": [HOSTILE],
+            "attributes": {HOSTILE: HOSTILE},
+            "environment": {HOSTILE: HOSTILE},
+        }
+        return replaced | {key: each for key, each in whole.items() if key in value}
+    if isinstance(value, dict):
+        return {key: poisoned(each) for key, each in value.items()}
+    return [poisoned(each) for each in value] if isinstance(value, list) else value
+
+
+def test_paper_is_white_and_has_no_buttons(browser: Browser, layers: Path) -> None:
+    browser.open(layers, dark=True)
+    scheme = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[scheme])
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        browser.evaluate("[...document.querySelectorAll('button, nav, select')].some(e => e.checkVisibility())")
+        is False
+    )
+    browser.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+def test_landmarks_and_names_for_those_who_hear_the_page(browser: Browser, search: Path) -> None:
+    browser.open(search)
+    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [node["role"]["value"] for node in tree if not node["ignored"]]
+    for role in ("banner", "navigation", "main", "contentinfo", "complementary"):
+        assert roles.count(role) == 1, role
+    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+    unnamed = [
+        node["role"]["value"]
+        for node in tree
+        if not node["ignored"]
+        and node["role"]["value"] in ("button", "link", "combobox", "searchbox", "textbox", "image")
+        if not node.get("name", {}).get("value")
+    ]
+    assert unnamed == []
+
+
+AXE = importlib.util.find_spec("axe_core_python")
+BROKEN = """axe.run(document, {resultTypes: ["violations"]}).then(
+  r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(AXE is None, reason="axe-core is not installed (pip install axe-core-python)")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_rule_of_accessibility_is_broken(
+    browser: Browser, layers: Path, hidden: Path, search: Path, tmp_path: Path, width: int
+) -> None:
+    """axe-core's rules, on reports and on what `view` shows; light and dark differ in contrast alone, which is measured above."""
+    assert AXE is not None
+    assert AXE.origin is not None
+    rules = Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    (run,) = search.parent.glob(".bisect-trt/*/")
+    runs, views = Runs(run.parent), [tmp_path / "run.html", tmp_path / "list.html"]
+    for sections, page in zip((run_sections(runs.read(run.name), 0), list_sections(runs.all())), views, strict=True):
+        page.write_text(run_page("run", sections)[0], encoding="utf-8")
+    for page in (layers, hidden, search, *views):
+        browser.open(page, width=width)
+        browser.evaluate(f"{rules};0")
+        assert browser.evaluate(BROKEN) == [], page
+        assert fits(browser)
+
+
+def test_a_long_name_stays_in_its_box(browser: Browser, layers: Path) -> None:
+    result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
+    for node in result["report"]["graph"]["nodes"]:
+        node["name"] = f"/a/module/of/a/module/{node['name']}/with/a/name"
+    write_report(result, layers.parent / "long.html")
+    browser.open(layers.parent / "long.html")
+    assert (
+        browser.evaluate(
+            "[...document.querySelectorAll('.node')].filter(n => n.querySelector('.name').getBBox().width > "
+            "n.querySelector('rect').getBBox().width).length"
+        )
+        == 0
+    )

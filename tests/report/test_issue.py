@@ -1,0 +1,151 @@
+"""``ISSUE.md`` for TensorRT: the commands of other tools, in those tools' own words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bisect_trt.options.choices import ErrorStat
+from bisect_trt.report.reproducer import ISSUE, SCRIPT, Command, Reproducer, Since, Trial, symptom
+from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
+
+WORST = WorstElement((0, 1), float("inf"), 70000.0, float("inf"))
+SEEN = TensorComparison(
+    "a:b", False, ComparisonKind.INF, ErrorStat.QUANTILE, 1e-3, 1e-2, worst=WORST, quantile=0.9, quantile_abs=2.0
+)
+TRT = TrtSettings(pool_limits=(("workspace", 1 << 30),), builder_optimization_level=3, plugins=("p.so",))
+TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, own=TRT)
+
+
+def model_of(nodes: int) -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 3]) for name in ("x", "a:b")]
+    names = ["x", *(f"t{number}" for number in range(1, nodes)), "a:b"]
+    chained = [helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}") for n in range(nodes)]
+    return helper.make_model(helper.make_graph(chained, "g", ends[:1], ends[1:]))
+
+
+def issue(target: TargetSettings = TARGET, *, lowered: bool = False, refusal: str | None = None) -> Reproducer:
+    seen, failure = ([], "build: no kernel for Foo") if refusal else ([SEEN], "inf")
+    model = model_of(14)
+    here = {"place": "ssh=box", "GPU": "H100"}
+    ran = model if lowered else None
+    return Reproducer(model, ran, lowered, {}, {}, seen, "It fails.", target, "Found.", failure, refusal, places=[here])
+
+
+def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
+    since = Since(
+        "It fails since foo 1.1, right in 1.0; gone in 1.2.", "foo 1.2 has it no more: update to that or a newer one"
+    )
+    found = replace(issue(), since=since)
+    page = found.render(ISSUE)
+    assert page.startswith(
+        "> **Fixed in a newer release.** foo 1.2 has it no more: update to that or a newer one rather than"
+    )
+    assert f"## Releases\n\n{since.said}\n" in page
+    page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
+    assert page.startswith("> **Not a bug report.** Too large.")
+    assert "Fixed in" not in page
+    assert "Fixed in" not in replace(found, since=replace(since, mended=None)).render(ISSUE)
+
+
+def words_for(tool: str, case: Reproducer) -> list[str]:
+    (command,) = [c for c in case.commands() if isinstance(c, Command) and c.tool == tool]
+    return list(command.words)
+
+
+def test_trtexec_is_given_the_target_and_the_raw_inputs(tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float16).reshape(2, 3)
+    case = replace(issue(), inputs={"x": x}, golden={"a:b": x})
+    files = case.write_tool_files(tmp_path)
+    assert files == ["inputs.json", "golden.json", "trtexec/input_0.bin"]
+    np.testing.assert_array_equal(np.fromfile(tmp_path / files[-1], np.float16), x.ravel())
+    line = words_for("trtexec", case)
+    assert line[:2] == ["trtexec", "--onnx=model.onnx"]
+    for word in ("--fp16", "--int8", "--noTF32", "--memPoolSize=workspace:1073741824B", "--builderOptimizationLevel=3"):
+        assert word in line
+    assert line[-2:] == ["--loadInputs=x:trtexec/input_0.bin", "--dumpOutput"]
+    page = case.render(ISSUE)
+    for word in (
+        "| place: GPU | H100 |",
+        "`a:b` at [0, 1]: 70000",
+        "`a:b` at [0, 1]: inf",
+        "and 2 more",
+        "trtexec --onnx=model.onnx",
+    ):
+        assert word in page
+
+
+def test_a_model_that_is_lowered_already_is_built_as_it_is_typed() -> None:
+    line = words_for("trtexec", issue(TargetSettings("trt", fp16=True), lowered=True))
+    assert "--stronglyTyped" in line
+    assert "--fp16" not in line
+    assert "--strongly-typed" in words_for("polygraphy", issue(TargetSettings("trt", bf16=True), lowered=True))
+    assert "--noTF32" not in words_for("trtexec", issue(TargetSettings("trt", tf32=True)))
+
+
+def test_a_refusal_is_shown_by_building() -> None:
+    refused = issue(refusal="no kernel for Foo")
+    assert "--load-outputs" not in words_for("polygraphy", refused)
+    page = refused.render(ISSUE)
+    for word in ("is refused", "no kernel for Foo"):
+        assert word in page
+
+
+@pytest.fixture(scope="module")
+def options() -> str:
+    command = [str(Path(sys.executable).with_name("polygraphy")), "run", "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "target", [TARGET, TargetSettings("onnxrt", own=OnnxRuntimeSettings(("cpu",))), TargetSettings("trt", tf32=True)]
+)
+def test_polygraphy_has_the_options(target: TargetSettings, options: str) -> None:
+    words = words_for("polygraphy", issue(target, lowered=True))
+    flags = [word for word in words if word.startswith("--")]
+    assert flags
+    assert [flag for flag in flags if flag not in options] == []
+    assert words[words.index("--error-quantile") + 1] == "a:b:0.9"
+
+
+@pytest.mark.parametrize("kind", ["refused", "crash", "time-out", "overflow", "nan", "inf", "mismatch"])
+def test_the_verb_of_a_title_agrees_with_how_many_operators_there_are(kind: str) -> None:
+    one, several = symptom(kind, several=False).split(), symptom(kind, several=True).split()
+    assert one[0].endswith("s")
+    assert several[0] in {one[0].removesuffix("s"), one[0].removesuffix("es"), {"is": "are"}.get(one[0])}
+    assert several[1:] == one[1:]
+
+
+def test_a_title_names_one_operator_or_several() -> None:
+    assert issue().title == "TensorRT: Add overflows"  # 14 of one kind
+    mixed = issue()
+    mixed.model.graph.node[3].op_type = "Mul"
+    assert mixed.title == "TensorRT: Add and Mul overflow"
+
+
+def test_where_it_was_run_is_said() -> None:
+    found = Reproducer(model_of(14), None, False, {}, {}, [SEEN], "It fails.", TARGET, "Found.", "inf")
+    shown = replace(found, trials={SCRIPT: Trial(True)})
+    assert "Run here, it shows the failure." in shown.how_to_run()
+    there = replace(shown, places=[{"place": "env=onnxruntime==1.20.1", "ONNX Runtime": "1.20.1"}])
+    assert "Run in an environment with onnxruntime==1.20.1, it shows the failure." in there.how_to_run()
+    hidden = replace(there, trials={SCRIPT: Trial(False, "it ends well")})
+    said = "Run in an environment with onnxruntime==1.20.1, it does not show the failure: it ends well."
+    assert said in hidden.how_to_run()
+    afar = replace(shown, places=[{"place": "ssh=box"}])
+    assert "Run in ssh=box, it shows the failure." in afar.how_to_run()
+
+
+def test_what_is_no_bug_is_not_attached_to_a_report() -> None:
+    assert "Everything is in the attached folder." in issue().render(ISSUE)
+    assert "Everything is in this folder." in replace(issue(), fault="A tie.", is_bug=False).render(ISSUE)

@@ -1,0 +1,268 @@
+"""``reproduce.py``: whatever the names in a model are, they are data; and it fails for its own failure alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from onnx import TensorProto, helper, numpy_helper
+from support import examples
+
+from bisect_trt.report.reproducer import ISSUE, README, Reproducer
+from bisect_trt.report.script import literal, render_script
+from bisect_trt.report.text import code, prose
+from bisect_trt.targets.base import Minimal, make_runtime
+from bisect_trt.targets.messages import BuildError, names_of
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+
+PIECES = [
+    *(
+        "@REFUSAL@",
+        "@RUN@",
+        "{model}",
+        "%s",
+        '"',
+        "'",
+        '"""',
+        "\\",
+        "\n",
+        "\r",
+        "\u2028",
+        "`",
+        "```",
+        "|",
+        "<b>",
+        "</script>",
+    ),
+    *(
+        "&",
+        "*",
+        "_",
+        "#",
+        "../",
+        "/",
+        ":",
+        "$(x)",
+        "\x1b[31m",
+        "\u202e",
+        "\x00",
+        "é",
+        "漢",
+        "😀",
+        "\udc80",
+        "-",
+        "1. ",
+        " ",
+    ),
+    "[x](y)",
+]
+names = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6).map("".join).filter(str.strip)
+
+
+def rendered(runtime: str, name: str, failure: str = "build: no kernel") -> str:
+    settings = TargetSettings(runtime, fp16=True, keep=(name,), held=True)
+    how = settings.target.script(settings, Minimal("m.onnx", nodes=((name, (name, "out")),)))
+    seen = [TensorComparison(name, False, ComparisonKind.MISMATCH, atol=1e-3, rtol=float("inf"))]
+    return render_script(how, "m.onnx", [name], seen, answer=name, described=name, failure=f"{failure} {name}")
+
+
+def shape_of(source: str) -> str:
+    """The syntax tree but for its texts; dictionaries are sorted by none of them."""
+    tree = ast.parse(source, feature_version=(3, 8))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(tree)
+
+
+@cache
+def plain_shape(runtime: str) -> str:
+    return shape_of(rendered(runtime, "plain"))
+
+
+@settings(max_examples=examples(40))  # of thousands of lines each
+@given(names, st.sampled_from(["onnxrt", "trt", "onnx"]))
+def test_names_are_never_code(name: str, runtime: str) -> None:
+    source = rendered(runtime, name)
+    assert shape_of(source) == plain_shape(runtime)
+    compile(source, "reproduce.py", "exec")
+    source.encode()
+    assert source.replace("\n", "").isprintable()
+
+
+@given(names)
+def test_a_literal_is_its_value(name: str) -> None:
+    value: dict[str, Any] = {name: [name, 1, 2.5, True, None, {"x" * 90: (name,) * 3}], "": []}
+    said = ast.literal_eval(literal(value))
+    assert said == {name: [name, 1, 2.5, True, None, {"x" * 90: [name] * 3}], "": []}
+
+
+def markdown(name: str) -> list[str]:
+    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [2]) for each in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph)
+    node = model.graph.node[0]
+    text = name.encode("utf-8", "replace").decode()
+    node.name = node.op_type = node.input[0] = node.output[0] = text
+    seen = [TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))]
+    about: dict[str, Any] = {"ruled_out": (name,), "fault": name, "cause": [(name, [name])], "written": {text: name}}
+    here = TargetSettings()
+    wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
+    refused = Reproducer(model, None, False, {}, {}, [], name, here, "Found.", "build: x", name, is_bug=False)
+    parser = MarkdownIt("gfm-like", {"linkify": False})
+    tokens = [
+        token for case in (wrong, refused) for file in (ISSUE, README) for token in parser.parse(case.render(file))
+    ]
+    return [f"{token.type} {[child.type for child in token.children or ()]}" for token in tokens]
+
+
+@given(names)
+def test_names_are_never_markup(name: str) -> None:
+    assert markdown(name) == markdown("plain")
+
+
+@given(names)
+def test_markdown_shows_what_it_is_given(name: str) -> None:
+    text = f"x{name}x"
+    (token,) = [t for t in MarkdownIt().parse(f"{code(text)}") if t.type == "inline"]
+    assert token.children is not None
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    assert [child.content for child in token.children] == [shown]
+    (token,) = [t for t in MarkdownIt().parse(prose(text)) if t.type == "inline"]
+    assert token.children is not None
+    assert "".join(child.content for child in token.children) == shown
+
+
+def doubled(folder: Path, node: onnx.NodeProto | None = None, *, weight: float = 2.0) -> None:
+    """A model ``y = 2 x`` with what it should give for ``x = 3``, which is 6."""
+    ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [1]) for each in ("x", "y")]
+    node = node or helper.make_node("Mul", ["x", "w"], ["y"], name="twice")
+    weights = [numpy_helper.from_array(np.full(1, weight, np.float32), "w")] if "w" in node.input else []
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], weights)
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("nobody", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), str(folder / "model.onnx"))
+    np.savez(folder / "inputs.npz", x=np.full(1, 3, np.float32))
+    np.savez(folder / "golden.npz", y=np.full(1, 6, np.float32))
+
+
+def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: float | None = None) -> tuple[int, str]:
+    settings = TargetSettings(runtime)
+    how = settings.target.script(settings, Minimal("model.onnx"))
+    seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
+    source = render_script(
+        how, "model.onnx", ["x", "y"], seen, answer="It fails", described="Here", failure=failure, timeout=timeout
+    )
+    (folder / "reproduce.py").write_text(source, encoding="utf-8")
+    command = [sys.executable, str(folder / "reproduce.py")]
+    told = {**os.environ, "PYTHONPATH": str(folder / "installed")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told)
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stdout
+
+
+NO_KERNEL = "build: no kernel"
+
+
+def refusal(folder: Path) -> str:
+    """The signature of ONNX Runtime's refusing a model, as a worker gives it."""
+    with pytest.raises(BuildError) as refused:
+        make_runtime(TargetSettings()).load(folder / "model.onnx")
+    return f"build: {refused.value.sign(names_of(onnx.load(str(folder / 'model.onnx')).graph))}"
+
+
+@pytest.mark.parametrize("runtime", ["onnxrt", "onnx"])
+def test_a_mismatch_is_there_or_gone(tmp_path: Path, runtime: str) -> None:
+    doubled(tmp_path, weight=2.5)
+    status, out = reproduce(tmp_path, "mismatch", runtime=runtime)
+    assert (status, "MISMATCH y: [0] should be 6 and is 7.5" in out) == (1, True)
+    doubled(tmp_path)
+    status, out = reproduce(tmp_path, "mismatch", runtime=runtime)
+    assert (status, "match    y" in out) == (0, True)
+
+
+def test_a_refusal_counts_by_its_signature(tmp_path: Path) -> None:
+    doubled(tmp_path, helper.make_node("Nothing", ["x"], ["y"], domain="nobody"))
+    status, out = reproduce(tmp_path, refusal(tmp_path))
+    assert (status, "REFUSED: " in out) == (1, True)
+    status, out = reproduce(tmp_path, "build: out of memory")
+    assert (status, "cannot tell: that is another failure than the one looked for" in out) == (2, True)
+    status, out = reproduce(tmp_path, "mismatch")
+    assert (status, "another failure" in out) == (2, True)
+
+
+def test_a_refusal_that_is_gone_is_not_a_wrong_number(tmp_path: Path) -> None:
+    doubled(tmp_path)
+    assert reproduce(tmp_path, NO_KERNEL)[0] == 0
+    doubled(tmp_path, weight=2.5)
+    status, out = reproduce(tmp_path, NO_KERNEL)
+    assert (status, "is gone" in out) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "inputs.npz", "golden.npz"])
+def test_a_file_that_is_missing_is_no_failure(tmp_path: Path, name: str) -> None:
+    doubled(tmp_path, weight=2.5)
+    (tmp_path / name).unlink()
+    status, out = reproduce(tmp_path, "mismatch")
+    assert (status, f"cannot tell: {name} is not here" in out) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "inputs.npz", "golden.npz"])
+def test_a_file_that_is_broken_is_no_failure(tmp_path: Path, name: str) -> None:
+    doubled(tmp_path, weight=2.5)
+    (tmp_path / name).write_bytes(b"junk")
+    status, out = reproduce(tmp_path, "mismatch")
+    assert (status, "cannot tell: " in out) == (2, True)
+
+
+def shadowed(folder: Path, source: str) -> None:
+    """A target that does what ``source`` says, in place of ONNX Runtime."""
+    doubled(folder)
+    (folder / "installed").mkdir()
+    (folder / "installed" / "onnxruntime.py").write_text(source)
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    shadowed(tmp_path, "raise ImportError('No module named onnxruntime')")
+    status, out = reproduce(tmp_path, "mismatch")
+    assert (status, "This needs onnxruntime and numpy." in out) == (2, True)
+
+
+def test_a_crash_is_told_from_others(tmp_path: Path) -> None:
+    shadowed(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    status, out = reproduce(tmp_path, "signal SIGSEGV")
+    assert (status, "CRASHED" in out) == (1, True)
+    for other in ("signal SIGABRT", "mismatch"):
+        status, out = reproduce(tmp_path, other)
+        assert (status, "cannot tell: " in out) == (2, True)
+
+
+def test_an_exit_of_the_targets_own_is_no_failure(tmp_path: Path) -> None:
+    shadowed(tmp_path, "import os\nos._exit(1)")
+    status, out = reproduce(tmp_path, "mismatch")
+    assert (status, "cannot tell: " in out) == (2, True)
+
+
+def test_an_error_of_the_runtimes_own_kind_counts_by_its_type(tmp_path: Path) -> None:
+    shadowed(tmp_path, "raise KeyError('oops')")
+    status, out = reproduce(tmp_path, "run: KeyError")
+    assert (status, "REFUSED: KeyError: 'oops'" in out) == (1, True)
+    status, out = reproduce(tmp_path, "run: TypeError")
+    assert (status, "cannot tell: KeyError" in out) == (2, True)
+
+
+def test_a_time_out_is_waited_for(tmp_path: Path) -> None:
+    shadowed(tmp_path, "import time\ntime.sleep(1000)")
+    status, out = reproduce(tmp_path, "time-out", timeout=2)
+    assert (status, "TIME-OUT" in out) == (1, True)
