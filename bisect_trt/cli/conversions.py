@@ -6,14 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from bisect_trt.cli.jobs import exported, open_job
-from bisect_trt.commands.convert import EngineSettings, LowerSettings, convert_to_onnx
-from bisect_trt.commands.extract import ExtractSettings
+from bisect_trt.commands.convert import EngineSettings, ExtractSettings, LowerSettings, convert_to_onnx
 from bisect_trt.commands.from_options import model_settings
 from bisect_trt.commands.from_torch import SUFFIX
 from bisect_trt.commands.sanitize import SanitizeSettings
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.choices import Form
 from bisect_trt.options.commands import Convert, Extract, Sanitize
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import Params
@@ -29,10 +27,9 @@ def convert(given: Params, console: Console, result: Result) -> Result:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
     own, target, data = given[Convert], given[Target], given[Data]
     check_output(own.output, overwrite=own.overwrite)
-    form = Form.ONNX if own.output.suffix in _ONNX_SUFFIXES else Form.TRT
     if own.calibration_cache is not None and not target.int8:
         raise UsageError("--calibration-cache holds the ranges for INT8, and that is not asked for; add --int8.")
-    if form is Form.ONNX:
+    if own.output.suffix in _ONNX_SUFFIXES:
         settings = _lowering(own, target)
         model = model_settings(own.model, data)
         with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:

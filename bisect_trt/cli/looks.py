@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,23 +11,22 @@ from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.build_choices import choices_tree, describe_choices, diff_builds
 from bisect_trt.commands.doctor import doctor as look
 from bisect_trt.commands.from_torch import SUFFIX, export_file
-from bisect_trt.commands.inspect_files import (
+from bisect_trt.commands.inspection import (
     FileKind,
     data_tree,
     describe_data,
     describe_engine,
-    describe_parsed,
+    describe_model,
     engine_tree,
     guess_kind,
-    parsed_tree,
+    model_tree,
 )
-from bisect_trt.commands.inspect_model import describe_model, model_tree
 from bisect_trt.commands.log import show_probe, show_run, show_times
 from bisect_trt.commands.places import look_there, open_places
 from bisect_trt.commands.view import view as show
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.choices import Depth, Form, Show
+from bisect_trt.options.choices import Show
 from bisect_trt.options.commands import Diff, Inspect, Log, Report, Resume, View
 from bisect_trt.options.shared import Places
 from bisect_trt.options.spec import Params
@@ -42,74 +40,50 @@ from bisect_trt.worker.guard import scratch
 
 _FITTING = {
     FileKind.MODEL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
-    FileKind.ENGINE: {Show.LAYERS},  # it is little without them, so they are always shown
-    FileKind.DATA: {Show.VALUES, Show.HISTOGRAM},
+    FileKind.ENGINE: {Show.LAYERS},  # they are always shown
+    FileKind.DATA: {Show.VALUES},
     FileKind.TACTICS: {Show.LAYERS},
-}
-_MODES = {
-    Depth.NONE: set[Show](),
-    Depth.BASIC: {Show.LAYERS},
-    Depth.ATTRS: {Show.LAYERS, Show.ATTRS},
-    Depth.FULL: {Show.LAYERS, Show.ATTRS, Show.WEIGHTS},
 }
 
 
 def inspect(given: Params, console: Console, result: Result) -> Result:  # noqa: ARG001 - it prints a tree
-    """Show what a file holds."""
+    """Show the contents of a file.
+
+    Raises:
+        UnavailableError: The file cannot be read, or is an engine and there is no TensorRT.
+        UsageError: An option does not apply to a file of this kind.
+    """
     own = given[Inspect]
     kind, file = read_words(own.said, own.path)
-    about_models = {
-        "--mode": own.mode is not None,
-        "--external-data-dir": own.external_data_dir is not None,
-        "--ignore-external-data": own.ignore_external_data,
-        "--display-as": own.display_as is not None,
-    }
-    if odd := next((flag for flag, wanted in about_models.items() if wanted and kind is not FileKind.MODEL), None):
-        raise UsageError(f"{odd} is about models, and this is to be read as {kind.value}; leave it out.")
-    wanted = _wanted(own, kind)
-    if own.display_as is Form.TRT:
-        if wanted - {Show.LAYERS}:
-            raise UsageError("--display-as trt shows the layers that TensorRT's parser makes; leave --show out.")
-        with scratch() as folder:
-            plain = describe_parsed(file, Path(folder))
-        tree = parsed_tree(str(file), plain)
-    elif kind is FileKind.MODEL:
-        words = {word.value for word in wanted}
-        # A folder that nobody needs is one that stays behind when the command is killed.
-        with scratch() if file.suffix == SUFFIX else nullcontext() as folder:
-            model = file if folder is None else export_file(file, Path(folder)).path
+    if kind is not FileKind.MODEL and (own.external_data_dir or own.ignore_external_data):
+        flag = "--external-data-dir" if own.external_data_dir else "--ignore-external-data"
+        raise UsageError(f"{flag} is about models, and this is to be read as {kind.value}; leave it out.")
+    if odd := set(own.show) - _FITTING[kind]:
+        raise UsageError(
+            f"--show {min(word.value for word in odd)} does not apply to {kind.value}; choose from: "
+            f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
+        )
+    # A scratch folder stays behind when the command is killed, so there is one only where it is needed.
+    needs_folder = kind is FileKind.ENGINE or file.suffix == SUFFIX
+    with scratch() if needs_folder else nullcontext("") as folder:
+        if kind is FileKind.MODEL:
+            words = {word.value for word in own.show}
+            model = export_file(file, Path(folder)).path if file.suffix == SUFFIX else file
             plain = describe_model(model, words, own.external_data_dir, structure=own.ignore_external_data)
-        tree = model_tree(str(file), plain)
-    elif kind is FileKind.DATA:
-        values = own.num_items if Show.VALUES in wanted else None
-        plain = describe_data(file, values=values, histogram=Show.HISTOGRAM in wanted)
-        tree = data_tree(str(file), plain)
-    elif kind is FileKind.TACTICS:
-        plain = describe_choices(file)
-        tree = choices_tree(str(file), plain)
-    else:
-        with scratch() as folder:
+            tree = model_tree(str(file), plain)
+        elif kind is FileKind.DATA:
+            plain = describe_data(file, own.num_items if own.show else None)
+            tree = data_tree(str(file), plain)
+        elif kind is FileKind.TACTICS:
+            plain = describe_choices(file)
+            tree = choices_tree(str(file), plain)
+        else:
             plain = describe_engine(file, Path(folder))
-        tree = engine_tree(str(file), plain)
+            tree = engine_tree(str(file), plain)
     print_tree(tree)
     result.extra[kind.value] = plain
     result.status, result.minimality = "found", "1-minimal"
     return result
-
-
-def _wanted(own: Inspect, kind: FileKind) -> Set[Show]:
-    """What to say beside the summary.
-
-    Raises:
-        UsageError: A file of this kind has none of that.
-    """
-    wanted = {*own.show, *(_MODES[own.mode] if own.mode is not None else ())}
-    if odd := wanted - _FITTING[kind]:
-        raise UsageError(
-            f"--show {min(word.value for word in odd)} says nothing of {kind.value}; there is: "
-            f"{', '.join(sorted(word.value for word in _FITTING[kind]))}."
-        )
-    return wanted
 
 
 def read_words(said: str | None, path: Path | None) -> tuple[FileKind, Path]:

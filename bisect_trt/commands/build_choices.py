@@ -280,7 +280,7 @@ def _of_layers(plain: object) -> list[Choice] | None:
 
 
 def _of_engine(path: Path) -> frozenset[Choice]:
-    from bisect_trt.commands.inspect_files import describe_engine  # noqa: PLC0415 - it starts a worker
+    from bisect_trt.commands.inspection import describe_engine  # noqa: PLC0415 - it starts a worker
 
     with scratch() as folder:
         return frozenset(choices_of_layers(describe_engine(path, Path(folder))["layers"]))

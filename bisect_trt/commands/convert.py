@@ -1,23 +1,30 @@
-"""A model in another form: in half precision, or as an engine."""
+"""``convert`` and ``extract``: write a model in lower precision, its engine, or a piece of it."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cleanup import sort_nodes
+from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16, lower_io, store_weights
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
+from bisect_trt.onnxlib.shapes import free_inputs, inferred_infos
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.npz import save_npz
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class LowerSettings:
     """How to lower a model.
 
     Attributes:
-        named: The file that the user named, which the model may have been exported from.
-        precision: What to.
+        named: The file that the user named; the model may have been exported from it.
+        precision: The precision of the result.
         keep: Nodes that stay in fp32, each by the first tensor it makes.
         lower_ends: Whether the graph's inputs and outputs are lowered too.
     """
@@ -40,11 +47,11 @@ class LowerSettings:
 def convert_to_onnx(
     source: ModelSettings, output: Path, settings: LowerSettings, console: Console, result: Result
 ) -> Result:
-    """Write the model with real nodes of the low precision.
+    """Write the model with nodes of the low precision.
 
     Raises:
         UnavailableError: The model cannot be read.
-        UsageError: The output cannot be written, a name is no node's, or the model is too old to be lowered.
+        UsageError: The output cannot be written, a node to keep does not exist, or the model is too old to be lowered.
     """
     path, low = settings.named, LOW_TYPES[settings.precision]
     model = load_model(source.path, source.external_data_dir)
@@ -62,15 +69,13 @@ def convert_to_onnx(
     store_weights(lowered, source.weights, low)
     save_model(lowered, source.weights, output, beside=True)
     casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
-    result.artifacts["converted"] = str(output)
-    result.status, result.minimality = "found", "1-minimal"
     console.answer(
         f"{output}: {path} in {settings.precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
         f"{casts} of them Casts."
     )
     if (beside := said_beside(output)) is not None:
         console.answer(f"  {beside}")
-    return result
+    return _written(result, converted=output)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,9 @@ class EngineSettings:
 
     Attributes:
         target: TensorRT with its options.
-        output: Where it goes.
-        timeout: Seconds it may take.
-        calibration_cache: Where the ranges for INT8 are read from, if it is there, and else written to.
+        output: The file to write.
+        timeout: Seconds that the build may take.
+        calibration_cache: The file with the ranges for INT8: read if it exists, else written.
     """
 
     target: TargetSettings
@@ -91,13 +96,13 @@ class EngineSettings:
 
 
 def convert_to_engine(session: Session, settings: EngineSettings) -> Result:
-    """Build the model's engine; in INT8 with ranges found on the input samples, unless the model itself is quantized.
+    """Build the model's engine; INT8 is calibrated on the input samples, unless the model is quantized.
 
     Raises:
         UnavailableError: There is no TensorRT or no GPU, or it cannot build the model.
         UsageError: The output cannot be written.
     """
-    subject, result, target, output = session.subject, session.result, settings.target, settings.output
+    subject, target, output = session.subject, settings.target, settings.output
     samples = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     if target.int8 and not has_quantized(subject.network.proto):
         assert target.target.engines is not None  # or there would be none to build
@@ -110,7 +115,92 @@ def convert_to_engine(session: Session, settings: EngineSettings) -> Result:
             f"{settings.target.describe()} cannot build {subject.settings.path}: {failed.message}; `bisect-trt reduce "
             "--trt` finds the smallest model with that message."
         )
-    result.artifacts["engine"] = str(output)
-    result.status, result.minimality = "found", "1-minimal"
     session.console.answer(f"{output}: the engine of {subject.settings.path}, {output.stat().st_size} bytes.")
+    return _written(session.result, engine=output)
+
+
+@dataclass(frozen=True)
+class ExtractSettings:
+    """What to cut out of a model.
+
+    Attributes:
+        inputs: The tensors where the piece starts; the graph's inputs where empty.
+        outputs: The tensors where it ends; the graph's outputs where empty.
+        output: The file to write.
+        sized: Whether sizes of inputs are given, so that those of the piece are fixed too; else they are free where the
+            original's are.
+        with_inputs: Whether to run the original and write the values of the piece's inputs.
+        timeout: Seconds that a run may take, if not the default.
+    """
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    output: Path
+    sized: bool = False
+    with_inputs: bool = False
+    timeout: float | None = None
+
+    @property
+    def values(self) -> Path:
+        """The file with the values of the inputs."""
+        return self.output.with_suffix(".inputs.npz")
+
+
+def extract_model(session: Session, settings: ExtractSettings) -> Result:
+    """Write the piece, and the values of its inputs if wanted.
+
+    Raises:
+        UsageError: A name is no tensor of the model.
+        UnavailableError: The values of an input are unknown, because ONNX Runtime cannot run the nodes before it.
+    """
+    subject, result, fixed = session.subject, session.result, settings.sized or settings.with_inputs
+    network = subject.network if fixed else _as_in_file(subject)
+    infos = inferred_infos(network)
+    starts, ends = _tensors(settings.inputs, network), _tensors(settings.outputs, network)
+    piece, inputs = extract(network, starts, ends, infos)
+    # The input of a valid model has a type; a run knows those that shape inference does not find.
+    if settings.with_inputs or any(_unknown(infos.get(name), sized=settings.sized) for name in inputs):
+        if not fixed:
+            subject.say_sizes()
+        piece, inputs = extract(subject.network, starts, ends, subject.infos)
+        unknown = [name for name in inputs if name not in subject.reference.infos]
+        if unknown:
+            raise UnavailableError(
+                f"the values of '{unknown[0]}' are not known, because ONNX Runtime cannot run what comes before it; "
+                "start the piece elsewhere."
+            )
+    save_model(piece, subject.workspace.weights.folder_of(piece), settings.output)
+    ends = [value.name for value in piece.graph.output]
+    session.console.answer(
+        f"{settings.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {', '.join(ends)}."
+    )
+    if settings.with_inputs:
+        save_npz(settings.values, subject.reference.select(inputs))
+        result.artifacts["inputs"] = str(settings.values)
+        session.console.answer(f"{settings.values}: the values of its inputs.")
+    return _written(result, extracted=settings.output)
+
+
+def _written(result: Result, **files: Path) -> Result:
+    """Return the result with the files that were written."""
+    result.artifacts |= {name: str(path) for name, path in files.items()}
+    result.status, result.minimality = "found", "1-minimal"
     return result
+
+
+def _as_in_file(subject: Subject) -> Network:
+    """Return the network whose inputs have the free dimensions of the file."""
+    if all(isinstance(dim, int) for shape in subject.declared.values() for dim in shape):
+        return subject.network
+    return Network(free_inputs(subject.network.proto, subject.declared))
+
+
+def _unknown(info: TensorInfo | None, *, sized: bool) -> bool:
+    """Return whether only a run shows the type and shape of an input."""
+    return info is None or info.shape is None or (sized and not info.is_static)
+
+
+def _tensors(names: Sequence[str], network: Network) -> list[str]:
+    """Return names of tensors without Polygraphy's suffix ``:auto:auto``."""
+    known = {*network.producer, *network.inputs}
+    return [name if name in known else name.removesuffix(":auto").removesuffix(":auto") for name in names]

@@ -36,9 +36,8 @@ from bisect_trt.worker.place import HERE, Where
 
 if TYPE_CHECKING:
     from bisect_trt.commands.compare import CompareSettings
-    from bisect_trt.commands.convert import EngineSettings
+    from bisect_trt.commands.convert import EngineSettings, ExtractSettings
     from bisect_trt.commands.diagnose import DiagnoseSettings
-    from bisect_trt.commands.extract import ExtractSettings
     from bisect_trt.commands.layerwise import LayerwiseSettings
     from bisect_trt.commands.releases import ReleasesSettings
     from bisect_trt.commands.samples import SamplesSettings
@@ -287,8 +286,8 @@ class Job:
             return compare(examination, settings)
 
     def extract(self, settings: ExtractSettings) -> Result:
-        """Cut a piece out; see :func:`bisect_trt.commands.extract.extract_model`."""
-        from bisect_trt.commands.extract import extract_model  # noqa: PLC0415 - see above
+        """Cut a piece out; see :func:`bisect_trt.commands.convert.extract_model`."""
+        from bisect_trt.commands.convert import extract_model  # noqa: PLC0415 - see above
 
         model = replace(self.model, stays_free=not (settings.sized or settings.with_inputs))
         with replace(self, model=model)._examined(settings.timeout) as examination:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -32,21 +33,34 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed, Sample
 
 FOLD_LIMIT_BYTES = 16 << 20
-"""The default of graphsurgeon, and so of ``polygraphy surgeon sanitize``, as well."""
+"""Larger values are not folded; the default of graphsurgeon and of ``polygraphy surgeon sanitize``."""
+_LINES = {
+    "shaped_inputs": "input shapes fixed: {shaped_inputs}",
+    "folded_nodes": "{folded_nodes} node(s) folded into {stored_tensors} value(s), {stored_bytes} bytes",
+    "removed_nodes": "{removed_nodes} node(s) removed that no output depends on",
+    "removed_weights": "{removed_weights} weight(s) removed that no node reads",
+    "removed_declarations": "{removed_declarations} declaration(s) of removed tensors removed",
+    "declared_shapes": "{declared_shapes} shape(s) declared that inference finds",
+    "sorted": "nodes sorted topologically",
+    "renamed_nodes": "{renamed_nodes} node(s) with duplicate names renamed",
+    "too_large": "not folded, larger than 16 MiB: {too_large}",
+    "not_computed": "not folded, not computable: {not_computed}",
+}
+"""A line for each change, by its field in JSON."""
 
 
 @dataclass(frozen=True)
 class SanitizeSettings:
-    """What to do to the model.
+    """How to clean a model up.
 
     Attributes:
-        output: Where it goes.
-        input_shapes: Shapes to give the model's inputs, by name.
+        output: The file to write.
+        input_shapes: New shapes of the model's inputs, by name.
         fold_constants: Whether to store tensors that depend on no input.
-        shape_inference: Whether shapes that inference finds are folded too.
-        cleanup: Whether to remove what nothing reads.
+        shape_inference: Whether inferred shapes are folded and declared.
+        cleanup: Whether to remove nodes and weights that no output depends on.
         toposort: Whether to sort the nodes.
-        timeout: Seconds that a run of a model may take, where that is more than by default.
+        timeout: Seconds that a run may take, if not the default.
     """
 
     output: Path
@@ -58,47 +72,11 @@ class SanitizeSettings:
     timeout: float | None = None
 
 
-@dataclass
-class Changes:
-    """What has been done so far, by the names of the fields in JSON."""
-
-    shaped_inputs: list[str] = field(default_factory=list)
-    folded_nodes: int = 0
-    stored_tensors: int = 0
-    stored_bytes: int = 0
-    removed_nodes: int = 0
-    removed_weights: int = 0
-    removed_declarations: int = 0
-    declared_shapes: int = 0
-    sorted: bool = False
-    renamed_nodes: int = 0
-    too_large: list[str] = field(default_factory=list)
-    not_computed: list[str] = field(default_factory=list)
-
-    def describe(self) -> list[str]:
-        """A line for each thing that changed, or was left though asked for."""
-        stored = f"{self.stored_tensors} value(s), {self.stored_bytes} bytes"
-        lines: dict[str, object] = {
-            f"inputs of another shape: {', '.join(self.shaped_inputs)}": self.shaped_inputs,
-            f"{self.folded_nodes} node(s) folded into {stored}": self.folded_nodes,
-            f"{self.removed_nodes} node(s) and {self.removed_weights} weight(s) removed that no output depends on": (
-                self.removed_nodes or self.removed_weights
-            ),
-            f"{self.removed_declarations} declaration(s) removed of tensors that are gone": self.removed_declarations,
-            f"{self.declared_shapes} shape(s) declared that inference finds": self.declared_shapes,
-            "nodes put into topological order": self.sorted,
-            f"{self.renamed_nodes} node(s) renamed, whose name another has too": self.renamed_nodes,
-            f"not folded, because larger than 16 MiB: {', '.join(self.too_large)}": self.too_large,
-            f"not folded, because not computed: {', '.join(self.not_computed)}": self.not_computed,
-        }
-        return [line for line, applies in lines.items() if applies] or ["nothing to change"]
-
-
 def sanitize(session: Session, settings: SanitizeSettings) -> Result:
-    """Write the sanitised model, if its results are those of the original.
+    """Write the sanitized model, if its results are those of the original.
 
     Args:
-        session: The original, with the input shapes of the sanitised model; its result gets ``changes``.
+        session: The original, with the input shapes of the sanitized model; its result gets ``changes``.
         settings: What to do.
 
     Raises:
@@ -106,30 +84,28 @@ def sanitize(session: Session, settings: SanitizeSettings) -> Result:
         UsageError: The output cannot be written.
     """
     subject, console, result = session.subject, session.console, session.result
-    path, changes = subject.settings.path, Changes()
     model = subject.settings.load()
     before = len(model.graph.node)
-    changes.renamed_nodes = tell_apart(model)
-    share_weights(model, path, subject.workspace.candidates, subject.settings.weights)
+    changes: dict[str, Any] = {"shaped_inputs": list(settings.input_shapes), "renamed_nodes": tell_apart(model)}
+    changes |= {"folded_nodes": 0, "stored_tensors": 0, "stored_bytes": 0, "too_large": [], "not_computed": []}
+    share_weights(model, subject.settings.path, subject.workspace.candidates, subject.settings.weights)
     if settings.input_shapes:
         fix_input_shapes(model, settings.input_shapes, assume=False)
-        changes.shaped_inputs = list(settings.input_shapes)
-    # Nodes that nothing reads need not be computed.
-    first = remove_unread(model) if settings.cleanup else Removed()
+    first = remove_unread(model) if settings.cleanup else Removed()  # these need not be computed
     if settings.fold_constants:
-        model = fold(model, subject, FOLD_LIMIT_BYTES, changes, shapes=settings.shape_inference)
+        model = _fold(model, subject, changes, shapes=settings.shape_inference)
     last = remove_unread(model) if settings.cleanup else Removed()
-    changes.removed_nodes, changes.removed_weights = first.nodes, first.weights
-    changes.removed_declarations = first.declarations + last.declarations
-    changes.sorted = settings.toposort and sort_nodes(model)
-    if settings.shape_inference:
-        changes.declared_shapes = _declare(model)
-    for line in changes.describe():
+    changes |= {"removed_nodes": first.nodes, "removed_weights": first.weights}
+    changes |= {"removed_declarations": first.declarations + last.declarations}
+    changes["sorted"] = settings.toposort and sort_nodes(model)
+    changes["declared_shapes"] = _declare(model) if settings.shape_inference else 0
+    words = {name: ", ".join(value) if isinstance(value, list) else value for name, value in changes.items()}
+    for line in [line.format(**words) for name, line in _LINES.items() if words.get(name)] or ["nothing to change"]:
         console.say(f"  {line}")
     doubt = _compare(model, subject)
     save_model(model, subject.workspace.weights.folder_of(model), settings.output)
     result.artifacts["sanitized"] = str(settings.output)
-    result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **vars(changes)}
+    result.extra["changes"] = {"nodes": [before, len(model.graph.node)], **changes}
     result.status, result.minimality, result.why = "found", "unproven" if doubt else "1-minimal", doubt
     compared = "not compared with the original" if doubt else "the same results as the original"
     console.answer(f"{settings.output}: {before} nodes before, {len(model.graph.node)} now; {compared}.")
@@ -138,68 +114,48 @@ def sanitize(session: Session, settings: SanitizeSettings) -> Result:
     return result
 
 
-def fold(
-    model: onnx.ModelProto, subject: Subject, limit: int, changes: Changes, *, shapes: bool = True
-) -> onnx.ModelProto:
-    """Fold until nothing more can be: stored values let inference find more shapes, which can be folded then.
-
-    Args:
-        model: The model; it may be changed.
-        subject: Has the workers that compute.
-        limit: Bytes past which a value is not stored.
-        changes: Gets what was done.
-        shapes: Whether shapes that inference finds are folded too.
-
-    Returns:
-        The model, folded.
-    """
+def _fold(model: onnx.ModelProto, subject: Subject, changes: dict[str, Any], *, shapes: bool) -> onnx.ModelProto:
+    """Return the folded model: stored values let inference find more shapes, which are folded in the next round."""
     while True:
         before = len(model.graph.node)
         if shapes:
             model = fold_shapes(Network(model)) or model
         folding = Folding(Network(model))
-        values = _values(folding, subject, limit, changes)
+        values, left = _values(folding, subject)
         model = folding.apply(values)
+        changes |= left
         if len(model.graph.node) == before:
             return model
-        changes.folded_nodes += before - len(model.graph.node)
-        changes.stored_tensors += len(values)
-        changes.stored_bytes += sum(map(tensor_bytes, values.values()))
+        changes["folded_nodes"] += before - len(model.graph.node)
+        changes["stored_tensors"] += len(values)
+        changes["stored_bytes"] += sum(map(tensor_bytes, values.values()))
 
 
-def _values(folding: Folding, subject: Subject, limit: int, changes: Changes) -> dict[str, onnx.TensorProto]:
-    """The values of all that is to be stored; what is too large or cannot be computed is kept as it is."""
+def _values(folding: Folding, subject: Subject) -> tuple[dict[str, onnx.TensorProto], dict[str, list[str]]]:
+    """Return the values to store, and the tensors that stay computed, by the reason."""
     network = folding.network
     known: dict[str, onnx.TensorProto] = {}
-    changes.too_large, changes.not_computed = [], []
-
-    def keep(name: str, reason: list[str]) -> None:
-        folding.keep(name)
-        reason.append(name)
-
+    left: dict[str, list[str]] = {"too_large": [], "not_computed": []}
     while missing := [name for name in folding.stored() if name not in known]:
-        wanted = []
+        large = [name for name in missing if (folding.known_bytes(name) or 0) > FOLD_LIMIT_BYTES]
+        constants = {name: constant_value(network.nodes[network.producer[name]]) for name in missing}
+        wanted = [name for name in missing if constants[name] is None and name not in large]
+        values = {**constants, **_compute(network, wanted, subject)}
         for name in missing:
-            constant = constant_value(network.nodes[network.producer[name]])
-            if constant is not None:
-                known[name] = constant
-            elif (folding.known_bytes(name) or 0) > limit:
-                keep(name, changes.too_large)
+            value = values[name]
+            if constants[name] is None and (name in large or (value and tensor_bytes(value) > FOLD_LIMIT_BYTES)):
+                left["too_large"].append(name)
+                folding.keep(name)
+            elif value is None:
+                left["not_computed"].append(name)
+                folding.keep(name)
             else:
-                wanted.append(name)
-        values = _compute(network, wanted, subject)
-        for name in wanted:
-            if name not in values:
-                keep(name, changes.not_computed)
-            elif tensor_bytes(values[name]) > limit:
-                keep(name, changes.too_large)
-            else:
-                known[name] = values[name]
-    return {name: known[name] for name in folding.stored()}
+                known[name] = value
+    return {name: known[name] for name in folding.stored()}, left
 
 
 def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[str, onnx.TensorProto]:
-    """The values of tensors that depend on no input: all at once, else one by one; some may be missing."""
+    """Return the values of tensors that depend on no input: computed at once, else one by one; some may be missing."""
     if not names:
         return {}
     part, _ = extract(network, (), names, inferred_infos(network))
@@ -213,7 +169,7 @@ def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[s
 
 
 def _declare(model: onnx.ModelProto) -> int:
-    """Write the shapes that inference finds into the model; returns how many of them it did not have."""
+    """Declare the shapes that inference finds; return how many are new."""
     network = Network(model)
     found = {name: value for name, value in network.inferred.items() if value.type.tensor_type.HasField("shape")}
     new = [name for name, value in found.items() if network.declared.get(name) != value]
@@ -223,13 +179,13 @@ def _declare(model: onnx.ModelProto) -> int:
 
 
 def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
-    """Run both models on the same values; returns why that could not be done, if it could not.
+    """Run both models on the same inputs; return why that was not possible, if so.
 
     Raises:
-        BisectError: They give other results.
+        BisectError: Their results differ.
     """
     models, proto = subject.models, subject.network.proto
-    if share_names(proto):  # which ONNX Runtime refuses; names of nodes make no difference to what they compute
+    if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(subject.network.proto)
         tell_apart(proto)
@@ -239,20 +195,17 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         inputs, golden = models.feed(f"inputs-{number}", sample), subject.workspace.scratch(f"golden-{number}.npz")
         failed = models.collect(original, inputs, golden)
         if failed is not None:
-            return (
-                f"ONNX Runtime cannot run the original: {failed.message}. So the results are not compared; try what was "
-                "written where the original runs."
-            )
+            return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
         reply = models.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
         if isinstance(reply, Failed):
             raise BisectError(
-                f"ONNX Runtime runs the original and not the sanitised model: {reply.message}. So nothing is written; "
-                "please report it, and leave a step out (--no-fold-constants, --no-cleanup)."
+                f"ONNX Runtime runs the original and not the sanitized model: {reply.message}. Nothing was written; please "
+                "report it, and leave a step out (--no-fold-constants, --no-cleanup)."
             )
         wrong = next((comparison for comparison in reply.comparisons if not comparison.passed), None)
         if wrong is not None:
             raise BisectError(
-                f"the sanitised model gives another '{wrong.name}' than the original: {wrong.describe()}. So nothing is "
+                f"the sanitized model gives another '{wrong.name}' than the original: {wrong.describe()}. Nothing was "
                 "written; if the model declares a wrong shape inside, add --no-shape-inference, else please report it."
             )
     return None

@@ -83,27 +83,10 @@ class Minimise(str, Enum):
     """Milliseconds, among the sets of nodes that were seen to be enough."""
 
 
-class Form(str, Enum):
-    """What to convert a model to."""
-
-    ONNX = "onnx"
-    TRT = "trt"
-
-
 class Show(str, Enum):
-    """What to say of a file beside the summary."""
+    """What ``inspect`` shows beside the summary."""
 
     LAYERS = "layers"
     ATTRS = "attrs"
     WEIGHTS = "weights"
     VALUES = "values"
-    HISTOGRAM = "histogram"
-
-
-class Depth(str, Enum):
-    """The same of a model in one word, as Polygraphy once had it."""
-
-    NONE = "none"
-    BASIC = "basic"
-    ATTRS = "attrs"
-    FULL = "full"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.options.choices import Depth, Form, Show
+from bisect_trt.options.choices import Show
 from bisect_trt.options.reading import shape
 from bisect_trt.options.shared import Model, RunFolder, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
@@ -82,17 +82,11 @@ class Inspect:
     ] = None
     show: Annotated[
         list[Show],
-        option(help="Of a model its layers, their attributes (attrs), its weights; of data some values, a histogram."),
+        option(help="Of a model: its layers, their attributes (attrs), its weights. Of data: some values."),
     ] = field(default_factory=list)
-    display_as: Annotated[
-        Form | None, option(help="Of a model: itself, or what TensorRT's parser makes of it; default onnx.")
-    ] = None
     num_items: Annotated[
         int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show of each end; -1 for all.")
     ] = 3
-    mode: Annotated[
-        Depth | None, option(help="Of a model: basic is --show layers, attrs adds attributes, full weights.")
-    ] = None
     external_data_dir: Annotated[
         Path | None, option(metavar="DIR", help="Where the files of the model's weights lie.")
     ] = None

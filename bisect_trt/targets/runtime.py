@@ -197,16 +197,6 @@ class LocalRuntime:
         self._needs_engines("show")
         return dict(self.runner.describe_engine())
 
-    def describe_network(self, model: Path) -> dict[str, Any]:
-        """Return what the runtime's parser makes of a model.
-
-        Raises:
-            BuildError: The parser refuses it.
-            UsageError: The runtime has no parser to ask.
-        """
-        self._needs_engines("show")
-        return dict(self.runner.describe_network(model, self._hints(model, None)))
-
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 where the runtime does not say."""
         return int(self.runner.gpu_memory())

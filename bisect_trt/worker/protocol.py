@@ -347,13 +347,7 @@ class Measure(Request[Measured]):
 
 @dataclass(frozen=True)
 class Describe(Request[Described]):
-    """Say what the target's prebuilt engine is made of, or what the target's parser makes of a model.
-
-    Attributes:
-        model: The ONNX file; without one the engine is meant.
-    """
-
-    model: Path | None = None
+    """Say what the target's prebuilt engine is made of."""
 
 
 @dataclass(frozen=True)

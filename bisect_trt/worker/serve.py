@@ -189,9 +189,7 @@ class Worker:
 
     def _describe(self, request: Describe) -> Described:
         runtime: Any = self._runtime(request.target)
-        return Described(
-            runtime.describe_engine() if request.model is None else runtime.describe_network(request.model)
-        )
+        return Described(runtime.describe_engine())
 
     def _look(self, request: Look) -> Looked:
         """Only in a place; here ``doctor`` looks."""

@@ -14,7 +14,7 @@ from support import chain, has, overflowing, script
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
-NEED_A_GPU = {"--trt", "--load-engine", "--lowering", "--display-as"}
+NEED_A_GPU = {"--trt", "--load-engine", "--lowering"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
 SEARCH = "--workers 1 --repeat 2 --max-probes 99 --max-time 60 --timeout 20"
@@ -51,10 +51,9 @@ COMMANDS = {
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3]": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup --no-toposort": 0,
     "inspect model model.onnx --show layers attrs weights": 0,
-    "inspect model model.onnx --mode full --json m.json --ignore-external-data": 0,
-    "inspect data a.npz --show values": 0,
+    "inspect model model.onnx --json m.json --ignore-external-data": 0,
     "inspect a.npz": 0,
-    "inspect data a.npz --show values histogram --num-items 1": 0,
+    "inspect data a.npz --show values --num-items 1": 0,
     "convert model.onnx -o h1.onnx --fp16 --keep-fp32 t0 --io-fp16": 0,
     "convert model.onnx -o h2.onnx --fp-to-fp16": 0,
     "convert model.onnx -o h3.onnx --bf16": 0,
@@ -109,7 +108,6 @@ READ = (
     "layerwise model.onnx --trt --int8",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
-    "inspect model model.onnx --display-as trt",
 )
 """Command lines of TensorRT: without it they are read, and refused for want of it."""
 PICTURES = {

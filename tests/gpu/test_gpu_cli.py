@@ -11,7 +11,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper
-from support import chain, node_names, overflowing, overflowing_products, read_json
+from support import chain, node_names, overflowing_products, read_json
 
 TRT = ["--trt", "--fp16", "--hold-precision"]  # left to itself TensorRT runs small models in fp32
 
@@ -142,25 +142,3 @@ def test_what_is_no_engine(cli: CommandLine, here: Path) -> None:
     (here / "m.engine").write_bytes(b"no engine")
     ran = cli("inspect", "engine", "m.engine")
     assert (ran.status, "build it again" in ran.error) == (4, True)
-
-
-def test_what_the_parser_makes_of_a_model(cli: CommandLine, here: Path) -> None:
-    model = overflowing(here / "model.onnx")
-    ran = cli("inspect", "model", model, "--display-as", "trt", "--json", "seen.json")
-    assert ran.status == 0, ran.err
-    seen = read_json(here / "seen.json")["model"]
-    assert [each["name"] for each in seen["inputs"]] == ["x"]
-    assert [each["shape"] for each in (*seen["inputs"], *seen["outputs"])] == [[2, 3], [2, 3]]
-    made = [each["name"] for layer in seen["layers"] for each in layer["outputs"]]
-    assert {node.output[0] for node in onnx.load(str(model)).graph.node} <= set(made)
-    assert {layer["kind"] for layer in seen["layers"]} >= {"ELEMENTWISE"}
-    assert f"{len(seen['layers'])} layer(s)" in ran.out
-
-
-def test_a_model_that_the_parser_refuses_is_not_shown(cli: CommandLine, here: Path) -> None:
-    model = onnx.load(str(overflowing(here / "model.onnx")))
-    model.graph.node[0].op_type, model.graph.node[0].domain = "Odd", "odd"
-    model.opset_import.append(onnx.helper.make_opsetid("odd", 1))
-    onnx.save(model, "odd.onnx")
-    ran = cli("inspect", "model", "odd.onnx", "--display-as", "trt")
-    assert (ran.status, "TensorRT does not parse odd.onnx" in ran.error) == (4, True)

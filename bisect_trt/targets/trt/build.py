@@ -22,7 +22,7 @@ from bisect_trt.targets.trt.api import TensorRt, tensorrt
 from bisect_trt.targets.trt.builder import build_engine, read, timings, write
 from bisect_trt.targets.trt.config import check_settings, lowers_by_cast, make_config
 from bisect_trt.targets.trt.debug import FIRST_VERSION, UnfusedSession
-from bisect_trt.targets.trt.inspect import Origins, describe_layers, describe_network, parse_layers
+from bisect_trt.targets.trt.inspect import Origins, describe_layers, parse_layers
 from bisect_trt.targets.trt.layers import named_layers
 from bisect_trt.targets.trt.parse import (
     Feed,
@@ -30,7 +30,6 @@ from bisect_trt.targets.trt.parse import (
     free_dimensions,
     name_nodes,
     output_types,
-    parse,
 )
 from bisect_trt.targets.trt.session import TensorRtSession, failed, to_dtype
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -156,15 +155,6 @@ class TensorRtRuntime:
         return describe_engine(
             _load_prebuilt(Path(str(self._own.load_engine)), self._tensorrt, self._own), self._tensorrt
         )
-
-    def describe_network(self, model: Path) -> dict[str, Any]:
-        """What TensorRT's parser makes of a model; see :func:`describe_network`.
-
-        Raises:
-            BuildError: The parser refuses it.
-        """
-        parsed = parse(load_proto(model), model, self._settings, None, self._tensorrt)  # the weights are its parser's
-        return describe_network(parsed.network, self._tensorrt)
 
     def build(self, model: Path, target: Path, feed: Feed | None = None) -> None:
         """Write a model's engine to a file.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import ModelProto
 
 from bisect_trt.targets.base import EngineLayer
 from bisect_trt.targets.trt.api import TensorRt
-from bisect_trt.targets.trt.standalone import LAYER_SUFFIX, layers_of
+from bisect_trt.targets.trt.standalone import LAYER_SUFFIX
 
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 """What TensorRT 10 says of a layer's origin."""
@@ -144,39 +144,3 @@ def _precision(text: str) -> str:
     known |= {"Int8": "int8", "INT8": "int8", "FP8": "fp8", "Int32": "int32", "INT32": "int32", "Bool": "bool"}
     known |= {"Int64": "int64", "INT64": "int64", "BOOL": "bool", "BF16": "bfloat16"}
     return next((kind for word, kind in known.items() if re.search(rf"\b{word}\b", text)), text)
-
-
-def describe_network(network: Any, tensorrt: TensorRt) -> dict[str, Any]:
-    """What a parsed network is made of: before the builder has fused anything, or has chosen a precision.
-
-    Returns:
-        ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype`` and ``shape`` (-1 where it varies,
-        ``None`` where it is not known yet); ``layers`` in the parser's order, each with ``name``, ``kind`` and its own
-        ``inputs`` and ``outputs``.
-    """
-
-    def described(tensor: Any) -> dict[str, Any]:
-        try:
-            shape = [int(dim) for dim in tensor.shape]
-        except ValueError:  # of an unknown rank: its length is negative
-            shape = None
-        return {"name": str(tensor.name), "dtype": str(tensor.dtype.name).lower(), "shape": shape}
-
-    def ends(count: int, get: Callable[[int], Any]) -> list[dict[str, Any]]:
-        return [described(value) for value in map(get, range(count)) if value is not None]  # an input may be left out
-
-    layers = [
-        {
-            "name": str(layer.name),
-            "kind": str(layer.type.name),
-            "inputs": ends(layer.num_inputs, layer.get_input),
-            "outputs": ends(layer.num_outputs, layer.get_output),
-        }
-        for layer in layers_of(network)
-    ]
-    return {
-        "version": str(tensorrt.trt.__version__),
-        "inputs": ends(network.num_inputs, network.get_input),
-        "outputs": ends(network.num_outputs, network.get_output),
-        "layers": layers,
-    }
