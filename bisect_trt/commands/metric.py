@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import onnx
 
 from bisect_trt.commands.session import Session
@@ -25,14 +24,12 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.statistics import expected_verdicts
 from bisect_trt.tensors.inputs import labelled_inputs
-from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric, script_of
+from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
 from bisect_trt.tensors.saved import SavedRun, same_samples
 from bisect_trt.worker.protocol import Failed, Series
 
 _CHUNK = 64
 """Samples that the reference runs in one request: each takes at most what a model may take."""
-_TRIED = 16
-"""Samples on which a user's function is tested for being a mean over samples."""
 _FEW = 30
 _MANY = 10_000
 
@@ -81,20 +78,8 @@ def scale_of(data: Evaluation, settings: MetricSettings, console: Console, name:
     options = settings.options
     metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
     with spending("reference"):
-        script, by_sample = script_of(metric), False
-        if script is not None:
-            first = data.order[:_TRIED]
-            golden = [data.reference(place) for place in first]
-            by_sample = script.is_mean(golden, golden, [data.labels(place) for place in first])
-            # Read again: what a script keeps from call to call must not hold these samples twice.
-            metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
-            if by_sample and (script := script_of(metric)) is not None:
-                mean = script.by_sample(metric)
-                # An infinite score, as a PSNR without noise, says nothing from a few samples.
-                by_sample = bool(np.isfinite(data.known(mean).total).all())
-                metric = mean if by_sample else metric
         if metric.of_sample is not None:
-            reference = data.known(metric).value(metric)
+            reference = data.known(metric).value
         else:
             assert metric.of_set is not None, "it is one or the other"
             golden = [data.reference(place) for place in range(data.count)]
@@ -109,7 +94,7 @@ def scale_of(data: Evaluation, settings: MetricSettings, console: Console, name:
         console.warn(
             f"{data.count} samples are few for a metric; give all there are (--data-loader-script, --iterations)"
         )
-    return Scale(metric, settings.asked, by_sample, data, reference, bound)
+    return Scale(metric, settings.asked, data, reference, bound)
 
 
 def _counted(samples: Iterable[Labelled], console: Console) -> Iterator[Labelled]:
@@ -142,8 +127,8 @@ def _refuse_reference(metric: Metric, reference: float, bound: float | None, *, 
         UsageError: It is not.
     """
     if math.isnan(reference):
-        why = "NaN" if script_of(metric) else "a mean of nothing, because no label of the set counts"
-        fix = "metric" if script_of(metric) else "loader"
+        why = "NaN" if metric.custom else "a mean of nothing, because no label of the set counts"
+        fix = "metric" if metric.custom else "loader"
         raise UsageError(
             f"{metric.name} of the reference's outputs is {why}, so nothing can be held against it; mend the {fix}."
         )

@@ -56,8 +56,7 @@ def load_data():
             yield inputs
             continue
         named = dict(np.load(labels))
-        whole = labels.with_suffix(".kind").read_text() == "dict"
-        yield inputs, named if whole else named["labels"]
+        yield inputs, named.get("", named)
 '''
 _RUN = '''"""Scores the model: python {script} [MODEL.onnx [options of `bisect-trt run`]]
 

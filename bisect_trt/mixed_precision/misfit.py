@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import Subject
+from bisect_trt.mixed_precision.grid import Array, Grid, along, ranges
 from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.activations import Reference
-from bisect_trt.tensors.grid import Array, Grid, along, ranges
 
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""

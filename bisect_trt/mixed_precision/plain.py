@@ -16,6 +16,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.mixed_precision.grid import Grid
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
@@ -23,7 +24,6 @@ from bisect_trt.onnxlib.nodes import attribute, held
 from bisect_trt.onnxlib.qdq import Group, Pair, has_quantized, is_dequantize, is_quantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.onnxlib.unquantize import Stored, unquantize
-from bisect_trt.tensors.grid import Grid
 from bisect_trt.worker.protocol import Failed
 
 _SAME = 1e-3

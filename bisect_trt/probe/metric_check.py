@@ -38,7 +38,6 @@ class Scale:
     Attributes:
         metric: The metric.
         asked: What the user called it.
-        by_sample: Whether a function of the user's is a mean over samples.
         data: The set.
         reference: The reference's own number.
         bound: What it must reach; ``None`` to measure alone.
@@ -48,7 +47,6 @@ class Scale:
 
     metric: Metric
     asked: str
-    by_sample: bool
     data: Evaluation
     reference: float
     bound: float | None
@@ -57,8 +55,7 @@ class Scale:
 
     def scoring(self, error: float) -> Scoring:
         """By what a worker scores."""
-        own_way = self.metric.lower_is_better and self.metric.of_set is not None
-        return Scoring(self.data.folder, self.asked, own_way, self.by_sample, self.bound, error)
+        return Scoring(self.data.folder, self.asked, self.metric.lower_is_better, self.bound, error)
 
     def confidence(self, verdicts: int) -> float:
         """How sure it is that so many verdicts are all those of the whole set, which a metric that is no mean always takes."""
@@ -100,8 +97,7 @@ class Scale:
         order = self.data.order
         return {
             "curve": [
-                {"samples": place + 1, "candidate": _plain(known.estimate(self.metric, float(means[place])))}
-                for place in places
+                {"samples": place + 1, "candidate": _plain(known.estimate(float(means[place])))} for place in places
             ],
             "worst_samples": [
                 {"sample": order[place], "lost": _plain(-gains[place])} for place in costly[:_MOST_SAMPLES]

@@ -12,11 +12,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ Labels = Any
 
 FUNCTION, RANGE = "metric", "RANGE"
 PARAMETERS = ("outputs", "reference", "labels")
-"""What a user's function is given: three lists with an entry a sample."""
+"""Parameters of a user's function: three lists with an entry a sample."""
 NAMES = "top-1 (top-K), cosine, psnr, snr"
 MOST_DB = 100.0
 """Decibels of a sample without any error, since Inf has no mean."""
@@ -44,11 +43,16 @@ _IGNORED = -100
 """The label of a position that is not counted, as in PyTorch's ``cross_entropy``."""
 _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
+_SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, float, str]] = {
+    "cosine": (cosine_similarity, -1.0, 1.0, ""),
+    "psnr": (peak_signal_to_noise, -MOST_DB, MOST_DB, " dB"),
+    "snr": (signal_to_noise, -MOST_DB, MOST_DB, " dB"),
+}
+"""Similarity of a signal to the reference's: the number of two flat vectors, its least and largest value, its unit."""
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What one sample adds to a metric, which is ``sum(total) / sum(weight)`` over the samples.
+class Terms(NamedTuple):
+    """Contribution of one sample to a metric, which is ``sum(total) / sum(weight)`` over the samples.
 
     Attributes:
         total: The sample's part.
@@ -74,13 +78,20 @@ class Metric:
             of the whole set.
         of_set: The number of the whole set, for such a metric.
         unit: The number's unit, with a leading blank.
+        custom: Whether it is a function of the user.
     """
 
     name: str
-    lower_is_better: bool
+    lower_is_better: bool = False
     of_sample: Callable[[Outputs, Outputs, Labels], Terms] | None = None
     of_set: Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float] | None = None
     unit: str = ""
+    custom: bool = False
+
+    @property
+    def sign(self) -> float:
+        """1 if more is better, else -1."""
+        return -1.0 if self.lower_is_better else 1.0
 
     def say(self, value: float) -> str:
         """A value with its unit."""
@@ -102,14 +113,13 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
         UsageError: There is no such metric, file or function; or ``lower_is_better`` is given for a built-in metric.
     """
     if is_script(asked):
-        return ScriptMetric(asked).whole(lower_is_better=lower_is_better)
+        return _script_metric(asked, lower_is_better=lower_is_better)
     name, _, output = asked.partition(":")
     name = name.lower()
     if match := _TOP.fullmatch(name):
-        metric = Metric(name, lower_is_better=False, of_sample=partial(_top, name, output or None, int(match[1])))
+        metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
     elif name in _SIGNALS:
-        of, low, high, unit = _SIGNALS[name]
-        metric = Metric(name, False, partial(_worst_signal, name, output or None, of, (low, high)), unit=unit)
+        metric = Metric(name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][-1])
     else:
         raise UsageError(f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC].")
     if lower_is_better:
@@ -134,82 +144,57 @@ def _top(what: str, output: str | None, k: int, seen: Outputs, reference: Output
     """
     name = _chosen_output(output, reference, what, floating=False)
     ours, there = reference[name], seen.get(name)
-    there = there if there is not None and there.shape == ours.shape else None
-    if not is_floating(ours):
-        truth = _classes(_labels_of(labels, name), ours.size, ours)
-        return _share(None if there is None else there.reshape(-1) == truth, truth)
-    wide = _rows(ours)
-    if k >= wide.shape[1]:
+    wide = to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1) if is_floating(ours) else None
+    if wide is not None and k >= wide.shape[1]:
         raise UsageError(
             f"--metric {what}: '{name}' has {wide.shape[1]} classes a row, so every label is among its {k} largest; name "
             "another output, or a smaller K."
         )
-    truth = _classes(_labels_of(labels, name), len(wide), wide)
-    if there is None:
-        return _share(None, truth)
-    rows, counted = _rows(there), truth != _IGNORED
-    if ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
+    if labels is None:
+        truth = (ours if wide is None else wide.argmax(axis=1)).reshape(-1).astype(np.int64)
+    else:
+        truth = _classes(labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels)
+        rows = ours.size if wide is None else len(wide)
+        if truth.size != rows:
+            raise UsageError(
+                f"a sample has {truth.size} labels, and {rows} rows to be labelled; give a class for each row."
+            )
+    counted = truth != _IGNORED
+    weight = float(np.count_nonzero(counted))
+    if wide is not None and ((truth[counted] < 0) | (truth[counted] >= wide.shape[1])).any():
         raise UsageError(
-            f"--metric {what}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
+            f"--metric {what}: a label is no class of '{name}', which has {wide.shape[1]}; correct the loader."
         )
-    place = np.where(counted, truth, 0)[:, None]
+    if there is None or there.shape != ours.shape:
+        return Terms(0.0, weight, 0.0, weight)
+    right = (
+        there.reshape(-1) == truth if wide is None else _among_largest(to_float(there).reshape(wide.shape), truth, k)
+    )
+    return Terms(float(np.count_nonzero(right & counted)), weight, 0.0, weight)
+
+
+def _classes(labels: object) -> NDArray[np.int64]:
+    given = np.asarray(labels)
+    if given.dtype.kind not in "biuf":
+        raise UsageError(f"the labels of a sample are of type {given.dtype.name}; give a class for each row.")
+    return given.reshape(-1).astype(np.int64)
+
+
+def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
+    """Whether the label of each row is among its K largest values."""
+    place = np.where(truth != _IGNORED, truth, 0)[:, None]
     own = np.take_along_axis(rows, place, axis=1)
     earlier = np.arange(rows.shape[1])[None, :] < place
     ahead = np.count_nonzero((rows > own) | ((rows == own) & earlier), axis=1)
-    return _share((ahead < k) & ~np.isnan(rows).any(axis=1), truth)
+    return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
 
 
-def _share(right: NDArray[np.bool_] | None, truth: NDArray[np.int64]) -> Terms:
-    counted = truth != _IGNORED
-    weight = float(np.count_nonzero(counted))
-    return Terms(0.0 if right is None else float(np.count_nonzero(right & counted)), weight, 0.0, weight)
-
-
-def _rows(values: Array) -> NDArray[np.float64]:
-    return to_float(values).reshape(-1, values.shape[-1] if values.ndim else 1)
-
-
-def _classes(labels: Array | None, count: int, reference: Array) -> NDArray[np.int64]:
-    """A class for each row: from labels that hold classes or a number for each class, else the reference's.
-
-    Raises:
-        UsageError: The labels do not fit the rows.
-    """
-    rows = is_floating(reference) and reference.ndim > 1
-    if labels is None:
-        return np.asarray(reference.argmax(axis=1) if rows else reference).reshape(-1).astype(np.int64)
-    if labels.dtype.kind in "biuf" and labels.size == count:
-        return labels.reshape(-1).astype(np.int64)
-    if labels.dtype.kind in "biuf" and rows and labels.size == reference.size:
-        return np.asarray(labels.reshape(reference.shape).argmax(axis=1))
-    raise UsageError(
-        f"a sample has labels of shape {list(labels.shape)} and type {labels.dtype.name}, and {count} rows to be labelled; "
-        "give a class for each row."
-    )
-
-
-_SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, float, str]] = {
-    "cosine": (cosine_similarity, -1.0, 1.0, ""),
-    "psnr": (peak_signal_to_noise, -MOST_DB, MOST_DB, " dB"),
-    "snr": (signal_to_noise, -MOST_DB, MOST_DB, " dB"),
-}
-"""Similarity of a signal to the reference's: the number of two flat vectors, its least and largest value, its unit."""
-
-
-def _worst_signal(
-    what: str,
-    output: str | None,
-    measure: Callable[[Vector, Vector], float],
-    ends: tuple[float, float],
-    seen: Outputs,
-    reference: Outputs,
-    labels: Labels,  # noqa: ARG001 - the signature of all metrics
-) -> Terms:
+def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels) -> Terms:
     """The number of one output, or of the worst of all floating-point outputs; the metric is the mean over samples."""
+    measure, low, high, _unit = _SIGNALS[what]
     names = [_chosen_output(output, reference, what)]
     if output is None:
         names = [name for name, values in reference.items() if is_floating(values)]
-    low, high = ends
     found = high
     for name in names:
         ours, theirs = reference[name], seen.get(name)
@@ -241,144 +226,94 @@ def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating:
     )
 
 
-def _labels_of(labels: Labels, name: str) -> Array | None:
-    """The labels of an output: the ones of its name where there are several, else the first."""
-    if not isinstance(labels, Mapping):
-        return None if labels is None else np.asarray(labels)
-    return np.asarray(labels.get(name, next(iter(labels.values())))) if labels else None
+def _script_metric(asked: str, *, lower_is_better: bool) -> Metric:
+    """The metric of a user's function, which takes some of :data:`PARAMETERS` and returns a number, or one a sample.
 
+    ``RANGE = (lowest, highest)`` in the script says that the metric is the mean over samples of numbers within that range,
+    so that a few samples can decide.
 
-class ScriptMetric:
-    """A function of a user's script: ``FUNC(outputs, reference, labels)``, three lists with an entry a sample.
-
-    It may take fewer of them, by these names. It returns one number for the whole set, or a number for each sample, of which
-    the metric is the mean. ``RANGE = (lowest, highest)`` in the script bounds the numbers of samples, so that a few samples
-    can decide.
+    Raises:
+        UsageError: There is no such file or function, it raises, it takes something else, or its range is invalid.
     """
+    path, name = split_script(asked, FUNCTION, _KIND)
+    with user_code(path, _KIND):
+        module = import_script(path, _KIND)
+    function, ends = getattr(module, name, None), getattr(module, RANGE, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
+    call = partial(_call, function, path, _parameters(function, path, name))
+    known = Metric(f"{path.name}:{name}", lower_is_better, custom=True)
+    if ends is None:
+        return replace(known, of_set=lambda *given: float(np.mean(call(*given))))
+    try:
+        low, high = map(float, ends)
+        if not low < high:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{RANGE} of {path} is {ends!r:.60}; it must be the lowest and the highest number of a sample."
+        ) from error
 
-    def __init__(self, asked: str) -> None:
-        """Run the script.
-
-        Raises:
-            UsageError: There is no such file or function, it raises, or its range is invalid.
-        """
-        self._path, self._name = split_script(asked, FUNCTION, _KIND)
-        with user_code(self._path, _KIND):
-            module = import_script(self._path, _KIND)
-        function = getattr(module, self._name, None)
-        if not callable(function):
+    def of_sample(seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
+        made = call([seen], [reference], [labels])
+        value = float(np.mean(made))
+        if value < low or value > high or not (np.ndim(made) or math.isnan(value)):
             raise UsageError(
-                f"{self._path} has no function '{self._name}'; add it, or name another as {self._path}:FUNCTION"
+                f"'{name}' of {path} gives {value:g} for a sample; with {RANGE} it must return a list with a number within that "
+                f"range for each sample. Correct it, or remove {RANGE}."
             )
-        self._function: Callable[..., object] = function
-        self._by_name = self._named_parameters(function)
-        self._low, self._high = self._limits(getattr(module, RANGE, None))
+        return Terms(value, 1.0, low, high)
 
-    def _named_parameters(self, function: Callable[..., object]) -> tuple[str, ...]:
-        """The parameters that are passed by name; none where all three are passed in their order.
+    return replace(known, of_sample=of_sample)
 
-        Raises:
-            UsageError: The function takes something else.
-        """
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):  # a C function without a signature
-            return ()
-        taken = list(signature.parameters)
-        named = tuple(name for name in PARAMETERS if name in taken)
-        with suppress(TypeError):
-            signature.bind(**dict.fromkeys(named))
-            if named:
-                return named
-        if all(taken.index(name) == PARAMETERS.index(name) for name in named):
-            with suppress(TypeError):
-                signature.bind(*PARAMETERS)
-                return ()
+
+def _parameters(function: Callable[..., object], path: Path, name: str) -> list[str]:
+    """The parameters that a user's function takes.
+
+    Raises:
+        UsageError: It takes others, or none.
+    """
+    try:
+        signature = inspect.signature(function)
+        taken = [each for each in PARAMETERS if each in signature.parameters]
+        signature.bind(**dict.fromkeys(taken))
+    except (TypeError, ValueError):
+        taken = []
+    if not taken:
         raise UsageError(
-            f"'{self._name}' of {self._path} takes {signature}; write def {self._name}({', '.join(PARAMETERS)}), three lists "
-            "with an entry a sample, or leave out those that it does not need."
+            f"'{name}' of {path} must take lists with an entry a sample, by these names or some of them: "
+            f"def {name}({', '.join(PARAMETERS)})."
         )
+    return taken
 
-    def _limits(self, given: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever the script has
-        if given is None:
-            return -math.inf, math.inf
-        with suppress(TypeError, ValueError):
-            low, high = map(float, given)
-            if low < high:
-                return low, high
+
+def _call(
+    function: Callable[..., object],
+    path: Path,
+    taken: Sequence[str],
+    seen: Sequence[Outputs],
+    reference: Sequence[Outputs],
+    labels: Sequence[Labels],
+) -> float | Vector:
+    """The number of a user's function, or one for each sample; NaN where it raises on NaN or Inf that the reference lacks.
+
+    Raises:
+        UsageError: It raises, or returns something else.
+    """
+    sides = [NamedOutputs(each, "target") for each in seen], [NamedOutputs(each, "reference") for each in reference]
+    given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
+    try:
+        with user_code(path, _KIND):
+            made = np.asarray(function(**{name: given[name] for name in taken}))
+    except UsageError:
+        if _all_finite(seen) or not _all_finite(reference):
+            raise
+        return math.nan
+    if made.dtype.kind not in "biuf" or made.shape not in ((), (len(seen),)):
         raise UsageError(
-            f"{RANGE} of {self._path} is {given!r:.60}; it must be the lowest and the highest number of a sample."
+            f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
         )
-
-    def call(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> float | Vector:
-        """The function's number, or one for each sample; NaN where it raises on NaN or Inf that the reference lacks.
-
-        Raises:
-            UsageError: It raises, or returns something else.
-        """
-        sides = [NamedOutputs(each, "target") for each in seen], [NamedOutputs(each, "reference") for each in reference]
-        given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
-        try:
-            with user_code(self._path, _KIND):
-                if self._by_name:
-                    made = self._function(**{name: given[name] for name in self._by_name})
-                else:
-                    made = self._function(*given.values())
-        except UsageError:
-            if _all_finite(seen) or not _all_finite(reference):
-                raise
-            return math.nan
-        with suppress(TypeError, ValueError):
-            numbers = np.asarray(made)
-            if numbers.dtype.kind in "biuf" and numbers.ndim == 0:
-                return float(numbers)
-            if numbers.dtype.kind in "biuf" and numbers.shape == (len(seen),):
-                return numbers.astype(np.float64)
-        raise UsageError(
-            f"'{self._name}' of {self._path} gives {made!r:.60}; it must return a number, or one for each of the {len(seen)} "
-            "samples."
-        )
-
-    def whole(self, *, lower_is_better: bool) -> Metric:
-        """The metric of the whole set."""
-        return Metric(f"{self._path.name}:{self._name}", lower_is_better, of_set=self._of_set)
-
-    def by_sample(self, metric: Metric) -> Metric:
-        """The same as a mean over samples."""
-        return replace(metric, of_sample=self._of_sample)
-
-    def is_mean(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> bool:
-        """Whether the function gives a sample the same number alone as among the others.
-
-        The reference's own outputs have no error, so they are also paired with each other's, unless the function raises on
-        these, as on texts of other lengths.
-        """
-        if not self._is_mean(seen, reference, labels):
-            return False
-        with suppress(UsageError):
-            return self._is_mean([*seen[1:], *seen[:1]], reference, labels)
-        return True
-
-    def _is_mean(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> bool:
-        together = self.call(seen, reference, labels)
-        if isinstance(together, float) or len(seen) < 2:
-            return False
-        alone = [self.call([one], [ours], [label]) for one, ours, label in zip(seen, reference, labels, strict=False)]
-        return all(isinstance(each, np.ndarray) for each in alone) and np.array_equal(
-            np.concatenate(alone), together, equal_nan=True
-        )
-
-    def _of_set(self, seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> float:
-        with np.errstate(all="ignore"):
-            return float(np.mean(self.call(seen, reference, labels)))
-
-    def _of_sample(self, seen: Outputs, reference: Outputs, labels: Labels) -> Terms:
-        value = self._of_set([seen], [reference], [labels])
-        if value < self._low or value > self._high:
-            raise UsageError(
-                f"'{self._name}' of {self._path} gives {value:g} for a sample, beyond its {RANGE}; correct one of them."
-            )
-        return Terms(value, 1.0, self._low, self._high)
+    return made.astype(np.float64)
 
 
 def _all_finite(samples: Sequence[Outputs]) -> bool:
@@ -386,16 +321,9 @@ def _all_finite(samples: Sequence[Outputs]) -> bool:
     return all(np.isfinite(to_float(values)).all() for values in arrays if is_floating(values))
 
 
-def script_of(metric: Metric) -> ScriptMetric | None:
-    """The user's script behind a metric, if there is one."""
-    owner = getattr(metric.of_set, "__self__", None)
-    return owner if isinstance(owner, ScriptMetric) else None
-
-
-_ONE = "labels"
+_ONE = ""
 """The name in a file of labels that are one array."""
 _SET, _TERMS = "set.json", "terms.npz"
-_FIELDS = ("total", "weight", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -404,12 +332,12 @@ class Evaluation:
 
     Attributes:
         folder: Where it lies.
-        count: How many samples there are.
+        order: The numbers of the samples in the order in which candidates see them.
         labelled: Whether they have labels.
     """
 
     folder: Path
-    count: int
+    order: tuple[int, ...]
     labelled: bool
 
     @classmethod
@@ -429,41 +357,33 @@ class Evaluation:
         count, labelled = 0, False
         for inputs, labels in samples:
             if count and labelled is (labels is None):
-                has = (
-                    "no labels, and those before it have some" if labelled else "labels, and those before it have none"
+                raise UsageError(
+                    f"sample {count} and those before it differ in having labels; give all of them labels, or none."
                 )
-                raise UsageError(f"sample {count} of the set has {has}; give all of them labels, or none.")
             save_npz(folder / f"given-{count}.npz", inputs)
-            if labels is not None:
-                labelled = True
-                named = labels if isinstance(labels, Mapping) else {_ONE: np.asarray(labels)}
+            labelled = labels is not None
+            if labelled:
+                named = labels if isinstance(labels, Mapping) else {_ONE: labels}
                 save_npz(folder / f"labels-{count}.npz", {str(name): np.asarray(each) for name, each in named.items()})
-                (folder / f"labels-{count}.kind").write_text("dict" if isinstance(labels, Mapping) else "array")
             count += 1
-        order = [int(place) for place in np.random.default_rng(seed).permutation(count)]
-        (folder / _SET).write_text(json.dumps({"count": count, "labelled": labelled, "order": order}))
-        return cls(folder, count, labelled)
+        order = tuple(int(place) for place in np.random.default_rng(seed).permutation(count))
+        (folder / _SET).write_text(json.dumps({"labelled": labelled, "order": order}))
+        return cls(folder, order, labelled)
 
     @classmethod
     def open(cls, folder: Path) -> Evaluation:
         """A set that was written before."""
-        plain = _read_set(*_stamped(folder / _SET))
-        return cls(folder, plain["count"], plain["labelled"])
+        plain = json.loads((folder / _SET).read_text())
+        return cls(folder, tuple(plain["order"]), plain["labelled"])
 
     @property
-    def order(self) -> list[int]:
-        """The numbers of the samples in the order in which candidates see them."""
-        order: list[int] = _read_set(*_stamped(self.folder / _SET))["order"]
-        return order
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self.order)
 
     def inputs(self, place: int) -> Path:
         """The file with the inputs of a sample."""
         return self.folder / f"given-{place}.npz"
-
-    @property
-    def first(self) -> Path:
-        """The inputs of a sample, to build for."""
-        return self.inputs(0)
 
     def golden(self, place: int) -> Path:
         """The file with the reference's outputs of a sample."""
@@ -476,11 +396,10 @@ class Evaluation:
 
     def labels(self, place: int) -> Labels:
         """The labels of a sample; ``None`` without any."""
-        path = self.folder / f"labels-{place}.npz"
-        if not self.labelled or not path.exists():
+        if not self.labelled:
             return None
-        named = load_npz(path)
-        return named if path.with_suffix(".kind").read_text() == "dict" else named[_ONE]
+        named = load_npz(self.folder / f"labels-{place}.npz")
+        return named.get(_ONE, named)
 
     def reference(self, place: int) -> NpzFile:
         """The reference's outputs of a sample, each read when it is used."""
@@ -495,60 +414,42 @@ class Evaluation:
             for place in self.order:
                 reference = dict(self.reference(place))
                 terms.append(metric.of_sample(reference, reference, self.labels(place)))
-            save_npz(path, {name: np.array([getattr(each, name) for each in terms]) for name in _FIELDS})
-        return _read_terms(*_stamped(path))
+            columns = np.array(terms, np.float64).reshape(-1, len(Terms._fields)).T
+            save_npz(path, dict(zip(Terms._fields, columns, strict=True)))
+        return Known(metric, **load_npz(path))
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The reference's :class:`Terms` in the order of the samples; arrays of shape (n,)."""
+    """The reference's :class:`Terms` by a metric in the order of the samples; arrays of shape (n,)."""
 
-    total: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    metric: Metric
+    total: Vector
+    weight: Vector
+    low: Vector
+    high: Vector
 
-    def value(self, metric: Metric) -> float:
+    @property
+    def value(self) -> float:
         """The reference's own number."""
-        return metric.value(float(self.total.sum()), float(self.weight.sum()))
+        return self.metric.value(float(self.total.sum()), float(self.weight.sum()))
 
-    def gain(self, metric: Metric, place: int, seen: Terms) -> float:
+    def gain(self, place: int, seen: Terms) -> float:
         """How much better a candidate does on a sample than the reference; NaN counts as the worst there is."""
-        total = seen.total
-        if math.isnan(total):
-            total = self.high[place] if metric.lower_is_better else self.low[place]
-        return _sign(metric) * float(total - self.total[place])
+        worst = self.high if self.metric.lower_is_better else self.low
+        total = worst[place] if math.isnan(seen.total) else seen.total
+        return self.metric.sign * float(total - self.total[place])
 
-    def gains(self, metric: Metric) -> tuple[float, float]:
+    def gains(self) -> tuple[float, float]:
         """The least and the largest gain that a sample can have."""
-        ends = [_sign(metric) * (end - self.total) for end in (self.low, self.high)]
+        ends = [self.metric.sign * (end - self.total) for end in (self.low, self.high)]
         return float(np.minimum(*ends).min()), float(np.maximum(*ends).max())
 
-    def needed(self, metric: Metric, bound: float) -> float:
+    def needed(self, bound: float) -> float:
         """The sum of gains with which the metric is exactly at a bound."""
-        return _sign(metric) * (bound * float(self.weight.sum()) - float(self.total.sum()))
+        return self.metric.sign * (bound * float(self.weight.sum()) - float(self.total.sum()))
 
-    def estimate(self, metric: Metric, mean_gain: float) -> float:
+    def estimate(self, mean_gain: float) -> float:
         """A candidate's number, if its mean gain is that of the samples seen so far."""
-        total = float(self.total.sum()) + _sign(metric) * mean_gain * len(self.total)
-        return metric.value(total, float(self.weight.sum()))
-
-
-def _sign(metric: Metric) -> float:
-    return -1.0 if metric.lower_is_better else 1.0
-
-
-def _stamped(path: Path) -> tuple[Path, int]:
-    """A file and its time: a process may read several folders, and one run rewrite the files of another."""
-    return path.absolute(), path.stat().st_mtime_ns
-
-
-@lru_cache(maxsize=2)
-def _read_set(path: Path, stamp: int) -> dict[str, Any]:  # noqa: ARG001 - part of the cache's key
-    plain: dict[str, Any] = json.loads(path.read_text())
-    return plain
-
-
-@lru_cache(maxsize=2)
-def _read_terms(path: Path, stamp: int) -> Known:  # noqa: ARG001 - part of the cache's key
-    return Known(**load_npz(path))
+        total = float(self.total.sum()) + self.metric.sign * mean_gain * len(self.total)
+        return self.metric.value(total, float(self.weight.sum()))

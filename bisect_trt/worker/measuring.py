@@ -10,7 +10,7 @@ from typing import Any
 from bisect_trt.probe.times import spending
 from bisect_trt.search.statistics import MeanTest
 from bisect_trt.targets.base import Session
-from bisect_trt.tensors.metrics import Evaluation, Metric, Outputs, find_metric, script_of
+from bisect_trt.tensors.metrics import Evaluation, Metric, Outputs, find_metric
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.worker.protocol import Measured, Scoring
 from bisect_trt.worker.sessions import run
@@ -41,40 +41,30 @@ class Piece:
         return {**made, **({} if self.after is None else run(self.after, {**sample, **made}))}
 
 
-def asked_metric(asked: Scoring) -> Metric:
-    """The metric, as a mean over samples where it is one.
-
-    Raises:
-        UsageError: The user's script cannot be run.
-    """
-    metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
-    script = script_of(metric)
-    return metric if script is None or not asked.by_sample else script.by_sample(metric)
-
-
 def measure(run: Run, asked: Scoring) -> Measured:
     """Score a model.
 
     Raises:
         UsageError: The metric does not fit the outputs or the labels, or the user's script fails.
     """
-    data, metric = Evaluation.open(asked.data), asked_metric(asked)
+    data = Evaluation.open(asked.data)
+    metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
     if metric.of_sample is None:
         return _measure_whole(run, asked, metric, data)
     known = data.known(metric)
-    low, high = known.gains(metric)
-    needed = -math.inf if asked.bound is None else known.needed(metric, asked.bound)
+    low, high = known.gains()
+    needed = -math.inf if asked.bound is None else known.needed(asked.bound)
     test = MeanTest(data.count, low, high, max(needed, -1e300), asked.error if asked.bound is not None else 0.0)
     gains: list[float] = []
     for place, sample in enumerate(data.order):
         outputs, reference = run(load_npz(data.inputs(sample))), data.reference(sample)
         with spending("comparing"):
             seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
-            gains.append(known.gain(metric, place, seen))
+            gains.append(known.gain(place, seen))
             decided = test.add(gains[-1])
         if decided is not None and asked.error > 0:
             break
-    value = known.estimate(metric, test.mean)
+    value = known.estimate(test.mean)
     passed = test.decided if asked.bound is not None else None
     return Measured(value, test.seen, passed, gains=() if asked.error > 0 else tuple(gains))
 

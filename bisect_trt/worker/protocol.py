@@ -309,7 +309,6 @@ class Scoring:
         data: The folder of an ``Evaluation``.
         metric: The metric, as the user names it.
         lower_is_better: Whether less is better, of the user's own.
-        by_sample: Whether it is a mean over samples, of the user's own.
         bound: What it must reach.
         error: How likely a wrong verdict may be; 0 for that of the whole set.
     """
@@ -317,7 +316,6 @@ class Scoring:
     data: Path
     metric: str
     lower_is_better: bool = False
-    by_sample: bool = False
     bound: float | None = None
     error: float = 0.0
 

@@ -262,7 +262,7 @@ class Worker:
         from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - as above
         from bisect_trt.worker.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
 
-        first = load_npz(Evaluation.open(request.scoring.data).first)
+        first = load_npz(Evaluation.open(request.scoring.data).inputs(0))
         with spending("building"):
             rest = None if request.reference is None else make_runtime(request.reference)
             before, after = (
