@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
 from bisect_trt.report.console import Console
-from bisect_trt.worker import environments, indexes
+from bisect_trt.worker import environments
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202egnp.\u2066\r\nFirst mismatch: nothing.\n\t\x9b31m\u2028"
 """What clears a screen, names a window, turns text around, and pretends to be another line."""
@@ -110,15 +110,12 @@ def test_nor_by_what_asks_a_package_index(here: Path, monkeypatch: pytest.Monkey
     (here / "wheels").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(here / "wheels"))
-    monkeypatch.setattr(environments, "_found", environments._found.__wrapped__)
-    assert indexes.releases("bisect-trt-has-no-such-dependency") == []
+    assert environments.releases("bisect-trt-has-no-such-dependency") == []
     assert environments.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    tool = indexes.uv()
-    if tool is not None:
-        words = [tool, "pip", "install", "--dry-run", "--python", sys.executable, "bisect-trt-has-no-such-dependency"]
-        status, said = indexes.run_tool(words, {"UV_NO_INDEX": "1"})
-        assert status != 0
-        assert "127.0.0.1" not in said
+    words = ["pip", "install", "--dry-run", "--python", sys.executable, "bisect-trt-has-no-such-dependency"]
+    status, said = environments.run_tool([environments.uv(), *words])
+    assert status != 0
+    assert "127.0.0.1" not in said
     assert not canary.exists()
 
 

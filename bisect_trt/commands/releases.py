@@ -31,8 +31,8 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.history import Edge, History, find_edges
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker import indexes
 from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
+from bisect_trt.worker.environments import releases as list_index
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import run_to_end
 
@@ -121,13 +121,13 @@ def package_of(target: TargetSettings | None, named: str | None) -> str:
 def list_releases(settings: ReleasesSettings) -> dict[str, str]:
     """The releases of the range, the oldest first, each with the interpreter that it is for; empty for this one.
 
-    Where this interpreter has no releases as old, or as new, other interpreters are looked at that are here or that uv can
-    fetch, the nearest version first.
+    Where this interpreter has no releases as old, or as new, other interpreters that are installed are looked at, the nearest
+    version first.
 
     Raises:
         UnavailableError: There are none, or the index does not answer.
     """
-    found = dict.fromkeys(indexes.releases(settings.package), "")
+    found = dict.fromkeys(list_index(settings.package), "")
 
     def reached() -> bool:
         versions = list(map(Version, found))
@@ -138,11 +138,10 @@ def list_releases(settings: ReleasesSettings) -> dict[str, str]:
         if reached():
             break
         try:
-            find_python(python, download=False)
+            find_python(python)
         except UnavailableError:
-            if indexes.uv() is None:
-                continue
-        for release in indexes.releases(settings.package, python):
+            continue
+        for release in list_index(settings.package, python):
             found.setdefault(release, python)
     chosen = sorted(filter(settings.holds, found), key=Version)
     if chosen:

@@ -1,23 +1,23 @@
-"""Virtual environments with the packages that a place asks for: made once, and kept in the user's cache.
+"""Virtual environments with the packages that a place asks for: made once by uv, and kept in the user's cache.
 
 They lie in ``$XDG_CACHE_HOME/bisect-trt/envs`` (``~/.cache`` without it), or in the folder that ``BISECT_TRT_ENVS`` names.
-uv makes them where it is there, else venv and pip.
 """
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
 import functools
 import glob
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,28 +28,41 @@ from packaging.version import InvalidVersion, Version
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import Package
-from bisect_trt.worker import indexes
-from bisect_trt.worker.guard import guard
-from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.guard import scratch
+from bisect_trt.worker.process import Cancel, run_to_end
 
 FOLDER = "BISECT_TRT_ENVS"
-"""The environment variable that names the folder they lie in."""
-_OLDEST = 8
+"""The environment variable that names the folder of the environments."""
+_OLDEST = 10
 """The oldest Python 3 that a worker runs on."""
+_SECONDS = 1800.0
+"""How long an index may take."""
 _PYTHON = re.compile(r"python==?(3(?:\.\d+){0,2}|/.*)")
-_NOWHERE = re.compile(r"there is no version of|was not found in the package registry")
-"""What uv says where a release does not exist for any."""
-_NO_SUCH = re.compile(r"No solution found|No matching distribution|Could not find a version|no wheels? with a matching")
-"""What the tools say where a release does not exist for an interpreter."""
+_NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
+"""What uv and pip print if a release does not exist for an interpreter."""
+_UNREACHED = re.compile(r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request")
+"""What they print if an index does not answer."""
+_FRAME = " \u2502\u251c\u2500\u25b6\u00d7\u2570\u256d"
+"""What uv draws around its messages."""
+_SHOWN_LINES = 6
+_SETTINGS = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+}
+"""The settings of pip that name indexes, and the environment variable of uv for each."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What an environment is to hold.
+    """The contents of an environment.
 
     Attributes:
-        requirements: As pip takes them, or files that are wheels; NumPy is among them.
-        python: The interpreter's version, as ``3.9``, or its path; chosen for the requirements if empty.
+        requirements: As pip takes them, or paths of wheels; NumPy is among them.
+        python: The interpreter's version, such as ``3.11``, or its path; chosen for the requirements if empty.
     """
 
     requirements: tuple[str, ...]
@@ -57,7 +70,7 @@ class Environment:
 
     @classmethod
     def parse(cls, text: str) -> Environment:
-        """Read ``[python=3.9] onnxruntime==1.20.1 numpy<2``; NumPy is added where it is not named.
+        """Read ``[python=3.11] onnxruntime==1.20.1 numpy<2``; NumPy is added if it is not named.
 
         Raises:
             UsageError: A word is no requirement.
@@ -71,7 +84,7 @@ class Environment:
         if not wanted or len(pythons) > 1:
             raise UsageError(
                 f"env='{text}' is no list of packages; write them as pip takes them: env='onnxruntime==1.20.1 numpy<2', "
-                "with python=3.9 before them for another interpreter."
+                "with python=3.11 before them for another interpreter."
             )
         return cls(with_numpy(wanted), *pythons)
 
@@ -90,71 +103,68 @@ def _checked(word: str, text: str) -> str:
         Requirement(word)
     except InvalidRequirement as error:
         raise UsageError(
-            f"env='{text}': '{word}' is no requirement as pip takes them, such as onnxruntime==1.20.1 ({error.args[0]})."
-            if not word.startswith("-")
-            else f"env='{text}': '{word}' is an option; indexes and the like are told to pip or uv in their own settings."
+            f"env='{text}': '{word}' is an option; indexes are named in the settings of pip or uv."
+            if word.startswith("-")
+            else f"env='{text}': '{word}' is no requirement as pip takes them, such as onnxruntime==1.20.1 ({error.args[0]})."
         ) from error
     return word
 
 
 def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
-    """The same with NumPy, of a version that the releases work with which are asked for; they do not all say so."""
+    """The requirements with NumPy, of a version that the pinned releases work with; their metadata do not all say so."""
     named = [Requirement(each) for each in requirements if not each.endswith(".whl")]
     if any(canonicalize_name(each.name) == "numpy" for each in named):
         return tuple(requirements)
-    packages = {package.name: package for name in names() for package in _packages(name)}
+    packages: dict[str, Package] = {}
+    for target in names():
+        with contextlib.suppress(UnavailableError):
+            packages |= {package.name: package for package in find(target).packages}
     for each in named:
-        pins = [pin for pin in each.specifier if pin.operator == "=="]
+        pins = [pin.version for pin in each.specifier if pin.operator == "=="]
         if canonicalize_name(each.name) in packages and pins:
             with contextlib.suppress(InvalidVersion):
-                release = Version(pins[0].version).release
-                return (*requirements, packages[canonicalize_name(each.name)].numpy(release))
+                return (*requirements, packages[canonicalize_name(each.name)].numpy(Version(pins[0]).release))
     return (*requirements, "numpy")
 
 
-def _packages(name: str) -> tuple[Package, ...]:
-    try:
-        return find(name).packages
-    except UnavailableError:
-        return ()
+class NoSuchRelease(UnavailableError):  # noqa: N818 - an ending, not an error
+    """The index has no such release for an interpreter."""
 
 
 def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None, cancel: Cancel | None = None) -> Path:
     """The Python of an environment, which is made if it is not there yet.
 
-    Two processes that want the same one make it once. It is made beside its place and moved there, so what is there is
-    whole, however a process was ended that made one.
+    Two processes that want the same environment make it once. It is made in a folder of its own and renamed, so it is complete
+    if it exists.
 
     Args:
-        wanted: What it holds.
-        say: Told that it is made, which takes seconds to minutes.
+        wanted: The contents.
+        say: Called with a sentence before the environment is made, which takes seconds to minutes.
         cancel: Ends that.
 
     Raises:
-        UnavailableError: It cannot be made: no such release for an interpreter that is here, or the index does not answer.
+        UnavailableError: uv is not installed, no release is for an interpreter that is installed, or the index does not answer.
     """
-    first: UnavailableError | None = None
+    first: NoSuchRelease | None = None
     for python in _pythons(wanted):
         try:
             return _kept(wanted, python, say, cancel)
         except NoSuchRelease as error:
             first = first or error
-            if error.anywhere:
-                break
     assert first is not None
     raise first
 
 
-class NoSuchRelease(UnavailableError):  # noqa: N818 - an ending, not an error
-    """The index has no such release for an interpreter.
-
-    Attributes:
-        anywhere: Nor for any other.
-    """
-
-    def __init__(self, message: str, *, anywhere: bool = False) -> None:
-        super().__init__(message)
-        self.anywhere = anywhere
+def _pythons(wanted: Environment) -> Iterator[str]:
+    """The interpreters to try, as paths: the one that is asked for; else this one, then others, the nearest version first."""
+    if wanted.python:
+        yield find_python(wanted.python)
+        return
+    yield sys.executable
+    if any("==" in each for each in wanted.requirements):  # else the version of Python is not the reason
+        for version in others():
+            with contextlib.suppress(UnavailableError):
+                yield find_python(version)
 
 
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
@@ -166,62 +176,49 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
     made = place / "bin" / "python"
     if made.exists():  # not if the interpreter that it was made of is gone
         return made
-    with _locked(root / f"{place.name}.lock"):
-        if made.exists():
-            return made
-        say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
-        shutil.rmtree(place, ignore_errors=True)
-        for rest in root.glob(f"{glob.escape(place.name)}.making*"):  # of one that was killed
-            shutil.rmtree(rest, ignore_errors=True)
-        making = root / f"{place.name}.making-{os.getpid()}"
-        try:
-            _make(making, wanted, python, cancel)
-            making.rename(place)
-        except OSError as error:
-            raise UnavailableError(f"the environment {place} cannot be written: {error.strerror}.") from error
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+    try:
+        with (root / f"{place.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if made.exists():
+                return made
+            say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
+            for rest in (place, *root.glob(f"{glob.escape(place.name)}.making*")):  # of a process that was killed
+                shutil.rmtree(rest, ignore_errors=True)
+            making = root / f"{place.name}.making-{os.getpid()}"
+            try:
+                _make(making, wanted, python, cancel)
+                making.rename(place)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"the environment {place} cannot be written: {error.strerror}; name another folder in {FOLDER}."
+        ) from error
     return made
 
 
 def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) -> None:
-    tool, made = indexes.uv(), str(place / "bin" / "python")
-    if tool is not None:
-        told = {**indexes.for_uv(), "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "VIRTUAL_ENV": ""}
-        _run(
-            wanted,
-            [tool, "venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)],
-            told,
-            cancel,
-        )
-        _run(wanted, [tool, "pip", "install", "--quiet", "--python", made, *wanted.requirements], told, cancel)
-        return
-    told = indexes.for_pip()
-    _run(wanted, [python, "-I", "-m", "venv", str(place)], told, cancel)
-    _run(wanted, [made, "-I", "-m", "pip", "install", "--quiet", *wanted.requirements], told, cancel)
-
-
-def _run(wanted: Environment, argv: Sequence[str], environment: dict[str, str], cancel: Cancel | None) -> None:
-    status, said = indexes.run_tool(argv, environment, cancel)
-    if status == 0:
-        return
-    what, tool = " ".join(wanted.requirements), "uv" if Path(argv[0]).name == "uv" else argv[3]
-    sentence = (
-        f"an environment with {what} cannot be made: {tool} says: {indexes.last_lines(said)}{indexes.asked(said)}"
+    commands = (
+        ["venv", "--quiet", "--no-project", "--no-config", "--python", python, str(place)],
+        ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements],
     )
-    if _NO_SUCH.search(said) is not None and not indexes.unreached(said):
-        raise NoSuchRelease(
-            f"{sentence}. Name releases that the index has; python=3.9 before them asks for another interpreter.",
-            anywhere=_NOWHERE.search(said) is not None,
-        )
-    raise UnavailableError(f"{sentence}. Is the index reachable, and is there room on the disk?")
+    for words in commands:
+        status, said = run_tool([uv(), *words], cancel=cancel)
+        if status == 0:
+            continue
+        sentence = f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
+        if _NO_SUCH.search(said) and not _UNREACHED.search(said):
+            raise NoSuchRelease(
+                f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
+            )
+        raise UnavailableError(f"{sentence}. Is the index reachable, and is there room on the disk?")
 
 
 def folder() -> Path:
-    """Where environments lie; it is made.
+    """The folder of the environments, which is made.
 
     Raises:
-        UnavailableError: It cannot be.
+        UnavailableError: It cannot be made.
     """
     named = os.environ.get(FOLDER)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -235,38 +232,6 @@ def folder() -> Path:
     return root.absolute()
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; a lock of one that ends, however it does, is free once all has ended that it had started."""
-    try:
-        lock = path.open("w")
-    except OSError as error:
-        raise UnavailableError(
-            f"{path.parent} cannot be written: {error.strerror}; name another folder in {FOLDER}."
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with guard.holding(lock.fileno()):  # what a killed one has started writes there until its guard has ended it
-            try:
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # the guard's too
-
-
-def _pythons(wanted: Environment) -> Iterator[str]:
-    """The interpreters to try, as paths: the one that is asked for; else this one, then others, the nearest version first."""
-    if wanted.python:
-        yield find_python(wanted.python)
-        return
-    yield sys.executable
-    pinned = [each for each in wanted.requirements if "==" in each]
-    if not pinned:  # what this interpreter has no release of at all is no matter of its version
-        return
-    for version in others():
-        with contextlib.suppress(UnavailableError):
-            yield find_python(version, download=False)
-
-
 def others() -> list[str]:
     """The versions of Python that a worker runs on beside this one's, the nearest first; the newest is the next one."""
     own = sys.version_info[1]
@@ -274,55 +239,161 @@ def others() -> list[str]:
     return [f"3.{minor}" for minor in near if minor != own]
 
 
-def find_python(asked: str, *, download: bool = True) -> str:
-    """The path of an interpreter.
-
-    Args:
-        asked: Its version, as ``3.9`` or ``3.9.18``, or its path.
-        download: Whether uv may fetch one that is not here.
+def find_python(asked: str) -> str:
+    """The path of an interpreter by its version, such as ``3.11`` or ``3.11.7``, or by its path.
 
     Raises:
-        UnavailableError: There is none.
+        UnavailableError: It is not installed.
     """
     if "/" in asked:
         if os.access(asked, os.X_OK):
             return asked
         raise UnavailableError(f"there is no interpreter {asked}.")
-    found = _found(asked, os.environ.get("PATH", ""))
-    if found is not None:
-        return found
-    tool = indexes.uv()
-    if tool is not None and download:
-        _, said = indexes.run_tool([tool, "python", "install", "--quiet", asked], {"NO_COLOR": "1"})
-        _found.cache_clear()
-        found = _found(asked, os.environ.get("PATH", ""))
-        if found is not None:
-            return found
-        raise UnavailableError(
-            f"there is no Python {asked} here, and uv cannot install it: {indexes.last_lines(said)}."
-        )
-    raise UnavailableError(f"there is no Python {asked} here; install it, or uv, which does.")
+    return _found_python(asked, os.environ.get("PATH", ""))
 
 
 @functools.cache
-def _found(asked: str, path: str) -> str | None:
-    """One of PATH, of pyenv's or of uv's that has this version and can make environments."""
-    minor = ".".join(asked.split(".")[:2]) if "." in asked else f"{sys.version_info[0]}.{sys.version_info[1]}"
-    home = Path.home()
-    pyenv, data = (
-        os.environ.get("PYENV_ROOT") or home / ".pyenv",
-        os.environ.get("XDG_DATA_HOME") or home / ".local/share",
+def _found_python(asked: str, path: str) -> str:
+    if f"{sys.version.split()[0]}.".startswith(f"{asked}."):
+        return sys.executable
+    # uv does not look into the folder of pyenv, whose programs on PATH end with an error for most versions.
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    folders = [str(each) for each in sorted(pyenv.glob(f"{asked}*/bin"), reverse=True)]
+    status, said = run_tool(
+        [uv(), "python", "find", "--no-project", "--system", asked], {"PATH": os.pathsep.join([*folders, path])}
     )
-    kept = os.environ.get("UV_PYTHON_INSTALL_DIR") or f"{data}/uv/python"
-    here = [sys.executable] if minor == f"{sys.version_info[0]}.{sys.version_info[1]}" else []
-    places = [(Path(pyenv, "versions"), f"{minor}.*"), (Path(kept), f"cpython-{minor}.*")]
-    more = [str(each) for at, name in places for each in sorted(at.glob(f"{name}/bin/python{minor}"), reverse=True)]
-    for each in filter(None, [*here, shutil.which(f"python{minor}", path=path), *more]):
+    if status:
+        raise UnavailableError(f"there is no Python {asked} here; install it, as with: uv python install {asked}.")
+    return said.splitlines()[-1].strip()
+
+
+def releases(package: str, python: str | None = None) -> list[str]:
+    """The releases of a package for an interpreter, the oldest first, without pre-releases; pip lists them.
+
+    Args:
+        package: Its name.
+        python: The interpreter's version, such as ``3.11``; this one's if not given.
+
+    Raises:
+        UnavailableError: The index does not answer.
+    """
+    version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
+    # A source distribution may be older than all wheels, and cannot be built today.
+    found = _listed(package, ["--python-version", version, "--only-binary", ":all:"])
+    return found if found or python is not None else _listed(package, [])  # but some packages have no wheels
+
+
+def _listed(package: str, options: Sequence[str]) -> list[str]:
+    spec = importlib.util.find_spec("pip")
+    # A pip.py of the folder one works in is not it.
+    installed = spec is not None and (spec.origin or "").startswith((sys.prefix, sys.base_prefix))
+    pip = [sys.executable, "-I", "-m", "pip"] if installed else [uv(), "tool", "run", "--quiet", "pip"]
+    status, said = run_tool([*pip, "index", "versions", package, *options])
+    listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
+    if status != 0 or listed is None:
+        if _NO_SUCH.search(said) and not _UNREACHED.search(said):
+            return []
+        raise UnavailableError(
+            f"the releases of {package} cannot be listed: pip says: {_last_lines(said)}. Is the index reachable, and named "
+            "in pip's settings?"
+        )
+    found = []
+    for word in listed[1].split(","):
+        with contextlib.suppress(InvalidVersion):  # of the time before there was a rule for versions
+            found.append(Version(word.strip()))
+    return [str(each) for each in sorted(found) if not each.is_prerelease]
+
+
+def uv() -> str:
+    """The path of uv: the one beside this interpreter, or on PATH.
+
+    Raises:
+        UnavailableError: It is not installed.
+    """
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("uv", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if found is None:
+        raise UnavailableError("environments are made by uv, which is not installed; pip install uv.")
+    return found
+
+
+def run_tool(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None, cancel: Cancel | None = None
+) -> tuple[int, str]:
+    """The exit status and the output of uv or pip, run to its end or until it is cancelled.
+
+    The settings of a project are not read: the folder one works in, which a stranger may have sent, names no index.
+
+    Raises:
+        UnavailableError: It cannot be started, or does not end.
+    """
+    told = {
+        **index_settings(),
+        "UV_NO_PROGRESS": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        "VIRTUAL_ENV": "",
+        "NO_COLOR": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        **(environment or {}),
+    }
+    with scratch() as empty:
+        log = Path(empty, "log")
         try:
-            ask = "import sys, venv, ensurepip; print('.'.join(map(str, sys.version_info[:3])))"
-            done = subprocess.run([each, "-I", "-c", ask], capture_output=True, text=True, check=False, timeout=60)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if done.returncode == 0 and f"{done.stdout.strip()}.".startswith(f"{asked}."):
-            return each
-    return None
+            ended = run_to_end(
+                argv, log=log, environment={"UV_PROJECT": empty, **told}, timeout=_SECONDS, cancel=cancel
+            )
+        except OSError as error:
+            raise UnavailableError(f"{argv[0]} cannot be started: {error.strerror}.") from error
+        said = log.read_text(encoding="utf-8", errors="replace")
+    if ended.timed_out or ended.cancelled:
+        raise UnavailableError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
+    return ended.code, said
+
+
+def index_settings() -> dict[str, str]:
+    """Environment variables that name pip's indexes to uv, which reads none of pip's settings; none if uv has its own.
+
+    All indexes are equal, as for pip: the newest release of any is taken.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {"SSL_CERT_FILE"}
+    files = Path(home, "uv/uv.toml").expanduser(), Path("/etc/uv/uv.toml")
+    if any(map(os.environ.get, own)) or any(each.exists() for each in files):
+        return {}
+    told = {_SETTINGS[name]: value for name, value in pip_settings().items() if value}
+    if os.environ.get("SSL_CERT_FILE"):
+        told.pop("SSL_CERT_FILE", None)
+    if "UV_FIND_LINKS" in told:
+        told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
+    if "UV_INDEX" in told:  # uv refuses a folder that does not exist, and pip does not
+        urls = told["UV_INDEX"].split()
+        there = [url for url in urls if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()]
+        told |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return told
+
+
+def pip_settings() -> dict[str, str]:
+    """The settings of pip that name indexes, from its files and environment variables; what comes later wins.
+
+    Source: pip's documentation, "Configuration".
+    """
+    named = os.environ.get("PIP_CONFIG_FILE")
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    files = ["/etc/pip.conf", "~/.pip/pip.conf", f"{config}/pip/pip.conf", f"{sys.prefix}/pip.conf", named or ""]
+    parser = configparser.RawConfigParser()
+    with contextlib.suppress(configparser.Error):
+        parser.read([Path(each).expanduser() for each in files if each and named != os.devnull], encoding="utf-8")
+    found: dict[str, str] = {}
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            found |= {name: " ".join(value.split()) for name, value in parser.items(section) if name in _SETTINGS}
+    variables = {name: os.environ.get(f"PIP_{name.upper().replace('-', '_')}") for name in _SETTINGS}
+    return found | {name: value for name, value in variables.items() if value is not None}
+
+
+def _last_lines(said: str) -> str:
+    """The end of what a tool printed, as one line."""
+    lines = [line.lstrip(_FRAME).rstrip() for line in said.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))]
+    return " / ".join(told[-_SHOWN_LINES:]).rstrip(".") or "nothing"

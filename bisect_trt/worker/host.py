@@ -1,7 +1,7 @@
 """The process that runs models for a worker elsewhere: answers calls by the runner modules of targets.
 
 Models and other files come by the SHA-256 of their content, each once for all workers of one driver on this host. For the
-interface of the runner modules see :mod:`bisect_trt.worker.runner`; values are arrays in ``.npz`` format.
+interface of the runner modules see :mod:`bisect_trt.targets.runtime`; values are arrays in ``.npz`` format.
 """
 
 from __future__ import annotations

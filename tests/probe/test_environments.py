@@ -6,16 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from support import gone, guard_of, holds_lock, rest_slow, script, waits_for_lock
+from support import gone
 from wheels import Index
 
 from bisect_trt.errors import ExitStatus, UnavailableError, UsageError
-from bisect_trt.worker import indexes
-from bisect_trt.worker.environments import Environment, NoSuchRelease, find_python, folder, interpreter, others
+from bisect_trt.worker.environments import (
+    Environment,
+    NoSuchRelease,
+    find_python,
+    folder,
+    index_settings,
+    interpreter,
+    others,
+    releases,
+    uv,
+)
 
 OLDER = next((version for version in others() if version < f"3.{sys.version_info[1]}"), "")
 MAKE = (
@@ -24,18 +32,13 @@ MAKE = (
 )
 
 
-@pytest.fixture(params=rest_slow(["uv", "pip"]))
-def index(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """An index of a package with three releases, and the one tool that asks it."""
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An index of a package with three releases, and no other."""
     found = Index(tmp_path / "index")
     for version in ("1.2", "1.10", "2.0rc1"):
         found.add("brittle", version, {"brittle.py": f"version = '{version}'\n"})
     found.tell(monkeypatch)
-    if request.param == "pip":
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-        script(tmp_path / "uv", "exit 1")
-    elif indexes.uv() is None:
-        pytest.skip("uv is not here")
     return found
 
 
@@ -54,12 +57,9 @@ def test_it_is_made_once() -> None:
     assert interpreter(Environment.parse("brittle == 1.2"), told.append) == python
     assert len(told) == 1
     assert "brittle==1.2 numpy" in told[0]
-    with pytest.raises(
-        NoSuchRelease, match=r"an environment with brittle==7 numpy cannot be made: .*brittle.*7"
-    ) as raised:
+    with pytest.raises(NoSuchRelease, match="brittle==7") as raised:
         interpreter(Environment.parse("python=3 brittle==7"), told.append)
     assert raised.value.status is ExitStatus.UNAVAILABLE
-    assert "Name releases that the index has" in str(raised.value)
     assert len(told) == 2
     assert interpreter(Environment.parse("brittle==1.2"), told.append) == python
     assert [each.name for each in folder().iterdir() if "making" in each.name] == []
@@ -76,7 +76,7 @@ def test_an_interpreter_that_is_gone_has_it_made_again() -> None:
 @pytest.mark.skipif(not OLDER, reason="this is the oldest Python")
 def test_an_interpreter_is_chosen_that_a_release_is_for(index: Index) -> None:
     try:
-        older = find_python(OLDER, download=False)
+        older = find_python(OLDER)
     except UnavailableError as missing:
         pytest.skip(str(missing))
     tag = f"cp{OLDER.replace('.', '')}"
@@ -85,14 +85,14 @@ def test_an_interpreter_is_chosen_that_a_release_is_for(index: Index) -> None:
     asked = interpreter(Environment.parse(f"python={OLDER} brittle==1.10"))
     assert said_by(asked, "sys") == "1.10"
     assert os.path.realpath(asked) == os.path.realpath(older)
-    assert indexes.releases("brittle") == ["1.2", "1.10"]
-    assert indexes.releases("brittle", OLDER) == ["1.1", "1.2", "1.10"]
+    assert releases("brittle") == ["1.2", "1.10"]
+    assert releases("brittle", OLDER) == ["1.1", "1.2", "1.10"]
 
 
 @pytest.mark.usefixtures("index")
 def test_releases_are_sorted_and_whole() -> None:
-    assert indexes.releases("brittle") == ["1.2", "1.10"]
-    assert indexes.releases("unheard-of") == []
+    assert releases("brittle") == ["1.2", "1.10"]
+    assert releases("unheard-of") == []
 
 
 @pytest.mark.usefixtures("index")
@@ -106,7 +106,7 @@ def test_an_index_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         interpreter(Environment.parse("brittle==1.2"))
     assert "127.0.0.1" in str(raised.value)
     with pytest.raises(UnavailableError, match=r"the releases of brittle cannot be listed: .*Is the index reachable"):
-        indexes.releases("brittle")
+        releases("brittle")
 
 
 @pytest.mark.usefixtures("index")
@@ -130,45 +130,11 @@ def test_nothing_is_left_of_one_that_was_killed() -> None:
     assert not [each for each in folder().iterdir() if "making" in each.name]
 
 
-AT_WORK = """
-import os, sys, time
-from pathlib import Path
-from bisect_trt.worker.environments import _locked
-from bisect_trt.worker.guard import guard
-with _locked(Path("lock")):
-    print(guard.start(["sleep", "1000"], os.environ).pid, flush=True)
-    time.sleep(1000 if sys.argv[1:] else 0)
-"""
-
-
-def test_one_goes_on_once_all_that_a_killed_one_had_started_has_ended(here: Path) -> None:  # noqa: ARG001 - where it works
-    """Its guard is held up, so that a tool of the killed one still writes when the next one comes."""
-    command = [sys.executable, "-c", AT_WORK]
-    with subprocess.Popen([*command, "hang"], stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
-        tool, guard = int(killed.stdout.readline()), guard_of(killed.pid)
-        if not holds_lock(killed.pid):
-            killed.kill()
-            pytest.skip("the system does not say who waits for a lock")
-        os.kill(guard, signal.SIGSTOP)
-        killed.kill()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as after:
-        try:
-            while not waits_for_lock(after.pid) and after.poll() is None:
-                time.sleep(0.01)
-            assert (after.poll(), gone(tool)) == (None, False)
-        finally:
-            os.kill(guard, signal.SIGCONT)
-    assert after.returncode == 0
-    while not gone(tool):  # it was killed, and is just ending
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("text", "requirements", "python"),
     [
         ("brittle==1.2", ("brittle==1.2", "numpy"), ""),
-        ("python=3.9 brittle == 1.2 numpy <2", ("brittle==1.2", "numpy<2"), "3.9"),
+        ("python=3.11 brittle == 1.2 numpy <2", ("brittle==1.2", "numpy<2"), "3.11"),
         ("brittle numpy>=1.26, <2 python==3.12", ("brittle", "numpy>=1.26,<2"), "3.12"),
         ("onnxruntime==1.18.1", ("onnxruntime==1.18.1", "numpy<2"), ""),
         ("onnxruntime-gpu==1.19.0", ("onnxruntime-gpu==1.19.0", "numpy"), ""),
@@ -182,49 +148,50 @@ def test_what_is_asked_for(text: str, requirements: tuple[str, ...], python: str
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "env='' is no list of packages"),
-        ("python=3.9", "is no list of packages"),
-        ("python=3.9 python=3.10 brittle", "is no list of packages"),
-        ("-r requirements.txt", "'-r' is an option"),
-        ("brittle==", "'brittle==' is no requirement"),
-        ("brittle 'numpy", "cannot be read: No closing quotation"),
-        ("./nowhere.whl", "there is no file ./nowhere.whl"),
+        "",
+        "python=3.11",
+        "python=3.11 python=3.10 brittle",
+        "-r requirements.txt",
+        "brittle==",
+        "brittle 'numpy",
+        "./no.whl",
     ],
 )
-def test_what_is_no_environment(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_environment(text: str) -> None:
+    with pytest.raises(UsageError, match="env="):
         Environment.parse(text)
 
 
-def test_no_such_interpreter() -> None:
-    with pytest.raises(UnavailableError, match=r"there is no Python 3\.99 here; install it"):
-        find_python("3.99", download=False)
-    with pytest.raises(UnavailableError, match="there is no interpreter /nowhere/python"):
-        find_python("/nowhere/python")
+@pytest.mark.parametrize("asked", ["3.99", "/nowhere/python"])
+def test_no_such_interpreter(asked: str) -> None:
+    with pytest.raises(UnavailableError, match=asked):
+        find_python(asked)
+
+
+def test_without_uv_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="pip install uv"):
+        uv()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BISECT_TRT_ENVS", str(tmp_path / "file" / "envs"))
-    with pytest.raises(
-        UnavailableError, match=r"environments cannot be kept in .*; name another folder in BISECT_TRT_ENVS"
-    ):
+    with pytest.raises(UnavailableError, match="BISECT_TRT_ENVS"):
         folder()
 
 
-def test_settings_of_one_tool_are_told_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_is_told_the_settings_of_pip_unless_it_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in os.environ if each.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://two.example/simple\nfind-links = /a\n  /b\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://one.example/simple")
-    monkeypatch.setenv("PIP_FIND_LINKS", "/here /there")
-    told = indexes.for_uv()
-    assert (told["UV_DEFAULT_INDEX"], told["UV_FIND_LINKS"]) == ("https://one.example/simple", "/here,/there")
+    told = index_settings()
+    assert (told["UV_DEFAULT_INDEX"], told["UV_FIND_LINKS"]) == ("https://one.example/simple", "/a,/b")
     monkeypatch.setenv("UV_INDEX", "named=https://two.example/simple")
-    assert indexes.for_uv() == {}
-    assert "PIP_INDEX_URL" not in indexes.for_pip()  # pip has been told itself
-    monkeypatch.delenv("PIP_INDEX_URL")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    assert indexes.for_pip()["PIP_EXTRA_INDEX_URL"] == "https://two.example/simple"
+    assert index_settings() == {}
