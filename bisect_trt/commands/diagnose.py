@@ -26,7 +26,7 @@ from bisect_trt.commands.next_steps import advised
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.remaining_failures import Other, look_for_others, next_failure
 from bisect_trt.commands.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
-from bisect_trt.commands.rounding_error import MOST_QUESTIONS, Amplified, rounding_alone
+from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.shrink import shrink
@@ -110,7 +110,7 @@ def diagnose(session: Session, settings: DiagnoseSettings) -> Result:
         left = deliver(session, settings, found)
     case, answer, fault = found.case, found.answer, found.fault
     if amplified is not None and fault.whose != "target":
-        session.console.answer(amplified.sentence)
+        session.console.answer(amplified["sentence"])
 
     def another(other: Case, number: int) -> dict[str, Any]:
         return deliver_another(session, settings, arbitrated(session, settings, other), number)
@@ -149,16 +149,16 @@ def confirm(session: Session, settings: DiagnoseSettings) -> None:
     console.say(f"  yes: {record.reason}")
 
 
-def rounding_alone_fails(session: Session, settings: DiagnoseSettings) -> Amplified | None:
-    """How far rounding alone moves the outputs, where that fails the model as the target does."""
+def rounding_alone_fails(session: Session, settings: DiagnoseSettings) -> dict[str, Any] | None:
+    """How far rounding alone moves the outputs, where that fails the model as the target does: the field ``amplified``."""
     subject, check = session.subject, settings.check
     outcome = session.prober.ledger.outcome(subject.original.key)
     if check.target is None or outcome is None:
         return None
-    amplified = rounding_alone(subject, check.target, check.tolerance, list(outcome.comparisons))
+    amplified = rounding_alone(subject, check.target, check.tolerance, outcome.comparisons)
     if amplified is not None:
-        session.console.say(f"  {amplified.seen}")
-        session.result.extra["amplified"] = amplified.to_json()
+        session.console.say("  so does the reference with rounding added")
+        session.result.extra["amplified"] = amplified
     return amplified
 
 

@@ -12,7 +12,7 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import NORM_WIDTH, node_names, overflowing, read_json, rest_slow, save, unstable_norm
-from test_fault import tied
+from test_arbitration import tied
 from truth.networks import generated
 from truth.patterns import PLANTED
 
@@ -109,7 +109,7 @@ def test_what_has_no_other_form_is_said(cli: CommandLine) -> None:
 
 
 def test_of_a_tie_there_is_nothing_to_work_around(cli: CommandLine) -> None:
-    result, said = ways_of(cli, "diagnose", tied(Path("model.onnx"), keepdims=0), "--onnxrt", "--fp16", "-o", "out")
+    result, said = ways_of(cli, "diagnose", tied(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out")
     assert result["workarounds"] == []
     assert "there is nothing to work around" in said
 

@@ -66,5 +66,5 @@ def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> No
     assert status == 0, result["why"]
     assert [node["name"] for node in result["culprits"]] == ["pool"]
     assert result["fault"]["whose"] == "reference"
-    assert (tmp_path / "out" / "ISSUE.md").read_text().startswith("> **Not a bug report.** The reference is wrong")
+    assert (tmp_path / "out" / "ISSUE.md").read_text().startswith("> **Not a bug report.** The reference is off")
     assert result["workarounds"] == []

@@ -16,8 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from support import overflowing, read_json
 
-from bisect_trt.commands.arbitration import judge
-from bisect_trt.commands.opinions import Evidence
+from bisect_trt.commands.arbitration import Fault, Opinions, judge
 from bisect_trt.onnxlib.widen import widened
 from bisect_trt.tensors.margins import Decision, margin
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -38,11 +37,8 @@ def fault_of(cli: CommandLine, command: str, model: Path, *options: str) -> dict
 def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None:
     fault = fault_of(cli, command, overflowing(Path("model.onnx")), "--fp16")
     assert (fault["whose"], fault["precision"]) == ("precision", "fp16")
-    assert "fp16 cannot hold this value" in fault["sentence"]
     if command == "diagnose":
-        first, *rest = Path("out/ISSUE.md").read_text().splitlines()
-        assert first.startswith("> **Not a bug report.** fp16 cannot hold this value")
-        assert rest[1].startswith("# ")
+        assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** fp16 cannot hold this value")
 
 
 def fused_past_the_largest(path: Path) -> Path:
@@ -73,12 +69,10 @@ def test_a_target_that_is_worse_than_rounding_has_a_bug(cli: CommandLine) -> Non
     fault = fault_of(cli, "diagnose", fused_past_the_largest(Path("model.onnx")))
     assert fault["whose"] == "target"
     assert not float(fault["target_error"]) <= float(fault["reference_error"])  # "inf"
-    issue = Path("out/ISSUE.md").read_text()
-    assert issue.startswith("# ")
-    assert "Arbitration: It is a bug of ONNX Runtime" in issue
+    assert Path("out/ISSUE.md").read_text().startswith("# ")
 
 
-def tied(path: Path, *, keepdims: int) -> Path:
+def tied(path: Path) -> Path:
     """A choice among columns that are alike to a few digits."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((64, 1)).astype(np.float32)
@@ -86,20 +80,19 @@ def tied(path: Path, *, keepdims: int) -> Path:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], name="before"),
         helper.make_node("MatMul", ["r", "w"], ["logits"], name="logits"),
-        helper.make_node("ArgMax", ["logits"], ["index"], name="choice", axis=-1, keepdims=keepdims),
+        helper.make_node("ArgMax", ["logits"], ["index"], name="choice", axis=-1),
     ]
     ends = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 64]),
-        helper.make_tensor_value_info("index", TensorProto.INT64, [16, 1] if keepdims else [16]),
+        helper.make_tensor_value_info("index", TensorProto.INT64, [16, 1]),
     ]
     graph = helper.make_graph(nodes, "tied", ends[:1], ends[1:], [numpy_helper.from_array(columns, "w")])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
     return path
 
 
-@pytest.mark.parametrize("keepdims", [0, 1])
-def test_a_choice_among_equals_is_a_tie(cli: CommandLine, keepdims: int) -> None:
-    fault = fault_of(cli, "diagnose", tied(Path("model.onnx"), keepdims=keepdims), "--fp16")
+def test_a_choice_among_equals_is_a_tie(cli: CommandLine) -> None:
+    fault = fault_of(cli, "diagnose", tied(Path("model.onnx")), "--fp16")
     assert (fault["whose"], fault["op"], fault["node"]) == ("tie", "ArgMax", "choice")
     assert 0 <= fault["margin"] <= 2 * fault["difference"]
     assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** A tie")
@@ -108,87 +101,64 @@ def test_a_choice_among_equals_is_a_tie(cli: CommandLine, keepdims: int) -> None
 RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
-def evidence(**seen: Any) -> Evidence:
-    """What others make of an elementwise node of which ``RIGHT`` is right, unless it is said otherwise."""
+def opinions(**seen: Any) -> Opinions:
+    """Opinions on an elementwise node of which ``RIGHT`` is right, unless another value is given."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 4]) for name in "xy"]
     model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", ends[:1], ends[1:]))
-    right = {"y": RIGHT}
-    known: dict[str, Any] = {
-        "reference": right,
-        "target": right,
-        "evaluator": right,
-        "wide": {"y": RIGHT.astype(np.float64)},
+    known = {**dict.fromkeys(("reference", "target", "evaluator"), RIGHT), "wide": RIGHT.astype(np.float64), **seen}
+    rows: dict[str, Any] = {
+        name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
     }
-    given_values = {
-        name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in seen.items() if name in known
-    }
-    others = {name: value for name, value in seen.items() if name not in known}
-    rounded = others.pop("rounded", None)
-    others["rounded"] = {"y": rounded} if isinstance(rounded, np.ndarray) else rounded
-    return Evidence(model, ("y",), {"x": RIGHT}, **{**known, **given_values}, **others)
+    return Opinions(model, ("y",), {"x": RIGHT}, **rows)
 
 
-def verdict(case: Evidence, precision: Precision = Precision.FP32) -> str:
-    fault = judge(case, ToleranceOptions(precision=precision, nonfinite_equal=True), "T", "the reference (R)")
+def judged(case: Opinions, precision: Precision = Precision.FP32) -> Fault:
+    return judge(case, ToleranceOptions(precision=precision, nonfinite_equal=True), "T", "the reference (R)")
+
+
+def verdict(case: Opinions, precision: Precision = Precision.FP32) -> str:
+    fault = judged(case, precision)
     assert fault.sentence.endswith(".")
     return fault.whose
 
 
-@given(st.floats(0.01, 1e6))
-def test_whoever_stands_alone_is_wrong(size: float) -> None:
+@given(st.one_of(st.floats(0.01, 1e6), st.sampled_from([np.inf, np.nan])))
+def test_the_side_that_stands_alone_is_wrong(size: float) -> None:
     off = RIGHT + np.float32(size)
-    assert verdict(evidence(target=off)) == "target"
-    assert verdict(evidence(reference=off)) == "reference"
-    assert verdict(evidence(reference=off, target=-off)) in ("target", "unknown")
-    assert verdict(evidence(target=off, wide="no float64")) == "target"
-    assert verdict(evidence(target=off, wide="no", evaluator="no such operator")) == "unknown"
-
-
-@given(st.sampled_from([np.inf, np.nan, 1e3, -7.0]), st.booleans())
-def test_who_is_right_where_fp32_is_not_is_not_blamed(made: float, evaluated: bool) -> None:
-    """A target that fuses, and so keeps what overflows or cancels in fp32, node by node."""
-    lost = RIGHT + np.float32(made)
-    fault = judge(
-        evidence(reference=lost, evaluator=lost if evaluated else "no such operator"),
-        ToleranceOptions(nonfinite_equal=True),
-        "T",
-        "the reference (R)",
-    )
-    assert fault.whose == "reference"
-    assert ("Node by node" in fault.sentence) == evaluated
+    assert verdict(opinions(target=off)) == "target"
+    assert verdict(opinions(reference=off)) == "reference"
+    assert verdict(opinions(reference=off, evaluator=off)) == "reference"  # lost in fp32; a target that fuses keeps it
+    assert verdict(opinions(reference=off, evaluator="no such operator")) == "reference"
+    assert verdict(opinions(reference=off, target=-off)) in ("target", "unknown")
+    assert verdict(opinions(target=off, wide="no float64")) == "target"
+    assert verdict(opinions(target=off, wide="no", evaluator="no such operator")) == "unknown"
+    assert verdict(opinions()) == "unknown"
 
 
 @given(st.floats(0.1, 1e3), st.floats(1.5, 1e3))
 def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
     alone, worse = RIGHT + np.float32(size), RIGHT + np.float32(size * times)
-    case = evidence(target=worse, rounded=alone, low="fp16")
+    case = opinions(target=worse, rounded=alone, low="fp16")
     assert verdict(case, Precision.FP16) == (
         "precision" if times < 3.9 else "target" if times > 4.1 else verdict(case, Precision.FP16)
     )
-    assert verdict(evidence(target=alone, rounded=RIGHT, low="fp16"), Precision.FP16) == "target"
+    assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16"), Precision.FP16) == "target"
     none = {"wide": "no", "evaluator": "no such operator"}
-    assert verdict(evidence(target=alone, rounded=alone, low="fp16", **none), Precision.FP16) == "precision"
-    assert verdict(evidence(target=alone, rounded=RIGHT, low="fp16", **none), Precision.FP16) == "unknown"
-    assert verdict(evidence(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16) == "unknown"
-    assert verdict(evidence(target=alone, others=("int8",)), Precision.FP16) == "unknown"
+    assert verdict(opinions(target=alone, rounded=alone, low="fp16", **none), Precision.FP16) == "precision"
+    assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **none), Precision.FP16) == "unknown"
+    assert verdict(opinions(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16) == "unknown"
+    assert verdict(opinions(target=alone, others=("int8",)), Precision.FP16) == "unknown"
 
 
 def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
-    assert verdict(evidence(target="no such layer")) == "target"
-    assert verdict(evidence(target="no such layer", wide="no", evaluator="nor here")) == "unknown"
-    assert verdict(evidence(target="no such layer", reference=RIGHT + 1)) == "unknown"
+    assert verdict(opinions(target="no such layer")) == "target"
+    assert verdict(opinions(target="no such layer", wide="no", evaluator="nor here")) == "unknown"
+    assert verdict(opinions(target="no such layer", reference=RIGHT + 1)) == "unknown"
+    assert verdict(replace(opinions(target="no such opset"), outputs=(), reference={})) == "unknown"
+    assert "crashes" in judged(opinions(target="the target crashed (SIGSEGV)")).sentence
 
 
-def test_where_the_reference_does_not_run_it_either_nobody_is_blamed() -> None:
-    case = replace(evidence(target="no such opset"), outputs=(), reference={})
-    fault = judge(case, ToleranceOptions(), "T", "the reference (R)")
-    assert fault.whose == "unknown"
-    assert (
-        fault.sentence == "Whose fault it is cannot be told: T does not run the case, and nor does the reference (R)."
-    )
-
-
-def test_an_evaluator_that_passes_over_an_attribute_has_no_say(cli: CommandLine) -> None:
+def test_an_evaluator_that_ignores_an_attribute_has_no_opinion(cli: CommandLine) -> None:
     pytest.importorskip("openvino")
     rng = np.random.default_rng(0)
     weights = {"w": (1, 12, 4), "r": (1, 12, 3), "b": (1, 24)}
@@ -203,16 +173,12 @@ def test_an_evaluator_that_passes_over_an_attribute_has_no_say(cli: CommandLine)
     graph = helper.make_graph([node], "coupled", ends[:1], ends[1:], stored)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), "model.onnx")
     ran = cli("reduce", "model.onnx", "--openvino", "-o", "out.onnx", "--json", "r.json")
-    fault = read_json(Path("r.json"))["fault"]  # OpenVINO passes over it too, and so the two would agree
+    fault = read_json(Path("r.json"))["fault"]  # OpenVINO ignores it too, so the two would agree
     assert (ran.status, fault["whose"]) == (0, "unknown")
-    assert "passes over 'input_forget' of LSTM" in fault["sentence"]
+    assert "ignores 'input_forget' of LSTM" in fault["sentence"]
 
 
-def test_what_is_not_seen_again_is_nobodys() -> None:
-    assert verdict(evidence()) == "unknown"
-
-
-def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray, **attributes: Any) -> Evidence:
+def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray, **attributes: Any) -> Opinions:
     """A node that decides, of which the target read ``reads`` rounded to fp16."""
     ends = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, reads.shape),
@@ -221,8 +187,7 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray,
     node = helper.make_node(op, ["x"], ["y"], name="n", **attributes)
     model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:]))
     right = {"y": decided}
-    read = {"x": reads.astype(np.float16).astype(np.float32)}
-    return Evidence(model, ("y",), {"x": reads}, right, {"y": other}, right, right, {"y": other}, "fp16", read)
+    return Opinions(model, ("y",), {"x": reads}, right, {"y": other}, right, right, {"y": other}, "fp16")
 
 
 def test_a_decision_far_from_its_edge_is_wrong() -> None:
@@ -248,16 +213,6 @@ def test_margins_are_what_it_takes_to_turn_a_decision(numbers: list[float], data
     assert turned is not None
     gaps, _ = turned
     np.testing.assert_allclose(gaps, np.abs(values.astype(np.float64) - bound))
-
-
-def test_a_crash_is_no_operator_that_is_missing() -> None:
-    def sentence(seen: str) -> str:
-        return judge(evidence(target=seen), ToleranceOptions(), "Runtime", "the reference").sentence
-
-    assert sentence("the target crashed (SIGSEGV)").startswith("It is a bug of Runtime, which crashes: ")
-    assert sentence("the target refuses the model: Foo").startswith(
-        "It is a bug of Runtime, or an operator that it has not"
-    )
 
 
 def test_a_widened_model_computes_in_float64() -> None:
