@@ -314,8 +314,6 @@ def test_a_search_for_precision_takes_a_check_or_a_target(here: Path) -> None:
             bisect_trt.precision(model, check, target="onnxrt")
     with pytest.raises(bisect_trt.UsageError, match="target='trt' would do nothing"):
         bisect_trt.precision(model, wrong, target="trt")
-    with pytest.raises(bisect_trt.UsageError, match="--io-fp16 makes inputs and outputs fp16"):
-        bisect_trt.precision(model, wrong, low="bf16", io_fp16=True)
 
 
 def test_one_text_is_one_value(here: Path) -> None:

@@ -174,7 +174,7 @@ class Job:
         """The search among nodes, once it is known who lowers them."""
         from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes  # noqa: PLC0415 - see above
         from bisect_trt.mixed_precision.precision import find_precision  # noqa: PLC0415 - see above
-        from bisect_trt.mixed_precision.task import Task  # noqa: PLC0415 - see above
+        from bisect_trt.mixed_precision.search import Task  # noqa: PLC0415 - see above
 
         settings = replace(settings, tolerance=check.tolerance)
         nodes = make_nodes(subject, settings)
@@ -189,7 +189,7 @@ class Job:
         from bisect_trt.mixed_precision import groups  # noqa: PLC0415 - see above
         from bisect_trt.mixed_precision.nodes import calibrate, is_calibrated  # noqa: PLC0415 - see above
         from bisect_trt.mixed_precision.precision import find_precision  # noqa: PLC0415 - see above
-        from bisect_trt.mixed_precision.task import Task  # noqa: PLC0415 - see above
+        from bisect_trt.mixed_precision.search import Task  # noqa: PLC0415 - see above
 
         job = replace(self, model=groups.with_samples(self.model))
         with job.subject(check.timeout, settings.target) as subject:

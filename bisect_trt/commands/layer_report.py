@@ -10,7 +10,6 @@ import onnx
 
 from bisect_trt.commands.marking import LayerComparison
 from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.exported import in_module, module_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.report.console import IN_JSON, Console
@@ -18,10 +17,6 @@ from bisect_trt.targets.base import EngineLayer
 from bisect_trt.tensors.comparison import TensorComparison
 
 _SHOWN, _SHOWN_ATTRIBUTES, _SHOWN_REASONS = 5, 8, 3
-_SMALL = 1 / 4
-"""A fused region of up to this share of all units is small enough to be searched as one."""
-_MYELIN = "Myelin"
-"""A region that is compiled as a whole: the inspector does not say in what precision each node inside runs."""
 _LONGEST = 160
 """Characters of a layer's name that are shown; it holds the names of all its nodes, which may be hundreds."""
 
@@ -166,29 +161,6 @@ def engine_layers(network: Network, layers: Iterable[Mapping[str, Any]]) -> dict
     return found
 
 
-def fused_regions(
-    network: Network, units: frozenset[int], layers: Iterable[Mapping[str, Any]]
-) -> tuple[list[frozenset[int]], int]:
-    """Units that one engine layer runs together, where that is a small part of the model.
-
-    Args:
-        network: The model.
-        units: Those that are searched; others do not count.
-        layers: As a session of the target describes them.
-
-    Returns:
-        The regions of two units and more, in topological order, no unit in two; and how many units are in regions of more
-        than a quarter of all, which are too large to locate a culprit.
-    """
-    together: dict[str, set[int]] = {}
-    for node, layer in engine_layers(network, layers).items():
-        together.setdefault(layer.name, set()).add(network.rank[node])
-    wholes = [frozenset(region & units) for region in together.values()]
-    most = max(_SMALL * len(units), 2)
-    small = sorted((region for region in wholes if 1 < len(region) <= most), key=min)
-    return small, sum(len(region) for region in wholes if len(region) > most)
-
-
 def describe_engine_layer(layer: EngineLayer) -> str:
     """The layer that runs a node, with how many others, and in what precision."""
     others, name = len(layer.nodes) - 1, layer.name
@@ -208,41 +180,3 @@ def engine_json(network: Network, layer: EngineLayer) -> dict[str, Any]:
         "nodes": names,
         "fused_with": len(names) - 1,
     }
-
-
-def fp32_layers(network: Network, layers: Iterable[Mapping[str, Any]], kept: frozenset[int]) -> dict[str, Any] | None:
-    """Which layers of an answer's engine run in fp32.
-
-    Args:
-        network: The model.
-        layers: As a session of the target describes them.
-        kept: Numbers of the nodes that were to stay in fp32.
-
-    Returns:
-        ``layers`` that make fp32, ``dragged``: nodes that run in one of them without having to, ``inside``: how many
-        nodes are in compiled regions. ``None`` where the target does not describe its layers.
-    """
-    found = {layer.name: layer for layer in engine_layers(network, layers).values()}
-    if not found:
-        return None
-    regions = [layer for layer in found.values() if _MYELIN in layer.kind and len(layer.nodes) > 1]
-    wide = [layer for layer in found.values() if "float32" in layer.precisions and layer not in regions]
-    # A layer of its own that makes fp32 chose so, or ends the network; only fusion drags.
-    dragged = {node for layer in wide if not kept.isdisjoint(layer.nodes) for node in layer.nodes} - kept
-    return {
-        "layers": [engine_json(network, layer) for layer in wide],
-        "dragged": [network.describe(node) for node in sorted(dragged, key=network.rank.__getitem__)],
-        "inside": sum(len(layer.nodes) for layer in regions),
-    }
-
-
-def describe_fp32(ran: Mapping[str, Any]) -> list[str]:
-    """The result of :func:`fp32_layers` in words."""
-    lines = []
-    if ran["dragged"]:
-        lines.append(f"fused with kept nodes, and so in fp32 too: {first_few(ran['dragged'], 3)}")
-    if ran["inside"]:
-        lines.append(
-            f"{ran['inside']} nodes run inside compiled regions, of which the engine does not tell the precision"
-        )
-    return lines or [f"{len(ran['layers'])} engine layers make fp32, none of them fused with nodes that need not"]

@@ -148,12 +148,11 @@ def _refuse_ends(settings: ReduceSettings, *, python: bool) -> None:
 
 def precision(door: Door) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
-    from bisect_trt.mixed_precision.parameters import PrecisionSettings, low_precision, precision_files  # noqa: PLC0415 - see above
+    from bisect_trt.mixed_precision.parameters import BITS, PrecisionSettings, low_precision, precision_files  # noqa: PLC0415 - see above
 
     own, search = door[Precision], search_settings(door[Search])
     low, runtime = low_precision(door[Target], own)
-    own.refuse_ends(low[0])
-    settings = PrecisionSettings.of(own, own.output, low, runtime)
+    settings = PrecisionSettings(own, low[0], runtime, tuple(each for each in low if each in BITS))
     if not door.resumed:
         settings.check_output()
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.

@@ -22,8 +22,7 @@ from bisect_trt.commands.space import Space
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UsageError, first_few, quoted
 from bisect_trt.mixed_precision.precision import MIXED
-from bisect_trt.mixed_precision.samples import table_sizes
-from bisect_trt.mixed_precision.validation import in_tolerances
+from bisect_trt.mixed_precision.validation import in_tolerances, table_sizes
 from bisect_trt.onnxlib.barrier import can_bar, with_barriers
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model

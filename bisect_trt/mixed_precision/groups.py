@@ -19,7 +19,7 @@ from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit, usual_ratio
 from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.mixed_precision.plain import make_plain
-from bisect_trt.mixed_precision.task import Space, Task
+from bisect_trt.mixed_precision.search import Space, Task
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.choices import Algorithm, ErrorStat
@@ -74,7 +74,7 @@ class GroupSpace(Space):
         """
         quantized = find_quantized(subject.network)
         chosen = _chosen_groups(subject, quantized, settings)
-        self.plain = make_plain(subject, chosen, settings.float_model)
+        self.plain = make_plain(subject, chosen, settings.options.reference)
         assert "reference" not in vars(subject), "it would be a run of the quantized model"
         subject.truth, self.groups = self.plain.truth, self.plain.groups
         self._settings, self._left = settings, quantized.left
@@ -157,7 +157,7 @@ class GroupSpace(Space):
             if to_blame and target is not None
             else None
         )
-        original = self._settings.float_model
+        original = self._settings.options.reference
         return {
             "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
             "not_lowered": len(self._left),
@@ -207,7 +207,7 @@ class GroupSpace(Space):
         errors, lowering = _Errors(self.subject, check.tolerance), self.lowering
         removed: list[float | None] = []
         quantized: list[float | None] = []
-        if self._settings.sensitivity:
+        if self._settings.options.sensitivity:
             task.console.step("What does each group cost, alone?")
             everything = frozenset(lowering.units)
             removed = [errors.of(lowering.candidate(frozenset({unit})).proto) for unit in lowering.units]

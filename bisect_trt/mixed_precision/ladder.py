@@ -15,14 +15,21 @@ from onnx import TensorProto
 from bisect_trt.commands.layer_report import engine_layers
 from bisect_trt.commands.preflight import lowers_by
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.answer import Answer, tell_details, tell_safe, tell_suspects
-from bisect_trt.mixed_precision.delivery import Progress, deliver, find_answer, write_answer
+from bisect_trt.mixed_precision.answer import (
+    Answer,
+    Progress,
+    deliver,
+    find_answer,
+    tell_details,
+    tell_safe,
+    tell_suspects,
+    write_answer,
+)
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
 from bisect_trt.mixed_precision.lowering import known_types
 from bisect_trt.mixed_precision.nodes import NodeSpace, make_lowering
-from bisect_trt.mixed_precision.samples import Fresh, Round
-from bisect_trt.mixed_precision.task import Task
-from bisect_trt.mixed_precision.validation import hold_against
+from bisect_trt.mixed_precision.search import Task
+from bisect_trt.mixed_precision.validation import Fresh, Round, hold_against
 from bisect_trt.onnxlib.lower import first_output
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
@@ -149,7 +156,7 @@ def _climb(
     try:
         above = _task_above(task, space, answer.units)
         tell_suspects(above)
-        upper = find_answer(above, progress.next(), _Passing(above, space.ways), nothing_may_pass=True)
+        upper = find_answer(above, progress.next(), _Passing(above), nothing_may_pass=True)
     except (DoesNotReproduce, UsageError) as error:
         why = f"the floats stay in fp32: {error}"
         task.console.say(f"  {why}")
@@ -176,9 +183,9 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     path = workspace.folder / name if by_layer else workspace.scratch(name)  # an engine is of use with its model
     space.lowering.write(groups, path)
     subject = task.subject.other(path, space.values())
-    own = replace(settings, precision=half, target=target, bits=(), rungs=(), by_layer=by_layer, tolerance=None)
+    own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
     nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
-    nodes.allowed = ALLOWED
+    nodes.allowed, nodes.ways = ALLOWED, space.ways
     check = _checked(task.prober.runner.check, target, by_layer=by_layer)
     runner = Runner(check, subject.workspace, task.subject.reference)
     runner.flakiness = task.prober.runner.flakiness

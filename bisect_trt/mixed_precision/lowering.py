@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.mixed_precision.parameters import PrecisionSettings
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.lower import (
     LOW_TYPES,
@@ -25,7 +25,6 @@ from bisect_trt.onnxlib.lower import (
     emulate,
     first_output,
     lower_fp16,
-    lower_io,
     plan_slots,
     store_weights,
 )
@@ -59,7 +58,7 @@ class Lowering(ABC):
 
     @abstractmethod
     def candidate(self, keep: Subset) -> Candidate:
-        """The candidate to probe: ``keep`` in floats, the other ``units`` lowered."""
+        """The candidate with ``keep`` in floats and the other ``units`` lowered."""
 
     @abstractmethod
     def write(self, keep: Subset, path: Path) -> None:
@@ -71,52 +70,47 @@ class Lowering(ABC):
 
     @abstractmethod
     def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The candidate that was written, with the input shapes of the search, to be probed once more."""
+        """The candidate that was written, with the input shapes of the search."""
 
-    def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - all but one write models whatever the file is called
-        """Whether what is written to ``path`` is an ONNX model."""
+    def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
+        """Whether an ONNX model is written to ``path``."""
         return True
 
-    def _load(self, path: Path) -> onnx.ModelProto:
-        """A model that was written, with the input shapes of the search."""
+
+class _ModelLowering(Lowering):
+    """A lowering whose answer is an ONNX model.
+
+    Attributes:
+        precision: The low precision, in words.
+    """
+
+    def __init__(self, subject: Subject, units: Sequence[int], precision: str) -> None:
+        super().__init__(subject, units)
+        self.precision = precision
+
+    def read_back(self, keep: Subset, path: Path) -> Candidate:
+        """The model that was written."""
         proto = load_model(path)
         self._subject.workspace.take_in(proto, path.parent)
         take_input_shapes(proto, self._subject.network)
-        return proto
+        return self._made(proto, keep, f"{path.name}, read back")
+
+    def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
+        """A mixed model as a candidate."""
+        network = self._subject.network
+        return marked(Candidate(model, tuple(network.inputs), tuple(network.outputs), title, keep), self.precision)
 
 
-class CastLowering(Lowering):
+class CastLowering(_ModelLowering):
     """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        units: Sequence[int],
-        precision: str,
-        *,
-        emulated: bool = False,
-        by_arithmetic: bool = False,
-        lower_ends: bool = False,
-        keep_weights: bool = False,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            subject: The model.
-            units: What may be lowered.
-            precision: ``fp16`` or ``bf16``.
-            emulated: Whether candidates round to it in fp32 nodes, for ONNX Runtime's CPU provider and its like.
-            by_arithmetic: Whether they do so without Casts.
-            lower_ends: Whether graph inputs and outputs are lowered as well.
-            keep_weights: Whether weights stay in fp32, and pass Casts.
-        """
-        super().__init__(subject, units)
-        self._precision = precision
-        self._low = LOW_TYPES[precision]
-        self._emulated = emulated
-        self._by_arithmetic = by_arithmetic
-        self._ends = lower_ends
-        self._keep_weights = keep_weights
+    def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
+        """``units`` may be lowered; the precision and the target are those of ``settings``."""
+        super().__init__(subject, units, settings.precision)
+        self._low = LOW_TYPES[settings.precision]
+        target = settings.target if settings.emulated else None
+        self._emulated = target is not None
+        self._by_arithmetic = target is not None and target.target.drops_casts(target)
         self._types = known_types(subject)
         network = subject.network
         self._proto = _sorted(network.proto, network)
@@ -125,46 +119,32 @@ class CastLowering(Lowering):
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""
-        title = f"{len(keep)} of {len(self.units)} nodes in fp32"
-        return self._candidate(self.lowered(keep), keep, title)
+        return self._made(self.lowered(keep), keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
 
     def lowered(self, keep: Subset) -> onnx.ModelProto:
-        """The mixed model, with the shapes of the search, as it is where nothing is emulated."""
+        """The mixed model with the shapes of the search, nothing emulated."""
         return self._lower(self._proto, keep)
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the model, of the shapes and with the weights of the original file.
+        """Write the model, with the shapes and the weights of the original file.
 
         Raises:
             UsageError: It cannot be written.
         """
         source = self._subject.settings
-        proto = source.load()
-        model = self._lower(_sorted(proto, self._subject.network), keep)
-        if not self._keep_weights:
-            store_weights(model, source.weights, self._low)
+        model = self._lower(_sorted(source.load(), self._subject.network), keep)
+        store_weights(model, source.weights, self._low)
         save_model(model, source.weights, path, beside=True)
-
-    def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The model that was written."""
-        return self._candidate(self._load(path), keep, f"{path.name}, read back")
 
     def _lower(self, proto: onnx.ModelProto, keep: Subset) -> onnx.ModelProto:
         network = self._subject.network
         kept = {first_output(network.nodes[network.order[unit]]) for unit in keep}
-        model = lower_fp16(proto, self._fixed | kept, self._types, self._low, store_weights=not self._keep_weights)
-        return lower_io(model, self._low) if self._ends else model
+        return lower_fp16(proto, self._fixed | kept, self._types, self._low)
 
-    def _candidate(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
-        network = self._subject.network
-        inputs, outputs = tuple(network.inputs), tuple(network.outputs)
+    def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
         if self._emulated:
             model = emulate(model, self._low, arithmetic=self._by_arithmetic)
-        values = None
-        if self._ends and not self._emulated:
-            values = dict(self._subject.reference.select([*inputs, *outputs]))
-            values |= {name: values[name].astype(np.float16) for name in inputs if values[name].dtype == np.float32}
-        return marked(Candidate(model, inputs, outputs, title, keep, values), self._precision)
+        return super()._made(model, keep, title)
 
 
 class LayerLowering(Lowering):
@@ -188,8 +168,8 @@ class LayerLowering(Lowering):
             subject: The model.
             units: What may be lowered.
             target: TensorRT, in the low precision.
-            cast: Writes the same answer as a model with Casts; ``None`` where none is the same.
-            left: Nodes about which nothing is said: those that Q/DQ has in integers.
+            cast: See above.
+            left: Nodes without a precision of their own: those that Q/DQ quantizes.
         """
         super().__init__(subject, units)
         self._target = target
@@ -200,26 +180,22 @@ class LayerLowering(Lowering):
 
     def candidate(self, keep: Subset) -> Candidate:
         """The original, and the layers that have to run in fp32."""
-        return self._candidate(keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
-
-    def _candidate(self, keep: Subset, title: str) -> Candidate:
         # With nothing to keep it is the original, of which there may be an answer already.
-        return replace(self._subject.original, title=title, units=keep, keep=self.names(keep) or None)
+        title = f"{len(keep)} of {len(self.units)} nodes in fp32"
+        return replace(self._subject.original, title=title, units=keep, keep=self._names(keep) or None)
 
-    def names(self, keep: Subset) -> tuple[str, ...]:
+    def _names(self, keep: Subset) -> tuple[str, ...]:
         """The nodes to keep as the target takes them: the first output of each, in topological order."""
         network = self._subject.network
         kept = {*self._fixed, *(network.order[unit] for unit in keep)}
         return tuple(first_output(network.nodes[index]) for index in network.order if index in kept)
 
     def writes_model(self, path: Path) -> bool:
-        """Whether what is written is an ONNX model."""
+        """Whether an ONNX model is written, beside the engine."""
         return self.cast is not None and path.suffix not in ENGINES
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the engine that passed; beside it, if ``path`` is a model, the same as a model with Casts.
-
-        Where that engine is not kept any more, it is built again.
+        """Write the engine that passed, built again if it is gone; beside it the same as a model with Casts.
 
         Raises:
             UsageError: It cannot be written.
@@ -230,9 +206,12 @@ class LayerLowering(Lowering):
         subject, engine = self._subject, engine_path(path)
         built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
         if built.exists():
-            _copy(built, engine)
+            try:
+                shutil.copyfile(built, engine)
+            except OSError as error:
+                raise UsageError(f"{engine} cannot be written: {error.strerror}; name another file.") from error
             return
-        target = replace(self._target, keep=self.names(keep))
+        target = replace(self._target, keep=self._names(keep))
         failed = subject.models.build("answer", subject.network.proto, subject.reference.inputs, engine, target)
         if failed is not None:
             raise UnavailableError(f"the engine of the answer cannot be built: {failed.message}.")
@@ -240,27 +219,16 @@ class LayerLowering(Lowering):
     def read_back(self, keep: Subset, path: Path) -> Candidate:
         """The engine that was written: TensorRT may build another one of the same candidate."""
         engine = engine_path(path)
-        return replace(self._candidate(keep, f"{engine.name}, read back"), engine=engine)
-
-
-def _copy(engine: Path, to: Path) -> None:
-    try:
-        shutil.copyfile(engine, to)
-    except OSError as error:
-        raise UsageError(f"{to} cannot be written: {error.strerror}; name another file.") from error
+        return replace(self.candidate(keep), title=f"{engine.name}, read back", engine=engine)
 
 
 def engine_path(path: Path) -> Path:
-    """Where the engine of an answer lies."""
+    """The path of an answer's engine."""
     return path if path.suffix in ENGINES else path.with_suffix(".engine")
 
 
-class GroupLowering(Lowering):
-    """By taking QuantizeLinear/DequantizeLinear pairs out of a quantized model.
-
-    Attributes:
-        groups: The groups, by unit.
-    """
+class GroupLowering(_ModelLowering):
+    """By taking QuantizeLinear/DequantizeLinear pairs out of a quantized model."""
 
     def __init__(self, subject: Subject, groups: Sequence[Group], weights: Stored, precision: str) -> None:
         """Prepare.
@@ -271,22 +239,21 @@ class GroupLowering(Lowering):
             weights: Weights that are stored quantized, in floats, by the output of the node that dequantizes them.
             precision: The quantized types, in words.
         """
-        super().__init__(subject, range(len(groups)))
-        self.groups = tuple(groups)
+        super().__init__(subject, range(len(groups)), precision)
+        self._groups = groups
         self._weights = weights
-        self._precision = precision
 
     def candidate(self, keep: Subset) -> Candidate:
         """The quantized model without the pairs of some groups."""
-        title = f"{len(keep)} of {len(self.units)} groups in floats"
-        return self._candidate(self._without(self._subject.network, keep), keep, title)
+        model = self._without(self._subject.network, keep)
+        return self._made(model, keep, f"{len(keep)} of {len(self.units)} groups in floats")
 
     def floats(self, keep: Subset) -> Network:
         """The graph with ``keep`` in floats."""
         return Network(self._without(self._subject.network, keep))
 
     def write(self, keep: Subset, path: Path) -> None:
-        """Write the model, of the shapes of the original file.
+        """Write the model, with the shapes of the original file.
 
         Raises:
             UsageError: It cannot be written.
@@ -296,25 +263,21 @@ class GroupLowering(Lowering):
         model.CopyFrom(self._without(Network(source.load()), keep))
         save_model(model, source.weights, path, beside=True)
 
-    def read_back(self, keep: Subset, path: Path) -> Candidate:
-        """The model that was written."""
-        return self._candidate(self._load(path), keep, f"{path.name}, read back")
-
     def _without(self, network: Network, keep: Subset) -> onnx.ModelProto:
-        pairs = [pair for unit in sorted(keep) for pair in self.groups[unit].pairs]
+        pairs = [pair for unit in sorted(keep) for pair in self._groups[unit].pairs]
         return unquantize(network, pairs, self._weights) if pairs else network.proto
-
-    def _candidate(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
-        network = self._subject.network
-        candidate = Candidate(model, tuple(network.inputs), tuple(network.outputs), title, keep)
-        return marked(candidate, self._precision)
 
 
 def marked(candidate: Candidate, precision: str) -> Candidate:
     """A candidate that runs as it is, not to be taken for one of the same content that the target lowers itself."""
+    return with_metadata(candidate, _MARK, precision)
+
+
+def with_metadata(candidate: Candidate, key: str, value: str) -> Candidate:
+    """A candidate with an entry more in the metadata, so that it has another key."""
     model = onnx.ModelProto()
     model.CopyFrom(candidate.proto)
-    model.metadata_props.add(key=_MARK, value=precision)
+    model.metadata_props.add(key=key, value=value)
     return replace(candidate, made=model)
 
 
@@ -357,12 +320,7 @@ def refuse_lowered(network: Network, name: str) -> None:
 
 
 def lowerable_units(
-    subject: Subject,
-    precision: str,
-    types: Mapping[str, int],
-    include: Sequence[str],
-    exclude: Sequence[str],
-    left: Collection[int] = (),
+    subject: Subject, precision: str, include: Sequence[str], exclude: Sequence[str], left: Collection[int] = ()
 ) -> list[int]:
     """The units that compute in fp32 and may be lowered, in topological order.
 
@@ -372,7 +330,6 @@ def lowerable_units(
     Args:
         subject: The model.
         precision: ``fp16`` or ``bf16``.
-        types: ONNX's element type of each tensor.
         include: If any, only nodes that one of these patterns matches.
         exclude: No node that one of these matches.
         left: None of these nodes.
@@ -382,7 +339,7 @@ def lowerable_units(
     """
     network = subject.network
     check_opset(network.proto, LOW_TYPES[precision])
-    slots = plan_slots(network.proto, (), types, opaque=False, low=LOW_TYPES[precision])
+    slots = plan_slots(network.proto, (), known_types(subject), opaque=False, low=LOW_TYPES[precision])
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
     units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
     if not units:

@@ -12,7 +12,7 @@ import numpy as np
 from bisect_trt.commands.preflight import lowers_by, require_target
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.subject import Subject
-from bisect_trt.commands.suspicion import INSIDE, LOSES, Suspect, suspect
+from bisect_trt.commands.suspicion import INSIDE, LOSES, suspect
 from bisect_trt.commands.value_ranges import FP16_MAX
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.mixed_precision.lowering import (
@@ -20,12 +20,11 @@ from bisect_trt.mixed_precision.lowering import (
     CastLowering,
     LayerLowering,
     Lowering,
-    known_types,
     lowerable_units,
     refuse_lowered,
 )
 from bisect_trt.mixed_precision.parameters import UNUSED_RANGES, Low, PrecisionSettings
-from bisect_trt.mixed_precision.task import Space
+from bisect_trt.mixed_precision.search import Space
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.probe.activations import Reference
 from bisect_trt.search.oracle import Subset
@@ -37,17 +36,19 @@ _FRESH_REFERENCE = 2001
 """The number of the first reference run on a fresh sample; its files lie beside those of the given samples."""
 
 
+_NEAR = 1 / 64
+"""A node is added first from this share of fp16's largest number on."""
+
+
 class NodeSpace(Space):
     """The nodes that compute in fp32 and may be lowered."""
 
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
         """Look at the reference run; what is known of fp16 and bf16 says nothing of ranges that were measured for INT8."""
         units = frozenset(lowering.units)
-        found: list[Suspect] = []
-        if not settings.calibrated:
-            found = [each for each in suspect(subject, settings.precision) if each.unit in units]
-        super().__init__(subject, lowering, found)
-        self._low: Low = settings.precision
+        found = [] if settings.calibrated else suspect(subject, settings.precision)
+        super().__init__(subject, lowering, [each for each in found if each.unit in units])
+        self._is_fp16 = settings.precision == "fp16"
         self._peaks: dict[str, float] = {}
 
     @property
@@ -60,23 +61,22 @@ class NodeSpace(Space):
 
         Rounding does the more harm the earlier it happens, because more nodes compute with the result.
         """
-        subject, units = self.subject, self.lowering.units
+        subject = self.subject
         scores = {each.unit: each.score for each in self.suspects if each.score >= LOSES}
-        if self._low == "fp16":
+        if self._is_fp16:
             if not self._peaks:
                 for reference in (subject.reference, *subject.reference.more):
                     self._look(reference)
-            for place, sample in enumerate(failing):
-                number = _FRESH_REFERENCE + place
+            for number, sample in enumerate(failing, _FRESH_REFERENCE):
                 self._look(
                     Reference(subject.network, sample, subject.workspace, subject.models, number, subject.swap_limit)
                 )
-            for unit in units:
-                near = self._peak(unit) / FP16_MAX
+            for unit in self.lowering.units:
+                near = max((self._peaks.get(name, 0.0) for name in self._tensors(unit)), default=0.0) / FP16_MAX
                 if near > _NEAR:
                     scores[unit] = max(scores.get(unit, 0.0), INSIDE + near)
         weak = frozenset(each.unit for each in self.suspects)
-        return sorted(units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
+        return sorted(self.lowering.units, key=lambda unit: (-scores.get(unit, 0.0), unit not in weak, unit))
 
     def describe(self, units: Subset) -> list[dict[str, Any]]:
         """The nodes."""
@@ -94,28 +94,19 @@ class NodeSpace(Space):
                     groups.append(group)
         return groups
 
-    def _peak(self, unit: int) -> float:
-        """The largest magnitude that a node reads or makes."""
-        network = self.subject.network
-        index = network.order[unit]
-        return max((self._peaks.get(name, 0.0) for name in (*network.reads[index], *network.made(index))), default=0.0)
-
     def _look(self, reference: Reference) -> None:
-        network = self.subject.network
-        for name in dict.fromkeys(name for unit in self.lowering.units for name in self._tensors(network.order[unit])):
+        """Take in the largest magnitude of each tensor that a node reads or makes."""
+        for name in dict.fromkeys(name for unit in self.lowering.units for name in self._tensors(unit)):
             value = reference.select([name]).get(name)
             if value is not None and value.dtype.kind == "f" and value.size:
                 peak = float(np.max(np.abs(value)))
                 if np.isfinite(peak):
                     self._peaks[name] = max(peak, self._peaks.get(name, 0.0))
 
-    def _tensors(self, index: int) -> list[str]:
+    def _tensors(self, unit: int) -> list[str]:
         network = self.subject.network
+        index = network.order[unit]
         return [name for name in (*network.reads[index], *network.made(index)) if name not in network.initializers]
-
-
-_NEAR = 1 / 64
-"""The share of fp16's largest number from which on a node is among those to add first."""
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
@@ -139,21 +130,13 @@ def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collectio
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.
     """
-    lowest = "fp16" if settings.calibrated else settings.precision
-    units = lowerable_units(subject, lowest, known_types(subject), settings.include, settings.exclude, left)
-    cast = CastLowering(
-        subject,
-        units,
-        settings.precision,
-        emulated=settings.emulated,
-        by_arithmetic=settings.by_arithmetic,
-        lower_ends=settings.io_low,
-        keep_weights=settings.keep_weights,
-    )
-    target = settings.target
-    if target is None or not settings.by_layer:
-        return cast
-    return LayerLowering(subject, units, target, None if settings.calibrated else cast, left)
+    lowest, target, options = "fp16" if settings.calibrated else settings.precision, settings.target, settings.options
+    units = lowerable_units(subject, lowest, options.include, options.exclude, left)
+    cast = None if settings.calibrated else CastLowering(subject, units, settings)
+    if target is not None and settings.by_layer:
+        return LayerLowering(subject, units, target, cast, left)
+    assert cast is not None, "a calibrated model is lowered layer by layer"
+    return cast
 
 
 def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
@@ -191,7 +174,7 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         require_target(subject, target)
         if lowers_by(subject, target) == "layer":
             return True
-    if settings.calibration_cache is not None:
+    if settings.options.calibration_cache is not None:
         raise UsageError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
     return False
 
@@ -212,7 +195,7 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
             f"-o {output}: INT8 by calibration is in no ONNX model, so the answer is an engine; name it "
             f"{output.with_suffix('.engine')}."
         )
-    cache = settings.calibration_cache or subject.workspace.folder / "calibration.cache"
+    cache = settings.options.calibration_cache or subject.workspace.folder / "calibration.cache"
     if not cache.is_file():
         _find_ranges(subject, target, cache)
     engines = target.target.engines

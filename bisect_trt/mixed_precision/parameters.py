@@ -1,4 +1,4 @@
-"""The parameters of a search for precision, and how they are read from the options."""
+"""The parameters of a search for precision, and how they follow from the options."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Literal
 
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.choices import Minimise
-from bisect_trt.options.searches import FRESH_SAMPLES, Precision
+from bisect_trt.options.searches import Precision
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.saved import files_of
@@ -26,106 +25,52 @@ UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, o
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """What to lower, and where the answer goes.
+    """The options of a search for precision, and what was settled of them.
 
     Attributes:
-        output: The mixed-precision model.
-        precision: What to lower to.
-        target: The runtime that the built-in check compares with the reference; ``None`` for a check command or prompts.
-        include: If any, only nodes that one of these patterns matches are lowered.
-        exclude: Nodes that one of these matches are not.
-        io_low: Whether graph inputs and outputs are lowered as well.
-        keep_weights: Whether weights stay in fp32.
-        overwrite: Whether a file that exists may be written over.
-        by_layer: Whether the target lowers layer by layer, rather than run models that are lowered already.
-        minimise: What to have the least of.
-        fresh_samples: How many samples that the search has not seen the safe set is held against; 0 for none.
-        validation_data: The user's own, files or scripts, instead.
-        minimal_output: Where the model of the minimal set goes, if it was asked for.
-        bits: The quantized types whose groups are searched, of a quantized model; none for a search of nodes.
-        float_model: The model from before quantization, if it was given.
-        sensitivity: Whether to measure what each group costs alone.
-        rungs: The precisions that the parts of a model may have, the cheapest first; none without ``--ladder``.
-        calibration_cache: The file of the ranges for INT8, if given.
-        calibrated: Whether what is not kept may run in INT8 by those ranges; ``precision`` then says how far it may be off.
-        divide_regions: Whether each node is searched alone also in what the target fuses whatever is asked for.
-        most: How many questions the search for the minimal set may ask; ``None`` for no limit.
+        options: The options.
+        precision: What nodes are lowered to. With ``calibrated`` it says how far INT8 may be off.
+        target: The runtime that is compared with the reference; ``None`` for a check command or prompts.
+        bits: The quantized types whose groups are searched; none for a search of nodes.
+        by_layer: Whether the target lowers layer by layer, rather than run models with Casts.
+        calibrated: Whether nodes that are not kept may run in INT8, by ranges that TensorRT measured.
+        most: The largest number of questions of the search for the minimal set; ``None`` for no limit.
         tolerance: The tolerance on fresh samples; ``None`` for that of the search.
     """
 
-    output: Path
+    options: Precision
     precision: Low
     target: TargetSettings | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    io_low: bool = False
-    keep_weights: bool = False
-    overwrite: bool = False
-    by_layer: bool = False
-    minimise: Minimise = Minimise.NODES
-    fresh_samples: int = FRESH_SAMPLES
-    validation_data: tuple[str, ...] = ()
-    minimal_output: Path | None = None
     bits: tuple[Low, ...] = ()
-    float_model: Path | None = None
-    sensitivity: bool = True
-    rungs: tuple[str, ...] = ()
-    calibration_cache: Path | None = None
+    by_layer: bool = False
     calibrated: bool = False
-    divide_regions: bool = False
     most: int | None = None
     tolerance: ToleranceOptions | None = None
 
-    @classmethod
-    def of(cls, own: Precision, output: Path, low: Sequence[Low], target: TargetSettings | None) -> PrecisionSettings:
-        """The settings that a command's or a Python function's options give.
-
-        Args:
-            own: The options.
-            output: Where the mixed model goes.
-            low: What the rest is to run in; of quantized types there may be several.
-            target: The runtime under suspicion.
-        """
-        return cls(
-            output,
-            low[0],
-            target,
-            tuple(own.include),
-            tuple(own.exclude),
-            own.io_fp16,
-            own.keep_weights,
-            own.overwrite,
-            minimise=own.minimise,
-            fresh_samples=own.fresh_samples,
-            validation_data=tuple(own.validation_data),
-            minimal_output=own.minimal_output,
-            bits=tuple(each for each in low if each in BITS),
-            float_model=own.reference,
-            sensitivity=own.sensitivity,
-            rungs=own.ladder or (),
-            calibration_cache=own.calibration_cache,
-            divide_regions=own.divide_regions,
-        )
+    @property
+    def output(self) -> Path:
+        """The file of the answer."""
+        return self.options.output
 
     @property
     def low(self) -> str:
-        """The precision of what is not kept, in words."""
+        """The precision of units that are not kept, in words."""
         return "/".join(self.bits) or ("int8" if self.calibrated else self.precision)
 
     @property
+    def rungs(self) -> tuple[str, ...]:
+        """The precisions of ``--ladder``, the cheapest first; none without it."""
+        return self.options.ladder or ()
+
+    @property
     def half(self) -> Low | None:
-        """The rung of a ladder between the quantized types and fp32, if it has one."""
+        """The precision of the ladder between the quantized types and fp32, if it has one."""
         return next((low for low in HALVES if low in self.rungs), None)
 
     @property
     def emulated(self) -> bool:
-        """Whether candidates run where low-precision nodes would be computed in fp32, such as ONNX Runtime's CPU provider."""
+        """Whether candidates run on a runtime that would compute low-precision nodes in fp32: ONNX Runtime's CPU provider."""
         return self.target is not None and self.target.target.emulates_low(self.target)
-
-    @property
-    def by_arithmetic(self) -> bool:
-        """Whether they round by arithmetic there, and not by Casts."""
-        return self.target is not None and self.target.target.drops_casts(self.target)
 
     def check_output(self) -> None:
         """Make sure that the answer can be written.
@@ -133,13 +78,7 @@ class PrecisionSettings:
         Raises:
             UsageError: It cannot.
         """
-        check_output(self.output, overwrite=self.overwrite)
-        if self.minimal_output is not None:
-            check_output(self.minimal_output, overwrite=self.overwrite)
-            if self.minimal_output.absolute() == self.output.absolute():
-                raise UsageError(
-                    f"-o and --minimal-output both name {self.output}, which can hold one of both sets; name another file."
-                )
+        check_output(self.output, overwrite=self.options.overwrite)
 
 
 def precision_files(own: Precision) -> list[Path]:

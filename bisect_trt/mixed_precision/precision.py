@@ -14,6 +14,10 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
 from bisect_trt.mixed_precision.answer import (
     Answer,
+    Progress,
+    deliver,
+    find_answer,
+    leave_best,
     lowered_suspects,
     recommended,
     tell_kept,
@@ -21,17 +25,16 @@ from bisect_trt.mixed_precision.answer import (
     tell_safe,
     tell_suspects,
     tell_uses,
+    write_answer,
 )
-from bisect_trt.mixed_precision.delivery import Progress, deliver, find_answer, leave_best, write_answer
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import marked
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.parameters import Low, PrecisionSettings
-from bisect_trt.mixed_precision.samples import Fresh, refuse_validation
-from bisect_trt.mixed_precision.search import refusal
-from bisect_trt.mixed_precision.task import Task
-from bisect_trt.mixed_precision.validation import Safe
+from bisect_trt.mixed_precision.search import Task, refusal
+from bisect_trt.mixed_precision.validation import Fresh, refuse_validation
 from bisect_trt.onnxlib.lower import first_output
+from bisect_trt.options.searches import Precision
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
@@ -77,14 +80,14 @@ def _find(task: Task, search: SearchSettings, progress: Progress) -> Result:
     tell_suspects(task)
     for sentence in space.notes():
         console.warn(sentence)
-    nothing = Answer(Minimum(frozenset(), proven=False), Safe(frozenset()))
-    task.result.extra |= {**space.extra(frozenset(), frozenset()), "suspects_lowered": lowered_suspects(space, nothing)}
+    nothing = frozenset[int]()
+    task.result.extra |= {**space.extra(nothing, nothing), "suspects_lowered": lowered_suspects(task, nothing)}
     console.step(
         f"Probe all {count} in {space.high}, then all in {low}, then search for the fewest to keep in {space.high}"
     )
     if search.repeat is not None or search.pin:
         _measure_lowered(task, search)
-    answer = find_answer(task, progress, Fresh(task, space.ways), nothing_may_pass=ladder)
+    answer = find_answer(task, progress, Fresh(task), nothing_may_pass=ladder)
     return deliver_ladder(task, answer, progress) if task.settings.rungs else deliver(task, answer)
 
 
@@ -112,13 +115,12 @@ def find_fix(session: Session, check: CheckSettings, search: SearchSettings, cas
     precision: Low = "fp16" if target.fp16 else "bf16"
     capabilities = target.target.capabilities
     by_layer = capabilities.lowers_layers and lowers_by(subject, target) == "layer"
+    own = Precision(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
     settings = PrecisionSettings(
-        folder / MIXED,
+        own,
         precision,
         target,
-        overwrite=True,
         by_layer=by_layer,
-        fresh_samples=_FRESH_SAMPLES,
         most=_MOST_COSTLY_QUESTIONS if capabilities.costly else _MOST_QUESTIONS,
         tolerance=check.tolerance,
     )

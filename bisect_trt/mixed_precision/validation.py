@@ -1,15 +1,22 @@
-"""Does a set hold on samples that the search has not seen? If not, it grows until it does: the safe set."""
+"""The safe set: the minimal set, grown until it holds on fresh samples, those that the search has not seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from bisect_trt.mixed_precision.samples import Fresh, Round
-from bisect_trt.mixed_precision.task import Reason, Task
-from bisect_trt.probe.candidate import Candidate
+import numpy as np
+
+from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.lowering import with_metadata
+from bisect_trt.mixed_precision.search import Reason, Task
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import attribute
+from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -18,21 +25,35 @@ from bisect_trt.probe.runner import Runner
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.grow import grow_until_held
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
-from bisect_trt.tensors.inputs import Sample
+from bisect_trt.search.statistics import rate_interval
+from bisect_trt.targets.settings import reference_settings
+from bisect_trt.tensors.fresh import FreshSamples
+from bisect_trt.tensors.inputs import DataOptions, Sample, make_inputs, validate_sample
+from bisect_trt.tensors.npz import load_npz
+from bisect_trt.tensors.scripts import is_script
 from bisect_trt.tensors.tolerance import Precision
+from bisect_trt.worker.protocol import Failed, Series
+from bisect_trt.worker.protocol import Sample as SampleFiles
 
 CONFIDENCE = 0.95
 _ROUNDS = 5
 _LEAST_QUESTIONS = 16
-"""Growing may always ask so many questions; else as many as the search for the minimal set asked."""
+"""Growing may ask as many questions as the search for the minimal set asked, and at least so many."""
 _MOST_FAILING = 16
+"""So many failing samples of a round have to pass from then on."""
 _LOOKED_AT = 2
-"""Of the samples that fail in a round, so many have to pass from then on, and the activations of so many are looked at."""
+"""The activations of so many failing samples of a round are looked at."""
+_MOST_BYTES = 1 << 30
+"""Of the values of fresh samples, on the disk at a time."""
+_PATIENCE = 3600.0
+"""Seconds that the reference may take for all samples of a round."""
+_PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand")
+"""Operators that leave the values of indices as they are."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How a set did on samples that the search had not seen.
+    """The result of a set on samples that the search had not seen.
 
     Attributes:
         samples: The number of samples.
@@ -52,11 +73,10 @@ class Validation:
 
     @property
     def fails_under(self) -> float:
-        """The share of all such samples of which it is 95% sure that fewer fail; 1 where nothing was learned.
-
-        C. Clopper and E. Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial", 1934.
-        """
-        return upper_bound(self.samples - self.learned, self.samples - self.passed)
+        """The share of all such samples of which it is 95% sure that fewer fail; 1 where nothing was learned."""
+        fresh, failed = self.samples - self.learned, self.samples - self.passed
+        # One-sided, so the other half of the error is not needed.
+        return 1.0 if failed >= fresh else rate_interval(failed, fresh, 2 * CONFIDENCE - 1)[1]
 
     def describe(self) -> str:
         """A sentence without its end."""
@@ -86,33 +106,177 @@ def in_tolerances(error: float) -> str:
     return f"{error:.2g} of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
 
 
-def upper_bound(samples: int, failures: int, confidence: float = CONFIDENCE) -> float:
-    """The largest rate of failures at which so few are still as likely as ``1 - confidence``."""
-    if failures >= samples:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        rate = (low + high) / 2
-        few = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1))
-        low, high = (low, rate) if few < 1 - confidence else (rate, high)
-    return high
-
-
 @dataclass(frozen=True)
 class Safe:
     """The set that is recommended.
 
     Attributes:
         units: The units that are kept.
-        reasons: The rule by which units outside the minimal set are kept, and the reason in words.
-        validation: How it did on fresh samples; ``None`` if it was held against none.
-        why: Why not, then.
+        reasons: The rule and the reason of each unit outside the minimal set.
+        validation: The result on fresh samples; ``None`` if there were none.
+        why: Why there were none.
     """
 
     units: Subset
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     validation: Validation | None = None
     why: str | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some samples.
+
+    Attributes:
+        files: The files of their inputs and of the reference's outputs.
+        samples: The inputs.
+    """
+
+    files: tuple[SampleFiles, ...] = ()
+    samples: tuple[Sample, ...] = ()
+
+    def only(self, places: Sequence[int]) -> Round:
+        """Some of them."""
+        return Round(tuple(self.files[p] for p in places), tuple(self.samples[p] for p in places))
+
+    def __add__(self, other: Round) -> Round:
+        return Round(self.files + other.files, self.samples + other.samples)
+
+
+class Fresh:
+    """Fresh samples: the user's, or drawn with the distribution of those that the search was given.
+
+    Attributes:
+        drawn: How they are made, in words.
+        given: Whether they are the user's.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Read the user's samples, or learn the distribution of those of the search.
+
+        Raises:
+            UsageError: The user's do not fit the model.
+        """
+        self._task = task
+        self._next = 0
+        subject, data = task.subject, task.settings.options.validation_data
+        law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
+        self._law = law if task.space.ways is None else replace(law, ways=task.space.ways)
+        self._given = user_samples(task)
+        self.given = bool(data)
+        self.drawn = f"from {', '.join(data)}" if data else self._law.describe()
+
+    @property
+    def why_none(self) -> str | None:
+        """Why there are none, if so."""
+        if self.given:
+            return None
+        if not self._task.settings.options.fresh_samples:
+            return "none were asked for"
+        return None if self._law.varies else "every value of the inputs may be none but the one given"
+
+    def round(self, number: int) -> Round | None:
+        """The samples of a round, others than those of the rounds before unless they are the user's.
+
+        A sample on which the reference is not finite, or does not run, is left out.
+
+        Returns:
+            ``None`` where the reference does not run the model.
+        """
+        if self.given:
+            found = self._predicted(f"validation-{number}", self._given)
+            return found if found.samples else None
+        each = sum(value.nbytes for value in (*self._task.subject.samples[0].values(), *self._first().values()))
+        wanted = max(min(self._task.settings.options.fresh_samples, _MOST_BYTES // max(each, 1)), 1)
+        found = Round()
+        for attempt in range(3):
+            missing = wanted - len(found.samples)
+            if missing:
+                drawn = [self._law.draw(self._next + place) for place in range(missing)]
+                self._next += missing
+                found += self._predicted(f"fresh-{number}-{attempt}", drawn)
+        return found if found.samples else None
+
+    def _first(self) -> dict[str, Any]:
+        """What the reference gives on the first sample of the search."""
+        subject = self._task.subject
+        return subject.reference.select(subject.network.outputs)
+
+    def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
+        """Those samples on which the reference is as finite as on the first of the search."""
+        subject = self._task.subject
+        models, workspace = subject.models, subject.workspace
+        files = tuple(
+            SampleFiles(models.feed(f"{name}-{place}", sample), workspace.scratch(f"{name}-{place}.golden.npz"))
+            for place, sample in enumerate(samples)
+        )
+        path, first = models.write(name, subject.truth.proto), self._first()
+
+        def run(some: Sequence[SampleFiles]) -> bool:
+            inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
+            reply = models.ask(Series(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
+            return not isinstance(reply, Failed)
+
+        def usable(golden: Path) -> bool:
+            return golden.exists() and all(
+                value.dtype.kind != "f" or np.isfinite(value).all() or not np.isfinite(first.get(made, value)).all()
+                for made, value in load_npz(golden).items()
+            )
+
+        if not run(files):
+            for each in files:  # the model does not run on some: an index past the end of a table
+                run([each])
+        return Round(files, tuple(samples)).only([place for place, each in enumerate(files) if usable(each.golden)])
+
+
+def refuse_validation(task: Task) -> None:
+    """Check the user's validation data before anything is searched.
+
+    Raises:
+        UsageError: It does not fit the model, or there is nothing to compare on it.
+    """
+    if task.settings.options.validation_data and not isinstance(task.prober.runner.check, BuiltinCheck):
+        raise UsageError(
+            "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, and "
+            "use these samples there."
+        )
+    user_samples(task)
+
+
+def user_samples(task: Task) -> list[Sample]:
+    """The samples of ``--validation-data``: files as for ``--load-inputs``, or scripts as for ``--data-loader-script``.
+
+    Raises:
+        UsageError: A file does not exist or does not fit the model.
+    """
+    infos = input_infos(task.subject.network)
+    found: list[Sample] = []
+    for entry in task.settings.options.validation_data:
+        data = DataOptions(data_loader_script=entry) if is_script(entry) else DataOptions(load_inputs=(Path(entry),))
+        found += [
+            validate_sample(infos, sample, f"sample {number} of {entry}")
+            for number, sample in enumerate(make_inputs(infos, data))
+        ]
+    return found
+
+
+def table_sizes(network: Network) -> dict[str, int]:
+    """The number of entries of the smallest table that a graph input indexes, by the input's name."""
+    sizes: dict[str, int] = {}
+    for given in network.inputs:
+        reached, waiting = {given}, [given]
+        while waiting:
+            name = waiting.pop()
+            for reader in network.consumers.get(name, ()):
+                node = network.nodes[reader]
+                if node.op_type == "Gather" and node.input[1] == name and node.input[0] in network.initializers:
+                    size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
+                    sizes[given] = min(size, sizes.get(given, size))
+                if node.op_type in _PASSES_ON and node.input[0] == name:
+                    new = [made for made in network.made(reader) if made not in reached]
+                    reached.update(new)
+                    waiting += new
+    return sizes
 
 
 def find_safe(task: Task, minimum: Minimum, fresh: Fresh) -> Safe:
@@ -132,14 +296,14 @@ def find_safe(task: Task, minimum: Minimum, fresh: Fresh) -> Safe:
 
 
 class _Growth:
-    """The loop's state: the failing samples seen, and the last validation."""
+    """The loop over rounds of fresh samples, with the failing samples seen and the last validation."""
 
     def __init__(self, task: Task, minimum: Minimum, fresh: Fresh) -> None:
         self._task = task
         self._minimum = minimum
         self._fresh = fresh
         self._round = 0
-        self._failing = Round((), ())
+        self._failing = Round()
         self._learned: set[int] = set()  # of the user's samples, which are the same in each round
         self._worst: list[Sample] = []
         self._good: tuple[Subset, Validation] | None = None
@@ -155,29 +319,24 @@ class _Growth:
         task.console.step("Does it hold on other inputs?")
         task.console.say(f"  fresh samples: {fresh.drawn}")
         questions = max(len(task.prober.ledger.records), _LEAST_QUESTIONS)
-        grow_until_held(
-            start,
-            lambda: task.space.order(self._worst),
-            self._holds_on_new,
-            self._clears,
-            rounds=_ROUNDS,
-            most=questions,
-        )
+        order = partial(task.space.order, self._worst)
+        grow_until_held(start, order, self._holds_on_new, self._clears, rounds=_ROUNDS, most=questions)
         if self._good is None:
             return self._safe(start, None, self._why)
-        units, validation = self._good
-        if validation.passed < validation.samples and not fresh.given:
+        units, held = self._good
+        if held.passed < held.samples and not fresh.given:
             task.console.say(
-                f"  {validation.samples - validation.passed} of {validation.samples} still fail: before it is shipped, hold it "
+                f"  {held.samples - held.passed} of {held.samples} still fail: before it is shipped, hold it "
                 "against samples of the deployment (precision --validation-data, or --metric over a set)"
             )
-        return self._safe(units, validation, None)
+        return self._safe(units, held, None)
 
     def _safe(self, units: Subset, validation: Validation | None, why: str | None) -> Safe:
-        minimal, certain = self._minimum.units, self._task.space.certain
-        known = dict.fromkeys(certain, ("safe", "known to break on some input, whatever the samples given"))
+        known = dict.fromkeys(
+            self._task.space.certain, ("safe", "known to break on some input, whatever the samples given")
+        )
         grown = ("fresh sample", "without it and others fresh samples fail")
-        reasons = {unit: known.get(unit, grown) for unit in units - minimal}
+        reasons = {unit: known.get(unit, grown) for unit in units - self._minimum.units}
         return Safe(units, reasons, validation, why)
 
     def _passes_on_given(self, units: Subset) -> bool:
@@ -199,13 +358,15 @@ class _Growth:
             self._why = "the reference does not run on other inputs"
             return True
         outcome = hold_against(task, units, samples, f"{len(samples.files)} fresh samples")
-        if not outcome.errors:
+        errors = outcome.errors
+        if not errors:
             self._why = f"they cannot be compared: {outcome.reason}"
             return True
-        learned = len(self._learned) if fresh.given else 0
-        self._good = units, validated(outcome, fresh, learned)
-        failing = failing_places(outcome.errors)
-        if len(failing) <= len(outcome.errors) * task.space.allowed and max(outcome.errors) <= SEVERE:
+        failing = sorted((place for place, error in enumerate(errors) if error > 1), key=lambda place: -errors[place])
+        severe, learned = sum(error > SEVERE for error in errors), len(self._learned) if fresh.given else 0
+        held = Validation(len(errors), len(errors) - len(failing), severe, max(errors), fresh.drawn, learned)
+        self._good = units, held
+        if len(failing) <= len(errors) * task.space.allowed and not severe:
             return True
         self._learned.update(failing)
         more = samples.only(failing[:_MOST_FAILING])
@@ -221,48 +382,28 @@ class _Growth:
         return Verdict.PASS if passed else Verdict.FAIL
 
 
-def failing_places(errors: tuple[float, ...]) -> list[int]:
-    """The samples whose error is past its tolerance, the worst first."""
-    return sorted((place for place, error in enumerate(errors) if error > 1), key=lambda place: -errors[place])
-
-
 def hold_against(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     """Probe a set on some samples.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    check = task.prober.runner.check
+    check, tolerance = task.prober.runner.check, task.settings.tolerance
     assert isinstance(check, BuiltinCheck)
-    tolerance = check.tolerance
-    if task.settings.tolerance is not None and not task.settings.bits:
-        tolerance = replace(task.settings.tolerance, precision=Precision(task.settings.precision))
-    fresh = FreshCheck(check, samples.files, tolerance)
-    runner = Runner(fresh, task.subject.workspace, task.subject.reference)
+    if tolerance is None or task.settings.bits:
+        tolerance = check.tolerance
+    else:
+        tolerance = replace(tolerance, precision=Precision(task.settings.precision))
+    runner = Runner(FreshCheck(check, samples.files, tolerance), task.subject.workspace, task.subject.reference)
     runner.flakiness = task.prober.runner.flakiness
     candidate = task.lowering.candidate(units)
     engine = task.subject.workspace.files(candidate.key).folder / ENGINE
-    candidate = replace(candidate, engine=engine) if engine.exists() else candidate
-    title = f"{candidate.title}, on {what}"
-    record = Prober(runner, task.prober.ledger, 1).probe(_on(replace(candidate, title=title), what, samples))
+    candidate = replace(
+        candidate, title=f"{candidate.title}, on {what}", engine=engine if engine.exists() else candidate.engine
+    )
+    names = " ".join(each.inputs.name for each in samples.files)  # the same set is another candidate on other samples
+    candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
+    record = Prober(runner, task.prober.ledger, 1).probe(candidate)
     outcome = task.prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"
     return outcome
-
-
-def _on(candidate: Candidate, what: str, samples: Round) -> Candidate:
-    """The same set is another candidate on other samples."""
-    proto = type(candidate.proto)()
-    proto.CopyFrom(candidate.proto)
-    names = " ".join(each.inputs.name for each in samples.files)
-    proto.metadata_props.add(key="bisect-trt.samples", value=f"{what}: {names}")
-    return replace(candidate, made=proto)
-
-
-def validated(outcome: Outcome, fresh: Fresh, learned: int) -> Validation:
-    """How a set did in a round."""
-    errors = outcome.errors
-    severe = sum(error > SEVERE for error in errors)
-    return Validation(
-        len(errors), sum(error <= 1 for error in errors), severe, max(errors, default=math.inf), fresh.drawn, learned
-    )

@@ -74,15 +74,6 @@ class Mode(str, Enum):
     """Delta debugging only."""
 
 
-class Minimise(str, Enum):
-    """What a search for precision has the least of."""
-
-    NODES = "nodes"
-    """Nodes in fp32."""
-    LATENCY = "latency"
-    """Milliseconds, among the sets of nodes that were seen to be enough."""
-
-
 class Show(str, Enum):
     """What ``inspect`` shows beside the summary."""
 

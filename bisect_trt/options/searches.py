@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.errors import UsageError
-from bisect_trt.options.choices import Minimise, Mode
+from bisect_trt.options.choices import Mode
 from bisect_trt.options.reading import Sizes, swept_shape
 from bisect_trt.options.shared import Annotation, FindAll, Model, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
@@ -117,20 +117,6 @@ class Precision:
     exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = field(
         default_factory=list
     )
-    io_fp16: Annotated[bool, switch("Graph inputs and outputs in fp16 too.")] = False
-    keep_weights: Annotated[bool, switch("Leave weights in fp32 and cast them, instead of storing them as fp16.")] = (
-        False
-    )
-    minimise: Annotated[
-        Minimise, option(help="Have the fewest nodes in fp32, or the least latency where the target measures it.")
-    ] = Minimise.NODES
-    divide_regions: Annotated[
-        bool,
-        switch("Search node by node also inside what TensorRT fuses into one layer whatever part of it is in fp32."),
-    ] = False
-    minimal_output: Annotated[
-        Path | None, option(metavar="FILE", help="Where the model of the minimal set goes too; -o has the safe set.")
-    ] = None
     validation_data: Annotated[
         list[str],
         option(
@@ -163,15 +149,6 @@ class Precision:
     sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
     annotate: Annotation = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
-
-    def refuse_ends(self, low: str) -> None:
-        """Make sure that the model's ends are to be lowered to what the rest is lowered to.
-
-        Raises:
-            UsageError: They are not.
-        """
-        if self.io_fp16 and low != "fp16":
-            raise UsageError("--io-fp16 makes inputs and outputs fp16, which goes with --fp16; drop it.")
 
 
 @dataclass

@@ -190,13 +190,10 @@ def _rows() -> list[Row]:
         Row(
             "precision-two",
             models.two_overflows,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --minimal-output least.onnx",),
+            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",),
             _PRECISION,
         ),
         Row("precision-healthy", _chain("a b c"), (f"precision m.onnx -o mixed.onnx {_ORT} --fp16",), _PRECISION),
-        Row(
-            "precision-io", models.overflowing, (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --io-fp16",), _PRECISION
-        ),
         Row(
             "precision-exclude",
             models.overflowing,
@@ -207,12 +204,6 @@ def _rows() -> list[Row]:
             "precision-include",
             models.two_overflows,
             (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --include 'big*' 'small*'",),
-            _PRECISION,
-        ),
-        Row(
-            "precision-keep-weights",
-            models.overflowing,
-            (f"precision m.onnx -o mixed.onnx {_ORT} --fp16 --keep-weights",),
             _PRECISION,
         ),
         Row(

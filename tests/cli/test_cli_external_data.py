@@ -142,13 +142,10 @@ def large(apart: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @takes_a_folder
-@pytest.mark.parametrize("command", ["precision", "convert"])
-def test_a_whole_model_beside_the_weights_needs_no_copy_of_them(cli: CommandLine, large: Path, command: str) -> None:
-    onnxrt = ["--onnxrt"] if command == "precision" else []
-    keep = ["--keep-weights"] if command == "precision" else ["--keep-fp32", "big_out", "--keep-fp32", "small_out"]
+def test_a_whole_model_beside_the_weights_needs_no_copy_of_them(cli: CommandLine, large: Path) -> None:
     before = {path.name: path.stat() for path in large.parent.iterdir()}
     out = large.parent / "out.onnx"
-    ran = cli(command, large, "-o", out, *onnxrt, "--fp16", *keep)
+    ran = cli("convert", large, "-o", out, "--fp16", "--keep-fp32", "big_out", "--keep-fp32", "small_out")
     assert ran.status == 0, ran.err
     assert "its weights stay in 'part1.bin', 'part2.bin' beside it, which it needs as they are" in ran.out
     assert {path.name for path in large.parent.iterdir()} == {*before, "out.onnx"}

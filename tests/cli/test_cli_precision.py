@@ -179,34 +179,6 @@ def test_patterns(cli: CommandLine, here: Path) -> None:
     assert read_json(Path("r.json"))["not_lowered"] == 6
 
 
-def test_ends_in_fp16(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    assert cli(*LINE, *TARGET, "--io-fp16").status == 0
-    mixed = check_mixed(Path("mixed.onnx"), ["big", "small"])
-    assert {v.type.tensor_type.elem_type for v in (*mixed.graph.input, *mixed.graph.output)} == {FLOAT16}
-    assert sum(node.op_type == "Cast" for node in mixed.graph.node) == 2
-
-
-def test_ends_in_fp16_for_a_check_command(cli: CommandLine, here: Path) -> None:
-    """What it is fed fits the types of the candidate."""
-    check = planted(here, 6, 2)
-    (here / "fed.py").write_text(
-        "import sys, numpy\nwith numpy.load(sys.argv[1]) as f: sys.exit(f['x'].dtype != numpy.float16)\n"
-    )
-    body = (here / "check").read_text().replace("exit 0", f'{sys.executable} fed.py "$2" || exit 125; exit 0')
-    (here / "check").write_text(body)
-    ran = cli(*LINE, "--fp16", "--io-fp16", *check, "{inputs}")
-    assert ran.status == 0, ran.out
-    assert kept(read_json(Path("r.json"))) == ["<2>"]
-
-
-def test_weights_stay_as_they_are_if_asked_for(cli: CommandLine) -> None:
-    overflowing(Path("model.onnx"))
-    assert cli(*LINE, *TARGET, "--keep-weights").status == 0
-    mixed = check_mixed(Path("mixed.onnx"), ["big", "small"])
-    assert {tensor.data_type for tensor in mixed.graph.initializer} == {FLOAT}
-
-
 def test_weights_in_a_file_of_their_own_are_lowered_into_one(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [numpy_helper.from_array(np.full(SHAPE, value, np.float32), name) for name, value in
                (("big", 6e4), ("small", 1e-5), ("one", 1.0))]  # fmt: skip

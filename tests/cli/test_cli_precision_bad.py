@@ -58,7 +58,6 @@ BAD_OPTIONS = {
     "leave none of the 8 nodes": ["--fp16", "--exclude", "*"],
     "one of --fp16 and --bf16": [],
     "exactly one": ["--fp16", "--bf16"],
-    "goes with --fp16": ["--bf16", "--io-fp16"],
     "or use --ladder": ["--fp16", "--int8"],
 }
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, chain, overflowing, read_json, script
 
-from bisect_trt.mixed_precision.validation import Validation, upper_bound
+from bisect_trt.mixed_precision.validation import Validation
 
 LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json", *TARGET)
 WIDTH, BLOCKS = 16, 3
@@ -63,7 +63,7 @@ def given_sample(here: Path) -> list[str]:
 
 
 def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: list[str]) -> None:
-    ran = cli(*LINE, *given_sample, "--minimal-output", "minimal.onnx")
+    ran = cli(*LINE, *given_sample)
     assert ran.status == 0, ran.out + ran.err
     result = read_json(Path("r.json"))
     minimal, safe = names(result["minimal"]), names(result["keep_fp32"])
@@ -77,7 +77,6 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
     assert held["fails_under"] == pytest.approx(1 - 0.05 ** (1 / 200))
     assert held["sentence"] in ran.out
     assert f"the minimal set: {len(minimal)} of these are enough for what was given (1-minimal)" in ran.out
-    assert result["artifacts"]["minimal"] == "minimal.onnx"
 
 
 def test_own_samples_are_what_it_is_held_against(cli: CommandLine, given_sample: list[str]) -> None:
@@ -131,12 +130,6 @@ def test_much_is_kept_where_nothing_suspected_is_enough(cli: CommandLine, here: 
     assert held["severe"] == 0
     assert held["samples"] - held["passed"] <= 2
     assert len(result["minimal"]) <= 2
-    assert [entry.split(",")[0] for entry in result["advice"]] == [
-        "your own samples",
-        "bf16",
-        "another form of what overflows (bisect-trt workaround)",
-    ]
-    assert "most of it stays in fp32, so little is gained; not tried: your own samples" in ran.out
 
 
 def test_none_is_asked_for(cli: CommandLine, given_sample: list[str]) -> None:
@@ -172,33 +165,17 @@ def test_validation_data_that_does_not_fit_is_refused_before_anything_is_probed(
         assert "probe 1" not in ran.out
 
 
-def test_one_file_holds_one_set(cli: CommandLine, here: Path) -> None:
-    overflowing(here / "model.onnx")
-    ran = cli(*LINE, "--minimal-output", "mixed.onnx")
-    assert ran.status == 2
-    assert (
-        "-o and --minimal-output both name mixed.onnx, which can hold one of both sets; name another file." in ran.err
-    )
-
-
-@given(st.integers(1, 400), st.floats(0.5, 0.999))
-def test_the_bound_where_none_failed(samples: int, confidence: float) -> None:
-    assert upper_bound(samples, 0, confidence) == pytest.approx(1 - (1 - confidence) ** (1 / samples))
-    assert upper_bound(samples, samples, confidence) == 1
-
-
 @given(st.integers(2, 300), st.data())
-def test_the_bound_is_where_so_few_are_unlikely(samples: int, data: st.DataObject) -> None:
-    failures = data.draw(st.integers(0, samples - 1))
-    rate = upper_bound(samples, failures)
+def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.DataObject) -> None:
+    failures = data.draw(st.integers(0, samples))
+    rate = Validation(samples, samples - failures, 0, 0.0, "").fails_under
     few = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1))
-    assert few == pytest.approx(0.05, abs=1e-6)
-    assert rate > failures / samples
+    assert few == pytest.approx(0.05, abs=1e-6) or rate == failures / samples == 1
 
 
 def test_what_was_mended_on_is_not_counted() -> None:
     held = Validation(40, 40, 0, 0.5, "from x", learned=10)
-    assert held.fails_under == upper_bound(30, 0)
+    assert held.fails_under == Validation(30, 30, 0, 0.5, "").fails_under
     assert "40 of 40 fresh samples, 10 of which it was mended on" in held.describe()
     assert Validation(5, 3, 2, math.inf, "").to_json()["worst_error"] is None
     assert "worst error NaN or Inf" in Validation(5, 3, 2, math.inf, "").describe()

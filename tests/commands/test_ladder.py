@@ -90,7 +90,7 @@ def on_ladder(
 def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
     """And what was written has the types that the result says, and is right."""
     spoiled = layers({1: 30.0, 3: 40.0}, {3})
-    result = on_ladder(tmp_path, spoiled, minimal_output=tmp_path / "minimal.onnx")
+    result = on_ladder(tmp_path, spoiled)
     assert result.minimality == "1-minimal", result.why
     ladder = result.extra["ladder"]
     rungs = {group["name"]: group["rung"] for group in result.extra["groups"]}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import chain, overflowing, read_json
 
-from bisect_trt.commands.layer_report import describe_engine_layer, engine_json, engine_layers, fused_regions
+from bisect_trt.commands.layer_report import describe_engine_layer, engine_json, engine_layers
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.worker.pool import WorkerPool
@@ -38,21 +38,6 @@ def test_every_node_is_found_in_the_last_layer_that_runs_it(network: Network, pa
             if not any(node in later for later in parts[place + 1 :]):
                 assert found[network.producer[f"t{node}"]].name == f"l{place}"
                 assert len(found[network.producer[f"t{node}"]].nodes) == len(part)
-
-
-@given(parts=st.lists(st.lists(st.integers(0, 7), unique=True), max_size=5), left=st.sets(st.integers(0, 7)))
-def test_small_regions_share_nothing_and_large_ones_are_counted(
-    network: Network, parts: list[list[int]], left: set[int]
-) -> None:
-    units = frozenset(range(8)) - left
-    regions, inside = fused_regions(
-        network, units, [layer(f"l{place}", [f"t{node}" for node in part]) for place, part in enumerate(parts)]
-    )
-    assert all(len(region) == 2 and region <= units for region in regions)
-    assert len(frozenset().union(*regions)) == 2 * len(regions)
-    last = {node: place for place, part in enumerate(parts) for node in part if node in units}
-    sizes = [list(last.values()).count(place) for place in range(len(parts))]
-    assert (len(regions), inside) == (sizes.count(2), sum(size for size in sizes if size > 2))
 
 
 def test_tensors_of_a_lowered_model_are_passed_over(network: Network) -> None:
