@@ -126,12 +126,14 @@ def measure(planted: Planted, folder: Path, count: int, others: dict[str, str]) 
     computing = float_nodes(planted.model)
     began = time.perf_counter()
     command = [sys.executable, "-m", "bisect_trt", "precision", "model.onnx", "-o", "safe.onnx", "--onnxrt", "--fp16"]
-    command += ["--load-inputs", "inputs.npz", "--json", "result.json", "--minimal-output", "minimal.onnx"]
+    command += ["--load-inputs", "inputs.npz", "--json", "result.json"]
     ran = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     wall = time.perf_counter() - began
     if ran.returncode not in (0, 3):
         raise RuntimeError(ran.stdout + ran.stderr)
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    minimal = lower_fp16(planted.model, {node["outputs"][0] for node in result["minimal"]})
+    onnx.save(minimal, str(folder / "minimal.onnx"))
     said = str((result["validation"] or {}).get("sentence") or result["not_validated"])
     search = result["probes_minimal"]
     files = {"minimal": "minimal.onnx", "safe": "safe.onnx"}
