@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.targets.settings import TargetSettings
@@ -114,3 +116,13 @@ class Fed:
     def _runs_any(self) -> bool:
         to = self._investigation.subject.workspace.scratch("fed-any.golden.npz")
         return any(self._run(values, to) is None for values in self._likely())
+
+
+def command_on(
+    session: Session, check: CheckSettings, command: str, model: Path, target: TargetSettings | None, inputs: Path
+) -> str:
+    """Returns the command line that does ``command`` with values: on a target, else by the check, of a function as a call."""
+    if target is None:
+        return check.how_to(command, model, inputs, session.place_words)
+    words = ["bisect-trt", command, str(model), *target.flags(), *session.place_words, "--load-inputs", str(inputs)]
+    return shlex.join([*words, *check.tolerance.words()])

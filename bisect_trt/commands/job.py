@@ -241,14 +241,14 @@ class Job:
 
     def sweep(self, settings: SweepSettings, search: SearchSettings) -> Result:
         """Find the sizes at which the target goes wrong; see :func:`bisect_trt.commands.sweep.sweep`."""
-        from bisect_trt.commands.sweep import first_shapes, sweep  # noqa: PLC0415 - see above
+        from bisect_trt.commands.sweep import sweep  # noqa: PLC0415 - see above
 
         _refuse_repeat(search, "sweep")
         settings.check_shapes(self.model.input_shapes)
         check = self._deciding(settings.check)
         settings = replace(settings, check=check)
-        shapes = first_shapes(settings, self.model)
-        job = replace(self, model=replace(self.model, input_shapes={**self.model.input_shapes, **shapes}))
+        shapes = {**self.model.input_shapes, **settings.first_shapes(self.model)}
+        job = replace(self, model=replace(self.model, input_shapes=shapes))
         opened = job.subject(check.timeout, check.target)
         with opened as subject, job._investigated(subject, check, search, fed=False) as investigation:
             return sweep(investigation, settings)

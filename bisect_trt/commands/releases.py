@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
-from bisect_trt.commands.space import Space
+from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.probe.candidate import Candidate
@@ -26,23 +26,17 @@ from bisect_trt.probe.oracles import BuiltinCheck, ReleaseCheck
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.probe.runner import Check, Runner
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
-from bisect_trt.report.reproducer import SCRIPT, Since
+from bisect_trt.report.reproducer import Since
 from bisect_trt.report.result import Result
-from bisect_trt.search.history import Edge, History, find_edges
-from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.history import History, find_edges
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
+from bisect_trt.worker.environments import Environment, find_python, others, with_numpy
 from bisect_trt.worker.environments import releases as list_index
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.process import run_to_end
 
 _REASON_LENGTH = 200
 """So much of a release's reason is repeated."""
-_SCRIPT_SECONDS = 600.0
-
-
-class NothingTold(UnavailableError):  # noqa: N818 - an ending, not an error
-    """No release can be installed, or knows the model."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +121,19 @@ def list_releases(settings: ReleasesSettings) -> dict[str, str]:
     Raises:
         UnavailableError: There are none, or the index does not answer.
     """
-    found = dict.fromkeys(list_index(settings.package), "")
-
-    def reached() -> bool:
-        versions = list(map(Version, found))
-        older = not settings.oldest or any(each <= Version(settings.oldest) for each in versions)
-        return bool(found) and older and (not settings.newest or any(e >= Version(settings.newest) for e in versions))
-
-    for python in others():
-        if reached():
-            break
+    found: dict[str, str] = {}
+    for python in ("", *others()):
         try:
-            find_python(python)
+            if python:
+                find_python(python)
         except UnavailableError:
             continue
-        for release in list_index(settings.package, python):
+        for release in list_index(settings.package, python or None):
             found.setdefault(release, python)
+        versions = [Version(each) for each in found]
+        older = not settings.oldest or any(each <= Version(settings.oldest) for each in versions)
+        if versions and older and (not settings.newest or max(versions) >= Version(settings.newest)):
+            break
     chosen = sorted(filter(settings.holds, found), key=Version)
     if chosen:
         return {release: found[release] for release in chosen}
@@ -151,8 +142,8 @@ def list_releases(settings: ReleasesSettings) -> dict[str, str]:
     raise UnavailableError(f"the index has no release of {settings.package}{asked} for an interpreter here; {there}.")
 
 
-def _spread(releases: list[str]) -> str:
-    return releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
+def _spread(releases: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys((releases[0], releases[-1])))
 
 
 @dataclass(frozen=True)
@@ -167,12 +158,13 @@ class Boundaries:
     """
 
     package: str
-    releases: tuple[str, ...]
+    releases: Sequence[str]
     history: History
     reasons: Mapping[str, str]
 
-    def _passing(self, edge: Edge | None) -> str | None:
-        return None if edge is None or edge.passing is None else self.releases[edge.passing]
+    def at(self, place: int | None) -> str | None:
+        """The release at a place."""
+        return None if place is None else self.releases[place]
 
     @property
     def first_failing(self) -> str | None:
@@ -183,57 +175,38 @@ class Boundaries:
     @property
     def first_passing(self) -> str | None:
         """The release in which it went: the next after the newest that fails."""
-        return self._passing(self.history.newest)
-
-    @property
-    def ends(self) -> list[str]:
-        """The newest release that fails, and the nearest that passes, as far as there are such."""
-        failing = None if self.history.newest is None else self.releases[self.history.newest.failing]
-        return list(filter(None, (failing, self.first_passing or self._passing(self.history.oldest))))
+        return None if self.history.newest is None else self.at(self.history.newest.passing)
 
     def describe(self) -> str:
         """The boundaries in a sentence."""
         oldest, newest = self.history.oldest, self.history.newest
         assert oldest is not None
         assert newest is not None
-        name, since, until = self.package, self.releases[oldest.failing], self.releases[newest.failing]
-        if oldest.passing is not None:
-            begun = f"fails since {name} {since}, right in {self.releases[oldest.passing]}"
-        else:
-            begun = f"fails in {name} {since} already, {self._end('oldest', range(oldest.failing))}"
-        if newest.passing is not None:
-            return f"{begun}; gone in {self.releases[newest.passing]}"
-        after = range(newest.failing + 1, len(self.releases))
-        return f"{begun}; still there in {until}, {self._end('newest', after)}"
-
-    def _end(self, which: str, beyond: range) -> str:
-        untold = any(self.history.seen.get(place) is Verdict.UNRESOLVED for place in beyond)
-        return f"the {which} that says anything" if untold else f"the {which} that was asked"
+        since, until = self.releases[oldest.failing], self.releases[newest.failing]
+        begun = f"fails since {self.package} {since}, right in {self.at(oldest.passing)}"
+        if oldest.passing is None:
+            begun = f"fails in {self.package} {since} already, the oldest that says anything"
+        ended = f"gone in {self.at(newest.passing)}"
+        return (
+            f"{begun}; {f'still there in {until}, the newest that says anything' if newest.passing is None else ended}"
+        )
 
     def doubt(self) -> str | None:
         """Why it is not known exactly, if it is not."""
         for edge, what in ((self.history.oldest, "appeared"), (self.history.newest, "went")):
             if edge is not None and edge.between:
                 names = [self.releases[place] for place in edge.between]
-                said = f"{self.package} {names[0]}: {self.reasons.get(names[0], '')[:_REASON_LENGTH]}"
-                silent = f"{', '.join(names)} says nothing ({said})"
+                silent = (
+                    f"{', '.join(names)} says nothing ({names[0]}: {self.reasons.get(names[0], '')[:_REASON_LENGTH]})"
+                )
                 return f"in which release it {what} is not known exactly, because {silent}"
         return None
 
-    def more(self) -> str | None:
-        """What else was seen, where the failure came and went more than once."""
-        stretches = self.history.stretches
-        if len(stretches) < 2:
-            return None
-        named = [dict.fromkeys((self.releases[first], self.releases[last])) for first, last in stretches]
-        return f"it came and went more than once: it fails in {', '.join(map(' to '.join, named))}"
-
     def to_json(self) -> dict[str, object]:
         """The fields of the result."""
-        seen = {self.releases[place]: verdict.value for place, verdict in sorted(self.history.seen.items())}
         return {
             "package": self.package,
-            "releases": seen,
+            "releases": {self.releases[place]: verdict.value for place, verdict in sorted(self.history.seen.items())},
             "first_failing": self.first_failing,
             "first_passing": self.first_passing,
             "failing": [[self.releases[first], self.releases[last]] for first, last in self.history.stretches],
@@ -247,7 +220,7 @@ def find_releases(session: Session, settings: ReleasesSettings) -> Result:
     Raises:
         DoesNotReproduce: None fails.
         BudgetSpent: What was seen so far is in the result.
-        UnavailableError: There are no such releases.
+        UnavailableError: There are no such releases, or none says anything.
     """
     console, result = session.console, session.result
     console.step(f"Which releases of {settings.package} are there?")
@@ -256,34 +229,28 @@ def find_releases(session: Session, settings: ReleasesSettings) -> Result:
     how = "Ask each" if settings.every else "Bisect them"
     console.step(f"{how}: each in an environment of its own, made where it is not there yet")
     found = ask_releases(session, settings, pythons, session.subject.original)
+    verdicts = found.history.seen
     if settings.every:
-        for place, release in enumerate(found.releases):
-            verdict, reason = found.history.seen[place].value, found.reasons[release][:_REASON_LENGTH]
-            console.answer(f"  {release:<12} {verdict:<11} {reason}")
+        rows = [(r, verdicts[place].value, found.reasons[r][:_REASON_LENGTH]) for place, r in enumerate(found.releases)]
+        console.answer_table(("release", "verdict", "reason"), rows, len(rows))
     if found.history.oldest is None:
-        _refuse(found)
-    doubt = found.doubt()
-    result.status, result.minimality = "found", "1-minimal" if doubt is None else "unproven"
-    result.why = "; ".join(filter(None, (doubt, found.more()))) or None
+        silent = [each for place, each in enumerate(found.releases) if verdicts[place] is Verdict.UNRESOLVED]
+        said = f"{silent[0]} says nothing: {found.reasons[silent[0]][:_REASON_LENGTH]}" if silent else ""
+        if len(silent) == len(found.releases):
+            raise UnavailableError(f"no release of {found.package} says anything of this failure; {said}")
+        raise DoesNotReproduce(
+            f"no release of {found.package} from {found.releases[0]} to {found.releases[-1]} fails"
+            + (f"; {len(silent)} of {len(found.releases)} say nothing ({said})." if silent else ".")
+            + " The one that you saw fail may be older (--from); or it ran with other options or inputs."
+        )
+    result.status, result.why = "found", found.doubt()
+    result.minimality = "1-minimal" if result.why is None else "unproven"
     console.answer(f"It {found.describe()}.")
     if found.first_passing is not None:
         console.answer(f"  To be rid of it: {found.package} {found.first_passing} or a newer one.")
     if result.why:
         console.answer(f"  {result.why}")
     return result
-
-
-def _refuse(found: Boundaries) -> None:
-    """Raise that none fails."""
-    silent = [each for place, each in enumerate(found.releases) if found.history.seen[place] is Verdict.UNRESOLVED]
-    said = f"{silent[0]} says nothing: {found.reasons[silent[0]][:_REASON_LENGTH]}" if silent else ""
-    if len(silent) == len(found.releases):
-        raise NothingTold(f"no release of {found.package} says anything of this failure; {said}")
-    raise DoesNotReproduce(
-        f"no release of {found.package} from {found.releases[0]} to {found.releases[-1]} fails"
-        + (f"; {len(silent)} of {len(found.releases)} say nothing ({said})." if silent else ".")
-        + " The one that you saw fail may be older (--from); or it ran with other options or inputs."
-    )
 
 
 def ask_releases(
@@ -307,25 +274,25 @@ def ask_releases(
     """
     releases, prober = tuple(pythons), session.prober
 
-    def build(units: Subset) -> Candidate:
-        release = releases[next(iter(units))]
+    def build(place: int) -> Candidate:
+        release = releases[place]
         packages = str(settings.environment(release, pythons[release]))
         return replace(model, title=f"{settings.package} {release}", packages=packages, runs=settings.runs)
 
-    space, check = Space(build, model), prober.runner.check
+    series, check = Series(build), prober.runner.check
     if isinstance(check, ReleaseCheck) and check.expected is None:
         # The newest release defines the failure; of an older one, an operator that it lacks is a matter of its age.
         prober.runner.check = replace(check, newest=True)
-        fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
+        fails = series.probe(prober, len(releases) - 1) is Verdict.FAIL
         prober.runner.check = replace(check, expected=prober.ledger.original if fails else None)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
     try:
-        history = space.search_units(prober, lambda ask: find_edges(len(releases), ask, hint, every=settings.every))
+        history = series.search(prober, lambda ask: find_edges(len(releases), ask, hint, every=settings.every))
     finally:
-        records = space.seen(prober)
+        records = series.seen(prober)
         seen = History({place: record.verdict for place, record in records.items()})
-        reasons = {releases[place]: record.reason for place, record in records.items()}
+        reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
         found = Boundaries(settings.package, releases, history or seen, reasons)
         session.result.extra |= found.to_json()
     return found
@@ -362,27 +329,31 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     Returns:
         The answer, where there is one.
     """
-    target, console, subject = check.target, session.console, session.subject
+    target, console = check.target, session.console
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
-    failing, pythons = _seen_failing(subject, package.name)
-    here = Version(platform.python_version()).release[:2]
-    # Of an older Python's releases this one may have none as old.
-    oldest = failing if failing is not None and any(each.release[:2] < here for each in pythons) else ""
-    since = ["--from", oldest] if oldest else []
-    words = ["bisect-trt", "releases", str(folder), *target.flags(), *since, *check.tolerance.words()]
+    failing, older = _seen_failing(session.subject, package.name)
+    settings = ReleasesSettings(package.name, failing if older else "")
+    since = ["--from", settings.oldest] if settings.oldest else []
+    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *since, *check.tolerance.words()])
     if not asked:
         if not target.low_precisions:  # else precision is the first suspect, not a release
-            console.answer(f"Since which release? Not looked for, because it installs releases: {shlex.join(words)}")
+            console.answer(f"Since which release? Not looked for, because it installs releases: {command}")
         return None
-    settings = ReleasesSettings(package.name, oldest)
     console.step(f"Since which release of {package.name}?")
+    prober = session.prober
+    runner = Runner(
+        in_releases(prober.runner.check, session.subject, target, prober.ledger.original),
+        session.subject.workspace,
+        session.subject.reference,
+    )
+    runner.flakiness = prober.runner.flakiness
+    elsewhere = replace(session, probing=Prober(runner, prober.ledger, prober.workers))
     try:
-        available = list_releases(settings)
-        found = ask_releases(_elsewhere(session, target), settings, available, case, failing)
+        found = ask_releases(elsewhere, settings, list_releases(settings), case, failing or None)
     except BudgetSpent as error:
-        console.say(f"  {error} This goes on: {shlex.join(words)}")
+        console.say(f"  {error} This goes on: {command}")
         return None
     except BisectError as error:
         console.say(f"  not found: {error}")
@@ -390,38 +361,22 @@ def since_when(session: Session, check: CheckSettings, case: Candidate, folder: 
     if found.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    log, ends = subject.workspace.scratch("releases.log"), {}
-    for release in found.ends:
-        python = interpreter(settings.environment(release, available[release]))
-        end = run_to_end([str(python), str(folder / SCRIPT)], log=log, environment={}, timeout=_SCRIPT_SECONDS)
-        ends[release] = end.describe() if end.timed_out or end.code < 0 else str(end.code)
-    sentences = [f"It {found.describe()}."]
-    sentences += [f"{each[0].upper()}{each[1:]}." for each in (found.doubt(), found.more()) if each]
-    sentences += [f"The exit status of {SCRIPT} is {', and '.join(f'{end} with {at}' for at, end in ends.items())}."]
-    mended = None
-    if found.first_passing is not None and ends[found.first_passing] == "0":
+    doubt, mended = found.doubt(), None
+    said = f"It {found.describe()}." + (f" {doubt[0].upper()}{doubt[1:]}." if doubt else "")
+    console.answer(said)
+    if found.first_passing is not None:
         mended = f"{package.name} {found.first_passing} has it no more: update to that or a newer one"
-    for sentence in [*sentences, *([f"{mended}, there is nothing left to report."] if mended else [])]:
-        console.answer(sentence)
-    return Since(" ".join(sentences), mended)
+        console.answer(f"{mended}, there is nothing left to report.")
+    return Since(said, mended)
 
 
-def _elsewhere(session: Session, target: TargetSettings) -> Session:
-    """The same failure, probed in environments of releases."""
-    subject, prober = session.subject, session.prober
-    check = in_releases(prober.runner.check, subject, target, prober.ledger.original)
-    runner = Runner(check, subject.workspace, subject.reference)
-    runner.flakiness = prober.runner.flakiness
-    return replace(session, probing=Prober(runner, prober.ledger, prober.workers))
-
-
-def _seen_failing(subject: Subject, package: str) -> tuple[str | None, list[Version]]:
-    """The release that the target was seen to fail with, as far as it is known, and the Pythons of its places."""
-    pythons = [Version(seen.found["Python"]) for seen in subject.seen.values() if "Python" in seen.found]
+def _seen_failing(subject: Subject, package: str) -> tuple[str, bool]:
+    """The release that the target was seen to fail with, empty if unknown; and whether it ran on an older Python than this."""
+    here = Version(platform.python_version()).release[:2]
     for seen in subject.seen.values():
-        version = seen.found.get("packages", {}).get(package)
-        return None if version is None else str(version), pythons
+        older = Version(seen.found.get("Python", platform.python_version())).release[:2] < here
+        return str(seen.found.get("packages", {}).get(package) or ""), older
     try:
-        return metadata.version(package), pythons
+        return metadata.version(package), False
     except metadata.PackageNotFoundError:
-        return None, pythons
+        return "", False

@@ -15,7 +15,7 @@ from bisect_trt.commands.build_choices import Build, Table, compare_builds, tell
 from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import RepeatSettings
-from bisect_trt.commands.space import AskUnit, Space
+from bisect_trt.commands.space import Series, Space
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
@@ -72,13 +72,12 @@ class _Repetition:
         """Where files of builds are sorted to."""
         return self.settings.folder or self.session.subject.workspace.folder
 
-    def candidate(self, units: Subset) -> Candidate:
-        """One repetition; its number is the only unit."""
-        number = max(units, default=0)
+    def candidate(self, number: int) -> Candidate:
+        """One repetition."""
         original = self.session.subject.original
         return replace(original, title=f"{self.what} {number}", target=self.target, repetition=number)
 
-    def runs(self, ask: AskUnit) -> None:
+    def runs(self, ask: Callable[[int], Verdict]) -> None:
         """Ask for one after the other, until what is waited for was seen."""
         missing = set(_WANTED.get(self.settings.until or "", ()))
         for number in range(1, self.settings.most + 1):
@@ -156,9 +155,9 @@ def repeat(session: Session, settings: RepeatSettings) -> Result:
     how = "Run one build" if settings.same_engine and target is not None else story.what.capitalize()
     console.step(f"1. {how} {'up to ' if settings.until else ''}{settings.most} times{until}")
     result.extra |= {"choices": [], "reasons": [], "avoid": None}
-    space = Space(story.candidate)
+    space = Series(story.candidate)
     try:
-        space.search_units(prober, story.runs)
+        space.search(prober, story.runs)
     except (BudgetSpent, KeyboardInterrupt):
         if seen := len(_summarise(story, space)):
             console.answer(f"So far it fails in {result.extra['bad']} of {seen}: {result.extra['rate']:.1%}.")
@@ -176,14 +175,14 @@ def repeat(session: Session, settings: RepeatSettings) -> Result:
     return result
 
 
-def _summarise(story: _Repetition, space: Space) -> list[Build]:
+def _summarise(story: _Repetition, space: Series[int]) -> list[Build]:
     """Put into the result what was seen of each, and the rate; returns the builds that are good or bad."""
     settings, result = story.settings, story.session.result
     builds, said = [], []
     for number, record in space.seen(story.session.prober).items():
         choices, left = frozenset[Choice](), dict[str, str]()
         if not settings.same_engine:
-            choices = story.choices(story.candidate(frozenset({number})))
+            choices = story.choices(story.candidate(number))
             left = {} if story.target is None else dict(story.sort(record, number, choices))
         said.append(
             {

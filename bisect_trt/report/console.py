@@ -279,6 +279,16 @@ class Console:
         for text in listed(items, most, line, rest):
             self.answer(text)
 
+    def answer_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
+        """The result as a table: the first rows, their columns below each other, and how many more there are."""
+        cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells[: most + 1], strict=True)]
+        for row in cells[: most + 1]:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.answer(f"  {'  '.join(padded)}".rstrip())
+        if len(rows) > most:
+            self.answer(f"  ... and {len(rows) - most} more{IN_JSON}")
+
     def warn(self, text: str) -> None:
         """Something the user should know."""
         text = plain(text)

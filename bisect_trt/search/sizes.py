@@ -1,14 +1,16 @@
 """Which sizes fail: landmarks, bisection between them, and the simple rule of one dimension that all tried sizes obey.
 
-Failures over sizes need not be monotone, so no answer is about a size that was not tried: a rule only describes those that were.
+Failures over sizes need not be monotone, so nothing is claimed about a size that was not tried: a rule describes those that were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from math import prod
+from typing import Any
 
 from bisect_trt.search.oracle import Verdict
 
@@ -18,9 +20,9 @@ AskSize = Callable[[Point], Verdict]
 
 WINDOW = 18
 """So many sizes in a row show every period up to half of it twice."""
-_CHECKS = 8
-"""A rule is tested at so many sizes, spread over those not tried."""
 _MOST_PERIOD = 64
+_MOST_STEPS = 64
+"""So many points below the smallest that fails are tried one after the other."""
 
 
 @dataclass(frozen=True)
@@ -29,132 +31,100 @@ class Rule:
 
     Attributes:
         kind: ``never``, ``always``, ``from`` (``low`` on), ``up_to`` (``high``), ``between`` (``low`` and ``high``), ``only``
-            (``low``), ``outside`` (of ``low`` to ``high``, which pass), ``residue`` or ``but_residue`` (``remainder`` modulo
-            ``period``, between ``low`` and ``high``).
-        low: The smallest size that was seen to fail; of ``outside`` to pass.
+            (``low``), ``residue`` or ``but_residue`` (``remainder`` modulo ``period``, between ``low`` and ``high``).
+        low: The smallest size that was seen to fail.
         high: The largest.
         period: Of a residue.
         remainder: The same.
     """
 
     kind: str
-    low: int | None = None
-    high: int | None = None
-    period: int | None = None
-    remainder: int | None = None
+    low: int = 0
+    high: int = 0
+    period: int = 1
+    remainder: int = 0
 
     def fails(self, size: int) -> bool:
-        """What it says of a size."""
-        if self.kind in ("never", "always"):
-            return self.kind == "always"
-        if self.kind == "from":
-            return size >= (self.low or 0)
-        if self.kind == "up_to":
-            return size <= (self.high or 0)
-        inside = (self.low or 0) <= size <= (self.high or 0)
-        if self.period is None:
-            return inside is not (self.kind == "outside")
-        return inside and (size % self.period == self.remainder) is (self.kind == "residue")
+        """Returns what the rule says of a size."""
+        above, below = size >= self.low, size <= self.high
+        match self.kind:
+            case "never" | "always":
+                return self.kind == "always"
+            case "from":
+                return above
+            case "up_to":
+                return below
+        return above and below and (size % self.period == self.remainder) is (self.kind != "but_residue")
 
     def describe(self) -> str:
         """In words, after "fails"."""
-        if self.period is None:
+        if self.period == 1:
             return {
                 "never": "at no size",
                 "always": "at every size",
                 "from": f"from {self.low} on",
                 "up_to": f"up to {self.high}",
-                "between": f"from {self.low} to {self.high}",
                 "only": f"at {self.low} only",
-                "outside": f"at all sizes but {self.low}" + (f" to {self.high}" if self.high != self.low else ""),
-            }[self.kind]
-        sizes = {(2, 1): "odd sizes", (2, 0): "even sizes"}.get(
-            (self.period, self.remainder or 0),
-            f"multiples of {self.period}"
-            if not self.remainder
-            else f"sizes that leave {self.remainder} when divided by {self.period}",
-        )
-        span = f"from {self.low} to {self.high}"
-        return f"at {sizes}, {span}" if self.kind == "residue" else f"at all but {sizes}, {span}"
+            }.get(self.kind, f"from {self.low} to {self.high}")
+        sizes = f"sizes that leave {self.remainder} when divided by {self.period}"
+        if self.period == 2:
+            sizes = "odd sizes" if self.remainder else "even sizes"
+        elif not self.remainder:
+            sizes = f"multiples of {self.period}"
+        return f"at {'all but ' if self.kind == 'but_residue' else ''}{sizes}, from {self.low} to {self.high}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what a rule of its kind has not is null."""
+        ends = {"low": self.low, "high": self.high} if self.kind != "never" else {"low": None, "high": None}
+        period = (self.period, self.remainder) if self.period > 1 else (None, None)
+        return {"kind": self.kind, **ends, "period": period[0], "remainder": period[1], "said": self.describe()}
 
 
 def fit(seen: Mapping[int, Verdict]) -> Rule | None:
-    """The simplest rule that every size which was tried obeys; ``None`` if none of these does."""
-    fails = sorted(size for size, verdict in seen.items() if verdict is Verdict.FAIL)
-    passes = sorted(size for size, verdict in seen.items() if verdict is Verdict.PASS)
+    """Returns the simplest rule that every size which was tried obeys; ``None`` if there is none."""
+    judged = {size: verdict is Verdict.FAIL for size, verdict in seen.items() if verdict is not Verdict.UNRESOLVED}
+    fails = sorted(size for size, bad in judged.items() if bad)
     if not fails:
-        return Rule("never") if passes else None
+        return Rule("never") if judged else None
     low, high = fails[0], fails[-1]
-    inside = [size for size in passes if low < size < high]
-    kinds = {
-        "always": not passes,
-        "from": bool(passes) and low > passes[-1],
-        "up_to": bool(passes) and high < passes[0],
-        "only": len(fails) == 1,
-        "between": not inside,
-    }
-    simple = next((kind for kind, fits in kinds.items() if fits), None)
-    if simple is not None:
-        return Rule(simple, low, high)
-    if inside == passes and not any(passes[0] < size < passes[-1] for size in fails):
-        return Rule("outside", passes[0], passes[-1])
-    return _residue(fails, inside)
+    inside = sorted(size for size, bad in judged.items() if not bad and low < size < high)
+    rules = [
+        Rule(kind, low, high) for kind in ("always", "from", "up_to", *(["only"] if low == high else []), "between")
+    ]
+    rules += [
+        Rule(kind, low, high, period, sizes[0] % period)
+        for period in range(2, min(_MOST_PERIOD, high - low) + 1)
+        for kind, sizes in (("residue", fails), ("but_residue", inside))
+        if len(sizes) > 2
+    ]
+    return next((rule for rule in rules if all(rule.fails(size) is bad for size, bad in judged.items())), None)
 
 
-def _residue(fails: Sequence[int], inside: Sequence[int]) -> Rule | None:
-    """A rule of remainders between the first size that fails and the last; ``inside`` pass and lie there too."""
-    low, high = fails[0], fails[-1]
-    for period in range(2, min(_MOST_PERIOD, high - low) + 1):
-        for kind, ours, others in (("residue", fails, inside), ("but_residue", inside, fails)):
-            remainders = {size % period for size in ours}
-            if len(ours) > 2 and len(remainders) == 1 and not any(size % period in remainders for size in others):
-                return Rule(kind, low, high, period, remainders.pop())
-    return None
+def intervals(sizes: Sequence[int], seen: Mapping[int, Verdict]) -> list[dict[str, Any]]:
+    """Returns the sizes that were tried, in rows of one verdict.
 
-
-@dataclass(frozen=True)
-class Interval:
-    """Sizes in a row: all of those that were tried have one verdict.
-
-    Attributes:
-        sizes: Its ends, both tried.
-        verdict: Of those that were tried.
-        tried: These.
-        inferred: The ends of each row of sizes between them that was not.
+    Each is plain values: ``from``, ``to``, ``verdict``, ``tried`` and, of what lies between those, the rows ``inferred``.
     """
-
-    sizes: tuple[int, int]
-    verdict: Verdict
-    tried: tuple[int, ...]
-    inferred: tuple[tuple[int, int], ...]
-
-
-def intervals(sizes: Sequence[int], seen: Mapping[int, Verdict]) -> list[Interval]:
-    """The sizes that were tried, in rows of one verdict, with what lies untried inside of each."""
-    found: list[list[int]] = []
-    for size in sorted(seen):
-        if found and seen[found[-1][-1]] is seen[size]:
-            found[-1].append(size)
-        else:
-            found.append([size])
     places = {size: place for place, size in enumerate(sizes)}
+    rows = [(verdict, list(row)) for verdict, row in groupby(sorted(seen), key=seen.__getitem__)]
     return [
-        Interval(
-            (tried[0], tried[-1]),
-            seen[tried[0]],
-            tuple(tried),
-            tuple(
-                (sizes[places[one] + 1], sizes[places[other] - 1])
-                for one, other in pairwise(tried)
+        {
+            "from": row[0],
+            "to": row[-1],
+            "verdict": verdict.value,
+            "tried": row,
+            "inferred": [
+                [sizes[places[one] + 1], sizes[places[other] - 1]]
+                for one, other in pairwise(row)
                 if places[other] - places[one] > 1
-            ),
-        )
-        for tried in found
+            ],
+        }
+        for verdict, row in rows
     ]
 
 
 def landmarks(sizes: Sequence[int], more: Iterable[int] = ()) -> list[int]:
-    """The sizes at which kernels and tactics change, of those there are, in the order in which they are tried.
+    """Returns those of some sizes at which kernels and tactics change, in the order in which they are tried.
 
     The ends and their neighbours, those named, 1 to 3, powers of two and their neighbours, tens.
     """
@@ -175,10 +145,8 @@ class _Line:
 
     def __init__(self, sizes: Sequence[int], ask: Callable[[int], Verdict], most: int) -> None:
         self.seen: dict[int, Verdict] = {}
-        self._sizes = sizes
+        self._sizes, self._ask, self._left = sizes, ask, most
         self._places = {size: place for place, size in enumerate(sizes)}
-        self._ask = ask
-        self._left = most
 
     def try_all(self, sizes: Iterable[int]) -> None:
         for size in sizes:
@@ -189,111 +157,80 @@ class _Line:
             self._left -= 1
             self.seen[size] = self._ask(size)
 
-    def bisect(self) -> None:
-        """Until those next to each other differ, or nothing lies between them."""
-        while middles := [
-            self._sizes[(self._places[one] + self._places[other]) // 2]
-            for one, other in pairwise(sorted(self.seen))
-            if self.seen[one] is not self.seen[other] and self._places[other] - self._places[one] > 1
-        ]:
-            self.try_all(middles)
-
-    def bisect_among(self, sizes: Sequence[int]) -> None:
-        """The same among some sizes only, from the first to the last of them."""
-        self.try_all([sizes[0], sizes[-1]])
+    def bisect(self, sizes: Sequence[int] | None = None) -> None:
+        """Until those of some sizes that lie next to each other and differ have nothing between them."""
+        among = self._sizes if sizes is None else sizes
         while True:
-            tried = [place for place, size in enumerate(sizes) if size in self.seen]
+            tried = [place for place, size in enumerate(among) if size in self.seen]
             middles = [
-                sizes[(one + other) // 2]
+                among[(one + other) // 2]
                 for one, other in pairwise(tried)
-                if self.seen[sizes[one]] is not self.seen[sizes[other]] and other - one > 1
+                if other - one > 1 and self.seen[among[one]] is not self.seen[among[other]]
             ]
             if not middles:
                 return
             self.try_all(middles)
 
-    def window(self) -> None:
-        """Sizes in a row, around the shortest row of one verdict between others if it is short, else where most lie untried.
-
-        None while all that were tried are alike: of those a wide net says more.
-        """
-        rows = intervals(self._sizes, self.seen)[1:-1]
-        places = [tuple(self._places[end] for end in row.sizes) for row in rows]
-        short = [
-            (row.verdict is not Verdict.FAIL, high - low, low) for row, (low, high) in zip(rows, places, strict=True)
-        ]
-        tried = sorted(self.seen)
-        gaps = [(self._places[other] - self._places[one], one) for one, other in pairwise(tried)]
-        if short and min(short)[1] < WINDOW:
-            self._around(self._sizes[min(short)[2] + min(short)[1] // 2])
-        elif gaps and max(gaps)[0] > 1 and len(set(self.seen.values())) > 1:
-            start = self._places[max(gaps)[1]]
-            self.try_all(self._sizes[start : start + WINDOW])
-
-    def _around(self, size: int) -> None:
-        start = max(self._places[size] - WINDOW // 2, 0)
+    def around(self, place: int) -> None:
+        """Sizes in a row around a place: they show a period."""
+        start = max(place - WINDOW // 2, 0)
         self.try_all(self._sizes[start : start + WINDOW])
+        self.bisect()
+        rule = fit(self.seen)
+        if rule is not None and rule.kind == "residue":
+            row = [size for size in self._sizes if size % rule.period == rule.remainder]
+            self.try_all([row[0], row[-1]])
+            self.bisect(row)
 
-    def check_rule(self) -> None:
-        """Put the rule that fits to the test, on sizes of both kinds, and the next one if it fails."""
-        checked: set[Rule] = set()
-        while (rule := fit(self.seen)) is not None and rule not in checked:
-            checked.add(rule)
-            if rule.kind == "residue" and rule.period is not None:
-                self.bisect_among([size for size in self._sizes if size % rule.period == rule.remainder])
-                if fit(self.seen) != rule:
-                    continue
-            untried = [size for size in self._sizes if size not in self.seen]
-            for kind in (True, False):
-                sizes = [size for size in untried if rule.fails(size) is kind]
-                step = max(len(sizes) // (_CHECKS // 2), 1)
-                self.try_all(sizes[step // 2 :: step][: _CHECKS // 2])
-            self.bisect()
+    def oddity(self) -> int | None:
+        """The middle place of the shortest row of one verdict between two others; ``None`` if none is short."""
+        rows = [
+            (each["verdict"] != Verdict.FAIL.value, self._places[each["to"]] - self._places[each["from"]], each["from"])
+            for each in intervals(self._sizes, self.seen)[1:-1]
+        ]
+        short = min((row for row in rows if row[1] < WINDOW), default=None)
+        return None if short is None else self._places[short[2]] + short[1] // 2
 
     def spread(self) -> None:
-        """The middle of the widest gap, again and again; what lies around one that differs from both ends."""
+        """The middle of the widest gap, again and again, and what lies around one that differs from its lower end."""
         while True:
-            tried = sorted(self.seen)
-            width, one = max(((self._places[b] - self._places[a], a) for a, b in pairwise(tried)), default=(0, 0))
-            if width < 2:
+            gaps = pairwise(sorted(map(self._places.__getitem__, self.seen)))
+            one, other = max(gaps, key=lambda gap: (gap[1] - gap[0], gap[0]), default=(0, 0))
+            middle = (one + other) // 2
+            if other - one < 2:
                 return
-            place = self._places[one] + width // 2
-            self.try_all([self._sizes[place]])
-            if self.seen[self._sizes[place]] is not self.seen[one]:
+            self.try_all([self._sizes[middle]])
+            if self.seen[self._sizes[middle]] is not self.seen[self._sizes[one]]:
                 self.bisect()
-                self._around(self._sizes[place])
-                self.bisect()
-                self.check_rule()
+                self.around(middle)
 
 
 def sweep_line(sizes: Sequence[int], ask: Callable[[int], Verdict], marks: Iterable[int], most: int) -> None:
-    """Try the sizes of one dimension that say most, ``most`` of them; ``ask`` is told each once, in order of its worth."""
-    line = _Line(sorted(sizes), ask, most)
-    try:
+    """Try the sizes of one dimension that say most, at most ``most``; each is asked about once, in order of its worth."""
+    line = _Line(sizes, ask, most)
+    with suppress(_Spent):
         if len(sizes) <= most:
-            line.try_all(sorted(sizes))
+            line.try_all(sizes)
             return
         line.try_all(landmarks(sizes, marks))
         line.bisect()
-        line.window()
-        line.bisect()
-        line.check_rule()
+        odd = line.oddity()
+        if odd is not None:
+            line.around(odd)
         line.spread()
-    except _Spent:
-        return
 
 
 def sweep_points(
     axes: Sequence[Sequence[int]], ask: AskSize, marks: Sequence[Iterable[int]], most: int
 ) -> dict[Point, Verdict]:
-    """Try the sizes of one dimension, or of several, that say most.
+    """Try all points, or those that say most.
 
-    Several are tried on a coarse grid of their landmarks first; then each by itself, through a point that fails with sizes as
-    small as they may be, or the middle one if none fails; what is left is spread over all points.
+    Those of several dimensions are a coarse grid of their landmarks first; then each dimension is tried by itself, through the
+    smallest point that fails, or the middle one if none does.
 
     Args:
-        axes: The sizes of each dimension.
-        ask: The verdict at a point; one that was asked before costs nothing.
+        axes: The sizes of each dimension, in order.
+        ask: The verdict at a point.
         marks: Sizes of each that matter besides.
         most: How many points may be tried.
 
@@ -309,84 +246,22 @@ def sweep_points(
             seen[point] = ask(point)
         return seen[point]
 
-    axes = [sorted(axis) for axis in axes]
-    try:
+    with suppress(_Spent):
         if prod(map(len, axes)) <= most:
             for point in product(*axes):
                 at(point)
-        elif len(axes) == 1:
-            sweep_line(axes[0], lambda size: at((size,)), marks[0], most)
-        else:
-            _sweep_grid(axes, at, marks, most, seen)
-    except _Spent:
-        pass
+            return seen
+        coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 3)
+        for point in product(*coarse) if len(axes) > 1 else ():
+            at(point)
+        for place, axis in enumerate(axes):
+            base = smallest_failing(seen) or tuple(each[len(each) // 2] for each in coarse)
+
+            def along(size: int, place: int = place, base: Point = base) -> Verdict:
+                return at((*base[:place], size, *base[place + 1 :]))
+
+            sweep_line(axis, along, marks[place], (most - len(seen)) // (len(axes) - place))
     return seen
-
-
-def _sweep_grid(
-    axes: Sequence[Sequence[int]],
-    at: AskSize,
-    marks: Sequence[Iterable[int]],
-    most: int,
-    seen: Mapping[Point, Verdict],
-) -> None:
-    """Try a coarse grid, then each dimension through the smallest point that fails, and spread what is left over all points."""
-    coarse = _coarse([sorted(landmarks(axis, more)) for axis, more in zip(axes, marks, strict=True)], most // 3)
-    for point in product(*coarse):
-        at(point)
-    failing = [point for point, verdict in seen.items() if verdict is Verdict.FAIL]
-    base = min(failing, key=lambda point: (prod(point), point), default=tuple(axis[len(axis) // 2] for axis in coarse))
-    if failing:
-        base = _lowest(axes, base, at)
-    each = max(most - len(seen), 0) // (2 * len(axes))
-    for place, axis in enumerate(axes):
-
-        def along(size: int, place: int = place) -> Verdict:
-            return at((*base[:place], size, *base[place + 1 :]))
-
-        sweep_line(axis, along, marks[place], each)
-    # The steps meet no multiple of an axis' length for long.
-    grid = Grid(axes)
-    for turn in range(len(grid)):
-        at(grid[turn * 7919 % len(grid)])
-
-
-def _lowest(axes: Sequence[Sequence[int]], point: Point, ask: AskSize) -> Point:
-    """A point that fails, each size of it by halves as small as it may be while the others stay; twice."""
-    for place in (*range(len(axes)), *range(len(axes))):
-        axis = axes[place]
-        low, high = -1, axis.index(point[place])
-        while high - low > 1:
-            middle = (low + high) // 2
-            fails = ask((*point[:place], axis[middle], *point[place + 1 :])) is Verdict.FAIL
-            low, high = (low, middle) if fails else (middle, high)
-        point = (*point[:place], axis[high], *point[place + 1 :])
-    return point
-
-
-class Grid:
-    """All points of some dimensions, by their number; the last size counts fastest."""
-
-    def __init__(self, axes: Sequence[Sequence[int]]) -> None:
-        """``axes`` has the sizes of each dimension."""
-        self._axes = axes
-
-    def __len__(self) -> int:
-        return prod(map(len, self._axes))
-
-    def __getitem__(self, number: int) -> Point:
-        sizes = []
-        for axis in reversed(self._axes):
-            number, place = divmod(number, len(axis))
-            sizes.append(axis[place])
-        return tuple(reversed(sizes))
-
-    def number(self, point: Point) -> int:
-        """The number of a point."""
-        number = 0
-        for axis, size in zip(self._axes, point, strict=True):
-            number = number * len(axis) + axis.index(size)
-        return number
 
 
 def _coarse(axes: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -398,3 +273,46 @@ def _coarse(axes: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         [axis[round(step * (len(axis) - 1) / max(count - 1, 1))] for step in range(count)]
         for axis, count in zip(axes, counts, strict=True)
     ]
+
+
+def smallest_failing(seen: Mapping[Point, Verdict]) -> Point | None:
+    """Returns the point with the smallest product of sizes that fails; ``None`` where none does."""
+    failing = (point for point, verdict in seen.items() if verdict is Verdict.FAIL)
+    return min(failing, key=lambda point: (prod(point), point), default=None)
+
+
+def go_down(
+    axes: Sequence[Sequence[int]],
+    ask: AskSize,
+    seen: dict[Point, Verdict],
+    below: Callable[[Point], Iterable[Point]],
+) -> None:
+    """From the smallest point that fails to smaller ones: by halves along each dimension, then one by one until all pass.
+
+    Args:
+        axes: The sizes of each dimension, in order.
+        ask: The verdict at a point.
+        seen: The verdicts so far; those of points that are asked about are added.
+        below: Returns the next smaller points of a point.
+    """
+
+    def fails(point: Point) -> bool:
+        seen[point] = ask(point)
+        return seen[point] is Verdict.FAIL
+
+    point = smallest_failing(seen)
+    for place, axis in enumerate(axes if point is not None else ()):
+        assert point is not None, "one fails"
+        line = [(*point[:place], size, *point[place + 1 :]) for size in axis[: axis.index(point[place]) + 1]]
+        low = max((step for step, other in enumerate(line) if seen.get(other) is Verdict.PASS), default=-1)
+        while len(line) - low > 2:
+            middle = (low + len(line) - 1) // 2
+            if fails(line[middle]):
+                del line[middle + 1 :]
+            else:
+                low = middle
+        point = smallest_failing(seen)
+    for _ in range(_MOST_STEPS):
+        point = smallest_failing(seen)
+        if point is None or not any(fails(other) for other in below(point) if other not in seen):
+            return

@@ -101,7 +101,7 @@ def test_a_refused_model_and_releases_that_say_nothing(here: Path, monkeypatch: 
     assert result["releases"] == {"1.0": "PASS", "1.1": "UNRESOLVED", "1.2": "FAIL", "1.3": "FAIL"}
     assert "in which release it appeared is not known exactly, because 1.1 says nothing" in result["why"]
     assert "built for another world" in result["why"]
-    assert "still there in 1.3, the newest that was asked" in out
+    assert "still there in 1.3" in out
 
 
 @pytest.mark.slow
@@ -140,7 +140,6 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (status, result["first_failing"], result["first_passing"]) == (0, "1.3", "1.4")
     assert list(result["releases"].values()) == ["FAIL", "PASS", "PASS", "FAIL", "PASS", "UNRESOLVED"]
     assert result["failing"] == [["1.0", "1.0"], ["1.3", "1.3"]]
-    assert "it came and went more than once: it fails in 1.0, 1.3" in out
     table = [line.split()[:2] for line in out.splitlines() if line.startswith("  1.")]
     assert table == [[release, verdict] for release, verdict in result["releases"].items()]
     words[-1:] = ["--from", "1.0", "--to", "1"]
@@ -189,16 +188,14 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
     said = "It fails since onnxruntime 1.1, right in 1.0; gone in 1.2."
-    script = "The exit status of reproduce.py is 1 with 1.1, and 0 with 1.2."
     assert said in ran.out
-    assert script in ran.out
     assert "onnxruntime 1.2 has it no more: update to that or a newer one, there is nothing left to report." in ran.out
     assert (
         (here / "out" / "ISSUE.md")
         .read_text()
         .startswith("> **Fixed in a newer release.** onnxruntime 1.2 has it no more")
     )
-    assert f"## Releases\n\n{said} {script}\n" in (here / "out" / "ISSUE.md").read_text()
+    assert f"## Releases\n\n{said}\n" in (here / "out" / "ISSUE.md").read_text()
 
 
 @pytest.mark.parametrize(

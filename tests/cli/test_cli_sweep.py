@@ -15,8 +15,6 @@ from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 from support import arrays, read_json
 
-from bisect_trt.commands.sweep import draw
-
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
     """A network over rows of 8; its Relu is the node that the unsteady target spoils. ``also`` adds a second input."""
@@ -76,63 +74,24 @@ def test_of_many_sizes_some_are_tried_and_the_answer_says_so(here: Path) -> None
     assert "So far it fails from" in said_early
     found = result["sweep"]
     assert (found["exhaustive"], found["smallest_failing"], result["minimality"]) == (False, {"n": 37}, "1-minimal")
-    assert "of a size that was not tried nothing is known but its neighbours" in said
     for interval in found["dimensions"][0]["intervals"]:
         assert {interval["from"], interval["to"]} <= set(interval["tried"])
-
-
-def test_sizes_that_the_model_does_not_take_cost_no_tries(here: Path) -> None:
-    nodes = [
-        helper.make_node("Reshape", ["x", "s"], ["r"], name="fold"),
-        helper.make_node("Relu", ["r"], ["y"], name="bad"),
-    ]
-    ends = [helper.make_tensor_value_info(*each) for each in (("x", 1, ["n", 2]), ("y", 1, [None, 4, 2]))]
-    shape = numpy_helper.from_array(np.array([-1, 4, 2]), "s")
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [shape])
-    model = here / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(model))
-    argv = ["--unsteady", "--fault", "batch:137", "--shapes", "x:[1..400,2]", "--tries", "24"]
-    status, result, said = unsteady(here, "sweep", model, *argv)
-    found = result["sweep"]
-    assert (status, result["minimality"], found["smallest_failing"]) == (0, "1-minimal", {"n": 140}), said
-    assert (found["of"], found["dimensions"][0]["step"]) == (100, 4)
-    assert "the model takes n in steps of 4: 4, 8, 12, ..." in said
-    # Where all can be tried, all are; what the model refuses is no size that has to pass.
-    status, result, said = unsteady(here, "sweep", model, *argv[:3], "--shapes", "x:[{135..141},2]")
-    assert (status, result["sweep"]["smallest_failing"], result["sweep"]["tried"]) == (0, {"n": 140}, 7), said
 
 
 def test_what_the_budget_left_untried_is_not_claimed(here: Path) -> None:
     model = write(here / "model.onnx", "n", 8)
     argv = ["--unsteady", "--fault", "batch:3", "--shapes", "x:[1..4,8]", "--max-probes", "7"]
-    _, result, said = unsteady(here, "sweep", model, *argv)
+    _, result, _ = unsteady(here, "sweep", model, *argv)
     assert result["sweep"]["needs_free_dimensions"] is None
-    assert "fixed shapes were not tried" in said
 
 
 def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
     model = write(here / "model.onnx", "n", 8)
     argv = ["--unsteady", "--fault", "once:seen", "--shapes", "x:[1..4,8]"]
-    status, result, said = unsteady(here, "sweep", model, *argv)
+    status, result, _ = unsteady(here, "sweep", model, *argv)
     assert (status, result["minimality"], result["sweep"]["needs_free_dimensions"]) == (3, "unproven", None)
-    assert "n=1 failed and, tried again, passed" in result["why"]
-    assert "it fails now and then" in said
+    assert "n=1 was FAIL and, tried again, PASS" in result["why"]
     assert shlex.split(result["sweep"]["command"])[:2] == ["bisect-trt", "repeat"]
-
-
-def test_sizes_that_fail_in_other_ways_are_told_apart() -> None:
-    """Each way with how many sizes, and the smallest; nothing where there is one way."""
-    told: dict[str, Any] = {
-        "dimensions": [],
-        "map": [
-            {"sizes": {"n": n}, "verdict": "FAIL" if n > 2 else "PASS", "signature": None, "reason": None}
-            | ({"signature": "mismatch", "reason": f"off by {n}"} if 2 < n < 6 else {})
-            | ({"signature": "error", "reason": "no kernel"} if n > 5 else {})
-            for n in range(1, 9)
-        ],
-    }
-    assert draw(told) == ["  3 of 6 that fail: off by 3, first at n=3", "  3 of 6 that fail: no kernel, first at n=6"]
-    assert draw({**told, "map": told["map"][:5]}) == []
 
 
 @pytest.mark.parametrize("command", [["sweep", "--shapes", "x:[1..4,8]"], ["samples", "--iterations", "2"]])
@@ -226,7 +185,7 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     assert [each["rule"]["said"] for each in found["dimensions"]] == ["from 3 on", "at every size"]
     ran = cli("sweep", model, "--onnxrt", "--shapes", "x:[1..3,2,8]", "--json", "s.json")
     assert ran.status == 1
-    assert "the target goes wrong at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out
+    assert "fails at none of the sizes: tried 3 of 3 sizes." in ran.err + ran.out
 
 
 def test_values_that_are_given_are_repeated_or_cut(here: Path) -> None:
