@@ -20,8 +20,8 @@ Options marked (T) apply to TensorRT only. Several values may follow one option 
 
 def reference() -> str:
     """Return the page: the commands with their own options, then each group of shared options once."""
-    shared = dict.fromkeys(group for groups in COMMANDS.values() for group in groups[1:])
-    commands = (line for name, groups in COMMANDS.items() for line in _command(name, groups))
+    shared = dict.fromkeys(group for command in COMMANDS.values() for group in command.groups[1:])
+    commands = (line for name, command in COMMANDS.items() for line in _command(name, command.groups))
     tables = (line for group in shared for line in (f"### {title(group)}\n", *_table(group)))
     return "\n".join([_HEAD, *commands, "## Shared options\n", *tables])
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.from_options import tolerance_options
+from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.options.compare import Compare
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome

@@ -77,7 +77,7 @@ def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
     overflowing(here / "model.onnx")
     refused = []
     for name in sorted({*PARAMETERS} - {"assert_matches"}):
-        groups = COMMANDS["run" if name == "compare" else name]
+        groups = COMMANDS["run" if name == "compare" else name].groups
         own: dict[str, object] = {"shapes": "x:[1..2]"} if name == "sweep" else {}
         every = (each for group in groups[1:] if group is not General for each in entries(group))
         for entry in (each for each in every if each.name not in PARAMETERS[name].split()):

@@ -20,7 +20,8 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
-    from bisect_trt.api.call import Check, Inputs, Model
+    from bisect_trt.api.call import Check
+    from bisect_trt.commands.source import Inputs, Model
     from bisect_trt.report.result import Result
 
 __all__ = [
@@ -135,7 +136,7 @@ def _made(name: str, words: str, run: Callable[[dict[str, Any]], Any], **default
     if name == "assert_matches":
         said = "Raise an AssertionError, and leave a reproducer, unless a target computes what the reference does."
     else:
-        said = " ".join((COMMANDS["run" if name == "compare" else name][0].__doc__ or "").split())
+        said = COMMANDS["run" if name == "compare" else name].help
     arguments = [f"    {each}: {_SAID[each]}" for each in (*words.replace("* ", "").split(), "**options")]
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # type: ignore[attr-defined]  # inspect and help() read it
@@ -186,9 +187,7 @@ def _check_or_inputs(given: dict[str, Any]) -> None:
 
 def _call(command: str, given: dict[str, Any]) -> Result:
     """The result of a command with the arguments of its function."""
-    from bisect_trt.api.call import Call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.commands import searching  # noqa: PLC0415 - as above
-    from bisect_trt.commands.from_options import case_of  # noqa: PLC0415 - as above
+    from bisect_trt.api.call import run_call  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
 
     options = given["options"]
     if "check" in given:
@@ -199,11 +198,7 @@ def _call(command: str, given: dict[str, Any]) -> Result:
     elif command == "sweep":
         given["check"] = options.pop("check", None)
         given["target"] = given["target"] or (None if given["check"] is not None else "onnxrt")
-    elif command == "releases" and isinstance(given["model"], str | Path):
-        given["model"], values = case_of(Path(given["model"]))
-        given["inputs"] = values[0] if values and given["inputs"] is None else given["inputs"]
-    story: Callable[[searching.Door], Result] = getattr(searching, command)
-    return story(Call(command, **given))
+    return run_call(command, **given)
 
 
 def _assert_matches(given: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import onnx
 
 from bisect_trt import __version__
 from bisect_trt.api import assert_matches, compare, target_second
-from bisect_trt.api.call import Model, as_proto
+from bisect_trt.commands.source import Model, Source
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
 from bisect_trt.worker.facts import installed
@@ -108,7 +108,7 @@ class References:
 
 def _content(model: Model, weights: Any) -> str | None:  # noqa: ANN401 - a path
     """Of a model's file with those of its weights, or of a model in memory."""
-    proto = as_proto(model)
+    proto = Source(model).proto
     if proto is not None:
         return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     if not isinstance(model, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""How a command is done and how it ends: result, JSON, exit status, no traceback, Ctrl-C."""
+"""How a command ends on the command line: result, JSON, exit status, signals, errors as sentences."""
 
 from __future__ import annotations
 
@@ -11,115 +11,104 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from importlib import import_module
 from io import IOBase
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import bisect_trt
-from bisect_trt.cli.main import invocation
+from bisect_trt.cli.main import parse
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.commands.record import leave_record
 from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
+from bisect_trt.probe.claim import claimed_run
 from bisect_trt.probe.times import account, whole
 from bisect_trt.report.ci import workflow_commands, write_junit
 from bisect_trt.report.console import Console, LogFile
 from bisect_trt.report.result import Result
 
-Work = Callable[[Console, Result], Result]
-"""Takes a console and an empty result, which it fills in as it goes."""
-_HOMES: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("diagnose", "reduce", "precision", "cause", "layerwise", "releases", "repeat", "samples", "sweep"),
-            "workaround",
-        ),
-        "searches",
-    ),
-    **dict.fromkeys(("extract", "sanitize", "convert"), "conversions"),
-    "run": "run",
-    **dict.fromkeys(("inspect", "diff", "resume", "log", "report", "view", "doctor"), "looks"),
-}
-"""In which module of this package the function of a command's name lies, which does it."""
 
+def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...], began: float | None = None) -> NoReturn:
+    """Run a command, leave its result, and end the process.
 
-def perform(name: str, values: Mapping[str, Any]) -> NoReturn:
-    """Do what a command line asks for, and end the process."""
-    work = getattr(import_module(f"bisect_trt.cli.{_HOMES[name]}"), name)
-    groups = COMMANDS[name]
-
-    def read() -> Params:
-        return Params(groups, values, words=True)
-
+    Args:
+        name: The command.
+        values: The values of its options by field name, ``None`` where not given.
+        words: The words after the program's name.
+        began: When the process began, on the monotonic clock, if it is one of its own.
+    """
     try:
-        if General in groups:
-            general = Params((General,), values, words=True)[General]
-        elif "json" in values:
-            own: Any = read()[groups[0]]
-            general = General(json=own.json)
-        else:
-            with said_of_the_system():
-                work(read())
+        if General in COMMANDS[name].groups or "json" in values:
+            sys.exit(int(_answer(name, values, words, None, began)))
+        call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
+        with said_of_the_system():
+            COMMANDS[name].load()(call)
+        if name != "resume":
             sys.exit(0)
+        assert call.folder is not None, "it names the run"
+        with claimed_run(call.folder):  # before any file of it is opened: who is refused changes nothing
+            name, values = parse(call.words)
+            sys.exit(int(_answer(name, values, call.words, call.folder, began)))
     except BisectError as error:
-        fail(error)
-    # The other options are read where an error is written to --json too.
-    _finish(lambda console, result: work(read(), console, result), name, general)
+        Console().error(str(error))
+        sys.exit(int(error.status))
 
 
-def fail(error: BisectError) -> NoReturn:
-    """End with an error's sentence and status."""
-    Console().error(str(error))
-    sys.exit(int(error.status))
-
-
-def _finish(work: Work, name: str, general: General) -> NoReturn:
-    """Do the work of a command; write its result however it ends; exit with its status."""
-    console = Console(general.verbosity, live=True)
-    result = Result(name)
-    try:
-        for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
-            check_output(path, overwrite=True)
-        if general.log_file is not None:
-            console.log_to(LogFile(general.log_file))
-            console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(invocation.argv)}")
-    except BisectError as error:
-        fail(error)
-    with invocation.kept, Interrupts(console.stopping, lambda: _stop_at_once(console)), closing(console):
-        status = _work(lambda: work(console, result), console, result, general)
-    sys.exit(int(status))
-
-
-def _work(work: Callable[[], Result], console: Console, result: Result, general: General) -> ExitStatus | int:
-    """Do the work and leave its result.
+def _answer(
+    name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None, began: float | None
+) -> ExitStatus | int:
+    """Run a command that has a result, and write that however it ends.
 
     Returns:
-        The status to exit with.
+        The exit status.
+
+    Raises:
+        BisectError: A file that was asked for cannot be written.
     """
-    began, since = time.monotonic(), invocation.began
-    earlier = 0.0 if since is None else began - since
-    with account() as spent:
-        spent["start"] = earlier
-        status, result = _worked(work, console, result, general)
-    result.wall_s = round(time.monotonic() - began, 3)
-    result.extra["times"] = whole(spent, result.wall_s + earlier)
-    status = _leave(result, general, console) or status
-    _annotate(result, general)
-    _tell_files(result, general, console)  # after all is written: the line is no part of the story
+    groups = COMMANDS[name].groups
+    if General in groups:  # the other options are read where an error is written to --json too
+        general = Params((General,), values, words=True)[General]
+    else:
+        own: Any = Params(groups, values, words=True)[groups[0]]
+        general = General(json=own.json)
+    console, result = Console(general.verbosity, live=True), Result(name)
+    for path in filter(None, (general.json, general.report, general.junit, general.log_file)):
+        check_output(path, overwrite=True)
+    if general.log_file is not None:
+        console.log_to(LogFile(general.log_file))
+        console.note(f"bisect-trt {bisect_trt.__version__}: {shlex.join(words)}")
+    call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
+
+    def work() -> Result:
+        call.options = Params(groups, values, words=True)
+        return COMMANDS[name].load()(call)
+
+    with call.kept, Interrupts(console.stopping, lambda: _stop_at_once(call)), closing(console):
+        start = time.monotonic()
+        earlier = 0.0 if began is None else start - began
+        with account() as spent:
+            spent["start"] = earlier
+            status, result = _worked(work, call, general)
+        result.wall_s = round(time.monotonic() - start, 3)
+        result.extra["times"] = whole(spent, result.wall_s + earlier)
+        status = _leave(result, general, call) or status
+        if general.annotations or os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in workflow_commands(result.to_json()):
+                print(line, flush=True)
+        _tell_files(result, general, console)  # after all is written: the line is no part of the story
     return status
 
 
-def _worked(
-    work: Callable[[], Result], console: Console, result: Result, general: General
-) -> tuple[ExitStatus | int, Result]:
+def _worked(work: Callable[[], Result], call: Call, general: General) -> tuple[ExitStatus | int, Result]:
     """Do the work; however it ends, there is a status and a result."""
     status: ExitStatus | int
+    console, result = call.console, call.result
     try:
-        with said_of_the_system():
+        with said_of_the_system(call):
             result = work()
         status = result.exit_status
     except BisectError as error:
@@ -150,7 +139,7 @@ def _worked(
 
 
 @contextmanager
-def said_of_the_system() -> Iterator[None]:
+def said_of_the_system(call: Call | None = None) -> Iterator[None]:
     """What the system refuses, in a sentence.
 
     Raises:
@@ -160,21 +149,19 @@ def said_of_the_system() -> Iterator[None]:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"{_file_of(error)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
+            f"{_file_of(error, call)} cannot be used: {error.strerror or error}; check its path, permissions and disk."
         ) from error
     except MemoryError as error:
-        raise UnavailableError(
-            "there is not enough memory for what is to be done; free some, or feed less at a time (--input-shapes)."
-        ) from error
+        raise UnavailableError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
     except RecursionError as error:
-        raise UnavailableError("what is to be read is nested too deeply; export it in a simpler form.") from error
+        raise UnavailableError("the model is nested too deeply; export it in a simpler form.") from error
 
 
-def _file_of(error: OSError) -> str:
+def _file_of(error: OSError, call: Call | None) -> str:
     """The file that an error is about; writing to a full disk, and closing, do not say which it was."""
     if error.filename:
         return str(error.filename)
-    found = "a file" if invocation.folder is None else f"a file of the run {invocation.folder}"
+    found = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
     for frame, _ in traceback.walk_tb(error.__traceback__):  # the innermost last
         for value in frame.f_locals.values():
             name = getattr(value, "name", None) if isinstance(value, IOBase) else None
@@ -182,33 +169,25 @@ def _file_of(error: OSError) -> str:
     return found
 
 
-def _stop_at_once(console: Console) -> None:
+def _stop_at_once(call: Call) -> None:
     """The last words after a second Ctrl-C; in a signal handler, so past all that may hold a lock."""
-    console.abandon()
-    run = invocation.folder
-    how = "" if run is None else f"; go on with: bisect-trt resume {shlex.quote(str(run))}"
+    call.console.abandon()
+    how = "" if call.folder is None else f"; go on with: bisect-trt resume {shlex.quote(str(call.folder))}"
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 
-def _leave(result: Result, general: General, console: Console) -> ExitStatus | None:
+def _leave(result: Result, general: General, call: Call) -> ExitStatus | None:
     """Write the result, and the report into the run's folder; another status if what was asked for cannot be written."""
-    content = leave_record(result, invocation.folder, invocation.argv, console, general.report)
+    content = leave_record(result, call.folder, call.words, call.console, general.report)
     try:
         if general.json is not None:
             result.write(general.json, content)
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)
     except BisectError as error:
-        console.error(str(error))
+        call.console.error(str(error))
         return error.status
     return None
-
-
-def _annotate(result: Result, general: General) -> None:
-    """Print what is wrong as GitHub Actions reads it, where that runs or it is asked for."""
-    if general.annotations or os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(result.to_json()):
-            print(line, flush=True)
 
 
 def _tell_files(result: Result, general: General, console: Console) -> None:

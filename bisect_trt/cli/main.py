@@ -13,10 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import typer
@@ -62,43 +59,16 @@ IGNORED = frozenset(
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
-@dataclass
-class Invocation:
-    """What was typed.
-
-    Attributes:
-        argv: The words after the program's name.
-        resumed: The folder of the run that goes on, if one does.
-        folder: The run's folder, once it is open.
-        began: When the process began, on the monotonic clock, if it is one of its own.
-        kept: Context managers that end with the process: locks of the run's folder.
-    """
-
-    argv: tuple[str, ...] = ()
-    resumed: Path | None = None
-    folder: Path | None = None
-    began: float | None = None
-    kept: ExitStack = field(default_factory=ExitStack)
-
-
-invocation = Invocation()
-
-
 def main(began: float | None = None) -> NoReturn:
     """Run the command line; ``began`` is when the process did, on the monotonic clock."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files and tensors need not be text that the terminal has
             stream.reconfigure(errors="backslashreplace")
-    invocation.argv, invocation.resumed, invocation.folder, invocation.began = tuple(sys.argv[1:]), None, None, began
-    run_command_line(invocation.argv)
-
-
-def run_command_line(argv: Sequence[str]) -> NoReturn:
-    """Run a command line, the words after the program's name, and end the process."""
-    name, values = parse(argv)
+    words = tuple(sys.argv[1:])
+    name, values = parse(words)
     from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
-    perform(name, values)
+    perform(name, values, words, began)
 
 
 def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -131,9 +101,9 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
         help="Finds why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.",
     )
     app.callback()(_program)
-    for name, groups in COMMANDS.items():
-        said = _plain(" ".join((groups[0].__doc__ or "").split()))
-        app.command(name, help=said)(_function(name, groups if name == named else (), run))
+    for name, command in COMMANDS.items():
+        groups = command.groups if name == named else ()
+        app.command(name, help=_plain(command.help))(_function(name, groups, run))
     return app
 
 
@@ -222,7 +192,7 @@ def _shown(entry: Entry) -> str:
 def several(name: str) -> frozenset[str]:
     """The flags of a command that take several values."""
     return frozenset(
-        flag for group in COMMANDS[name] for entry in entries(group) if entry.several for flag in entry.flags
+        flag for group in COMMANDS[name].groups for entry in entries(group) if entry.several for flag in entry.flags
     )
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.commands.call import Call
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import RESULT_FILE, Result
 from bisect_trt.report.tree import Branch
@@ -440,3 +442,16 @@ def _groups(folder: Path) -> list[list[Path]]:
     plain = [sorted(files, key=rank) for files in groups.values()]
     told = [[file for file in files if file.suffix == ".json"] for files in plain]
     return [files for files in told if files] or plain
+
+
+def run(call: Call) -> Result:
+    """``diff``: show what bad builds chose and good ones did not.
+
+    Raises:
+        UsageError: No builds are named.
+        UnavailableError: A file cannot be read.
+    """
+    own = call[Diff]
+    if not (own.paths or own.good or own.bad):
+        raise UsageError("there are no builds to compare; name a run of `bisect-trt repeat`, or good and bad files.")
+    return diff_builds(own.paths, own.good, own.bad, call.console, call.result)

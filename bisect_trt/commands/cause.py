@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.commands.blame import named_nodes
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.space import Space
@@ -24,6 +25,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.alternatives import Alternatives, find_alternatives
 from bisect_trt.search.oracle import Ask, Enough, Limited, Subset, Verdict
 from bisect_trt.targets.base import Minimal, NotReproducible
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.switches import Looked, Switch, Tier
 from bisect_trt.worker.protocol import Compare, Failed, Sample, Trace
@@ -410,3 +412,18 @@ def _command(session: Session, check: CheckSettings) -> str:
     settings = session.subject.settings
     words = ["bisect-trt", "cause", str(settings.path), *check.target.flags(), *session.place_words]
     return f"`{shlex.join([*words, *settings.words(), *check.tolerance.words()])}`"
+
+
+def run(call: Call) -> Result:
+    """Find which switches of the target make the model pass.
+
+    Raises:
+        UsageError: An option is wrong, or the check cannot be given switches of the target.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    search = call.search
+    check = call.check(call[Target].required(), used=True)
+    job = call.open(check)
+    check = told_of_switches(check)
+    with job.subject(check.timeout) as subject, job.investigated(subject, check, search) as session:
+        return find_cause(session, check, search)

@@ -1,6 +1,16 @@
-"""Which commands there are, and the groups of options of each, in the order in which ``--help`` shows them."""
+"""The table of commands: the options of each, and the function that does it.
+
+A package adds a command by an entry point of the group ``bisect_trt.commands``: its name is the command's, and it loads a
+:class:`Command`. The command line, the Python function and ``docs/reference.md`` are derived from this table.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import Compare
@@ -9,27 +19,67 @@ from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Check, Data, General, Places, Plots, Search
 from bisect_trt.targets.options import Target
 
-COMMANDS: dict[str, tuple[type, ...]] = {
-    "diagnose": (searches.Diagnose, Target, Places, Compare, Metric, Data, Search, General),
-    "reduce": (searches.Reduce, Check, Target, Places, Compare, Metric, Data, Search, General),
-    "precision": (searches.Precision, Check, Target, Places, Compare, Metric, Data, Search, General),
-    "cause": (searches.Cause, Check, Target, Places, Compare, Data, Search, General),
-    "workaround": (searches.Workaround, Target, Places, Compare, Data, Search, General),
-    "repeat": (searches.Repeat, Check, Target, Places, Compare, Data, Search, General),
-    "layerwise": (searches.Layerwise, Target, Places, Compare, Metric, Data, General),
-    "samples": (searches.Samples, Check, Target, Places, Compare, Data, Search, General),
-    "sweep": (searches.Sweep, Check, Target, Places, Compare, Data, Search, General),
-    "releases": (searches.Releases, Check, Target, Compare, Data, Search, General),
-    "extract": (commands.Extract, Data, General),
-    "sanitize": (commands.Sanitize, Data, General),
-    "inspect": (commands.Inspect,),
-    "convert": (commands.Convert, Target, Data, General),
-    "run": (Run, Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data, General),
-    "resume": (commands.Resume,),
-    "log": (commands.Log,),
-    "report": (commands.Report,),
-    "diff": (commands.Diff,),
-    "view": (commands.View,),
-    "doctor": (commands.Doctor, Places),
+if TYPE_CHECKING:
+    from bisect_trt.commands.call import Call
+    from bisect_trt.report.result import Result
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        groups: Its options, as groups; the first is its own, and the docstring of that is its help.
+        function: The function that does it, as ``module:name``; it is imported when the command runs.
+        output: The file in the run's folder for what a Python call finds, where none is named; ``None`` if it writes none.
+    """
+
+    groups: tuple[type, ...]
+    function: str
+    output: str | None = None
+
+    def load(self) -> Callable[[Call], Result]:
+        """Import the function."""
+        module, _, name = self.function.partition(":")
+        found: Callable[[Call], Result] = getattr(import_module(module), name)
+        return found
+
+    @property
+    def help(self) -> str:
+        """What it does, in a sentence or two."""
+        return " ".join((self.groups[0].__doc__ or "").split())
+
+
+_HERE = "bisect_trt.commands"
+_TESTED = (Target, Places, Compare)
+"""Options of commands that compare a target with the reference."""
+_RUN = (Data, Search, General)
+COMMANDS: dict[str, Command] = {
+    "diagnose": Command((searches.Diagnose, *_TESTED, Metric, *_RUN), f"{_HERE}.diagnose:run", output="reproducer"),
+    "reduce": Command((searches.Reduce, Check, *_TESTED, Metric, *_RUN), f"{_HERE}.reduce:run", output="reduced.onnx"),
+    "precision": Command(
+        (searches.Precision, Check, *_TESTED, Metric, *_RUN), f"{_HERE}.precision:run", output="mixed.onnx"
+    ),
+    "cause": Command((searches.Cause, Check, *_TESTED, *_RUN), f"{_HERE}.cause:run"),
+    "workaround": Command((searches.Workaround, *_TESTED, *_RUN), f"{_HERE}.workaround:run", output="patched.onnx"),
+    "repeat": Command((searches.Repeat, Check, *_TESTED, *_RUN), f"{_HERE}.repeat:run"),
+    "layerwise": Command((searches.Layerwise, *_TESTED, Metric, Data, General), f"{_HERE}.layerwise:run"),
+    "samples": Command((searches.Samples, Check, *_TESTED, *_RUN), f"{_HERE}.samples:run", output="minimal-input.npz"),
+    "sweep": Command((searches.Sweep, Check, *_TESTED, *_RUN), f"{_HERE}.sweep:run"),
+    "releases": Command((searches.Releases, Check, Target, Compare, *_RUN), f"{_HERE}.releases:run"),
+    "extract": Command((commands.Extract, Data, General), f"{_HERE}.convert:extract_run"),
+    "sanitize": Command((commands.Sanitize, Data, General), f"{_HERE}.sanitize:run"),
+    "inspect": Command((commands.Inspect,), f"{_HERE}.inspect:run"),
+    "convert": Command((commands.Convert, Target, Data, General), f"{_HERE}.convert:run"),
+    "run": Command(
+        (Run, Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data, General), f"{_HERE}.run:run"
+    ),
+    "resume": Command((commands.Resume,), f"{_HERE}.runs:resume"),
+    "log": Command((commands.Log,), f"{_HERE}.runs:log"),
+    "report": Command((commands.Report,), f"{_HERE}.runs:report"),
+    "diff": Command((commands.Diff,), f"{_HERE}.build_choices:run"),
+    "view": Command((commands.View,), f"{_HERE}.runs:view"),
+    "doctor": Command((commands.Doctor, Places), f"{_HERE}.doctor:run"),
 }
-"""By name; the first group of each is its own, whose docstring says what it does. Its function of Python takes the same ones."""
+"""By name, in the order of ``--help``."""
+COMMANDS |= {each.name: each.load() for each in entry_points(group="bisect_trt.commands") if each.name not in COMMANDS}

@@ -12,9 +12,9 @@ from typing import TypeVar
 import onnx
 
 from bisect_trt.commands.compare_saved import check_average, conclude, same_outputs, tell, tell_average
-from bisect_trt.commands.from_options import tolerance_options
 from bisect_trt.commands.self_consistency import self_check
 from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import tolerance_options
 from bisect_trt.errors import UnavailableError, UsageError, quoted
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network

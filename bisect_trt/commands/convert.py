@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from bisect_trt.commands.call import Call
+from bisect_trt.commands.from_torch import SUFFIX
+from bisect_trt.commands.preflight import require_target
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import ModelSettings
+from bisect_trt.commands.settings import ModelSettings, model_settings
+from bisect_trt.commands.source import Source
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.cleanup import sort_nodes
@@ -20,11 +25,15 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import free_inputs, inferred_infos
+from bisect_trt.options.commands import Convert, Extract
+from bisect_trt.options.shared import Data
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.npz import save_npz
+from bisect_trt.worker.guard import scratch
 
 
 @dataclass(frozen=True)
@@ -204,3 +213,72 @@ def _tensors(names: Sequence[str], network: Network) -> list[str]:
     """Return names of tensors without Polygraphy's suffix ``:auto:auto``."""
     known = {*network.producer, *network.inputs}
     return [name if name in known else name.removesuffix(":auto").removesuffix(":auto") for name in names]
+
+
+_ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
+
+
+def run(call: Call) -> Result:
+    """Write a model in fp16 or bf16, or its TensorRT engine.
+
+    Raises:
+        UsageError: An option is wrong, or the model or engine cannot be written.
+        UnavailableError: The model cannot be read, or the target is not there.
+    """
+    own, target = call[Convert], call[Target]
+    call.may_write(own.output, overwrite=own.overwrite)
+    if own.calibration_cache is not None and not target.int8:
+        raise UsageError("--calibration-cache holds the ranges for INT8; add --int8.")
+    if own.output.suffix in _ONNX_SUFFIXES:
+        settings, model = _lowering(own, target), model_settings(own.model, call[Data])
+        with scratch() if own.model.suffix == SUFFIX else nullcontext() as folder:
+            if folder is not None:
+                model, exported = Source(own.model).place(model, Path(folder), call.console)
+                call.result.extra["export"] = {
+                    name: value for name, value in (exported or {}).items() if name != "model"
+                }
+            return convert_to_onnx(model, own.output, settings, call.console, call.result)
+    if own.fp_to_fp16 or own.io_fp16:
+        flag = "--fp-to-fp16" if own.fp_to_fp16 else "--io-fp16"
+        raise UsageError(f"{flag} is for ONNX models, and {own.output} is an engine; use --fp16.")
+    runtime = (target if target.named() else target.but(trt=True)).required()
+    if runtime.target.engines is None:
+        raise UsageError(
+            f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
+        )
+    engine = EngineSettings(runtime, own.output, own.timeout, own.calibration_cache)
+    # What is to be quantized is calibrated there.
+    with call.open().examined(own.timeout, runtime, require=require_target) as session:
+        return convert_to_engine(session, engine)
+
+
+def _lowering(own: Convert, target: Target) -> LowerSettings:
+    """How an ONNX model is lowered.
+
+    Raises:
+        UsageError: Not to exactly one precision, or a target is named.
+    """
+    if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
+        raise UsageError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
+    fp16 = target.fp16 or own.fp_to_fp16
+    if fp16 == target.bf16:
+        raise UsageError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
+    return LowerSettings(own.model, "fp16" if fp16 else "bf16", tuple(target.keep_fp32), own.io_fp16)
+
+
+def extract_run(call: Call) -> Result:
+    """Cut a piece out of a model.
+
+    Raises:
+        UsageError: An option is wrong, or the piece cannot be written.
+        UnavailableError: The model cannot be read, or the reference cannot run it.
+    """
+    own, data = call[Extract], call[Data]
+    with_inputs = bool(data.load_inputs or data.data_loader_script)
+    ends = tuple(own.inputs), tuple(own.outputs)
+    settings = ExtractSettings(*ends, own.output, bool(data.input_shapes), with_inputs, own.timeout)
+    call.may_write(own.output, *([settings.values] if with_inputs else []), overwrite=own.overwrite)
+    job = call.open()
+    job = replace(job, model=replace(job.model, stays_free=not (settings.sized or with_inputs)))
+    with job.examined(own.timeout) as session:
+        return extract_model(session, settings)

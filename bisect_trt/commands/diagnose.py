@@ -9,11 +9,13 @@ from typing import Any
 
 from bisect_trt.commands.arbitration import Fault, arbitrate
 from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
 from bisect_trt.commands.layer_report import tell, to_json
 from bisect_trt.commands.layerwise import report_hiding
 from bisect_trt.commands.marking import Marking, compare_layers
+from bisect_trt.commands.metric_commands import diagnose_metric
 from bisect_trt.commands.minimal_case import (
     HELD,
     Suspects,
@@ -23,10 +25,12 @@ from bisect_trt.commands.minimal_case import (
     weak_suspects,
 )
 from bisect_trt.commands.next_steps import advised
+from bisect_trt.commands.preflight import keep_worst_samples
 from bisect_trt.commands.releases import since_when
 from bisect_trt.commands.remaining_failures import Other, look_for_others, next_failure
 from bisect_trt.commands.reproducer import Answer, Left, check_folder, leave_reproducer, make_folder
 from bisect_trt.commands.rounding_error import MOST_QUESTIONS, rounding_alone
+from bisect_trt.commands.self_consistency import diagnose_itself
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.shrink import shrink
@@ -41,6 +45,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Cause, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Oracle
+from bisect_trt.targets.options import Target
 
 MOST_PASSED_OVER = 3
 """Answers about which neither side is wrong that are passed over at most: each is a search."""
@@ -363,3 +368,29 @@ def describe_answer(network: Network, nodes: Sequence[int]) -> str:
         return "No node is needed to fail: what the model hands out of its inputs and weights as they are is off"
     names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
     return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"
+
+
+def run(call: Call) -> Result:
+    """Find why the target is wrong, and leave a reproducer.
+
+    Raises:
+        UsageError: An option is wrong, or the reproducer cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own = call[Diagnose]
+    target = call[Target].required()
+    check = call.comparison(target, own.timeout)
+    folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
+    settings = DiagnoseSettings.of(own, check, call.search, folder, overwrite=own.overwrite or call.resumed)
+    job = call.open()
+    if own.self_check:
+        with job.examined(check.timeout, target) as session:
+            return diagnose_itself(session, check)
+    # The latency of the original is what a fix is compared with, which does not build it again.
+    timed = target.target.capabilities.timed and job.metric is None
+    settings = replace(settings, check=replace(job.scored(check), timed=timed))
+    with job.subject(check.timeout, target, older=own.releases) as subject:
+        if job.metric is None:
+            keep_worst_samples(subject, settings.check, call.console, call.result)
+        with job.investigated(subject, settings.check, settings.search) as session:
+            return diagnose(session, settings) if job.metric is None else diagnose_metric(session, settings)

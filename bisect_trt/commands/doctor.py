@@ -10,11 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_trt.commands.call import Call
+from bisect_trt.commands.places import look_there, open_places
 from bisect_trt.errors import UnavailableError
+from bisect_trt.options.shared import Places
 from bisect_trt.report.console import Console
 from bisect_trt.report.environment import environment
 from bisect_trt.report.result import Result
 from bisect_trt.targets import find, names
+from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.process import ProcessEnd, module_command, run_to_end
 
 TIMEOUT_SECONDS = 120.0
@@ -109,3 +113,16 @@ def ask_nvidia_smi() -> Sequence[str]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def run(call: Call) -> Result:
+    """Print what is here or in some places, and what is missing for which target.
+
+    Raises:
+        UnavailableError: A place is not there.
+    """
+    where = open_places(call[Places], call.console)
+    with scratch() as folder:
+        if where.places:
+            return look_there(Path(folder), where, call.console, call.result)
+        return doctor(Path(folder), call.console, call.result)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import make_prober
 from bisect_trt.commands.layer_report import engine_layers, tell, to_json
 from bisect_trt.commands.marking import (
@@ -24,20 +25,25 @@ from bisect_trt.commands.marking import (
     gather,
     of_samples,
 )
+from bisect_trt.commands.metric_commands import layerwise_scored
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import CheckSettings, SearchSettings
+from bisect_trt.commands.settings import CheckSettings, SearchSettings, tolerance_options
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.pieces import is_frozen, isolate
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.searches import Layerwise
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.report.plots import check_plot, save_layer_curve
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Minimum, Subset
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -298,3 +304,31 @@ def find_hiding(look: Marking, names: Sequence[str], prober: Prober, most: int =
     if not believed.passes:
         minimum = replace(minimum, proven=False, why=believed.record.reason)
     return replace(hiding, minimum=minimum, holds=believed.passes, seen=believed.seen or hiding.seen)
+
+
+def run(call: Call) -> Result:
+    """Compare every tensor on the target with the reference's.
+
+    Raises:
+        UsageError: An option is wrong, or the plot cannot be written.
+        UnavailableError: The target or the reference cannot run the model, or matplotlib is not installed.
+    """
+    own, target = call[Layerwise], call[Target].required()
+    if own.save_error_plot is not None:
+        check_plot(own.save_error_plot, "--save-error-plot")
+    tolerance = tolerance_options(call[Compare], target)
+    settings = LayerwiseSettings(target, tolerance, own.timeout, own.isolate, own.save_error_plot)
+    job = call.open()
+    if job.metric is None:
+        with job.examined(own.timeout, target) as session:
+            result = layerwise(session, settings)
+    else:
+        check = job.scored(CheckSettings(target=target, timeout=own.timeout))
+        with (
+            job.subject(own.timeout, target) as subject,
+            job.investigated(subject, check, SearchSettings()) as session,
+        ):
+            result = layerwise_scored(session)
+    if own.save_error_plot is not None:
+        save_layer_curve(own.save_error_plot, target.describe(), result)
+    return result

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.compare import CompareSettings
 from bisect_trt.commands.compare_saved import same_outputs, saved_runs
-from bisect_trt.commands.diagnose import DiagnoseSettings
 from bisect_trt.commands.metric import make_scale, measure_whole, scale_of
 from bisect_trt.commands.metric_reproducer import leave_metric
 from bisect_trt.commands.next_steps import advised
@@ -35,6 +34,9 @@ from bisect_trt.tensors.saved import SavedRun, Selected, load_runs, same_samples
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.measuring import measure
 from bisect_trt.worker.protocol import Failed, Measure, Measured
+
+if TYPE_CHECKING:
+    from bisect_trt.commands.diagnose import DiagnoseSettings
 
 
 def refuse_beside_metric(options: RunOptions) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.dynamic_dims import free_where_needed, needed_dimensions, target_of, tell_dynamic
 from bisect_trt.commands.metric import measure_whole
 from bisect_trt.commands.minimal_case import HELD, Suspects, extract_suspect, named_suspects, narrow_held
@@ -21,16 +22,19 @@ from bisect_trt.commands.remaining_failures import check_finds_all, look_for_oth
 from bisect_trt.commands.session import Case, Session, saving_best
 from bisect_trt.commands.settings import ReduceSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.onnxlib.external_data import has_external_data
 from bisect_trt.onnxlib.save import check_output, save_model
 from bisect_trt.options.choices import Mode
+from bisect_trt.options.searches import Reduce
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Again, Minimum, Oracle, Subset, Units, Verdict
+from bisect_trt.targets.options import Target
 from bisect_trt.tensors.npz import save_npz
 
 _SHOWN = 12
@@ -285,3 +289,25 @@ def _touches(subject: Subject, one: Subset, other: Subset) -> bool:
         reads.intersection(network.made(network.order[unit])) or made.intersection(network.reads[network.order[unit]])
         for unit in one
     )
+
+
+def run(call: Call) -> Result:
+    """Find the smallest model that still fails.
+
+    Raises:
+        UsageError: An option is wrong, or a model cannot be written.
+        UnavailableError: The target cannot run the model.
+    """
+    own, search = call[Reduce], call.search
+    if not (own.reduce_inputs or own.reduce_outputs):
+        raise UsageError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
+    if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
+        raise UsageError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
+    settings = ReduceSettings.of(own, own.output)
+    if not call.resumed:
+        check_outputs(settings)
+    check = call.check(call[Target].settings())
+    job = call.open(check)
+    check = job.deciding(job.scored(check))
+    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
+        return reduce_model(session, settings, search)

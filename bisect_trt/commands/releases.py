@@ -15,21 +15,25 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
+from bisect_trt.options.searches import Releases
+from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck, ReleaseCheck
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.probe.runner import Check, Runner
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
-from bisect_trt.report.reproducer import Since
+from bisect_trt.report.reproducer import MODEL, Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.history import History, find_edges
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.environments import Environment, find_python, others, with_numpy
 from bisect_trt.worker.environments import releases as list_index
@@ -380,3 +384,52 @@ def _seen_failing(subject: Subject, package: str) -> tuple[str, bool]:
         return metadata.version(package), False
     except metadata.PackageNotFoundError:
         return "", False
+
+
+def releases_settings(
+    own: Releases, target: TargetSettings | None, search: Search, *, has_check: bool
+) -> ReleasesSettings:
+    """Which releases are asked.
+
+    Raises:
+        UsageError: Of what is not said, or they are none.
+    """
+    if own.package is not None and not has_check:
+        raise UsageError(
+            "--package says whose releases a --check command asks, and there is none; add one, or name a target instead."
+        )
+    package = package_of(target, own.package)
+    settings = ReleasesSettings(package, own.from_, own.to, own.find_all, tuple(own.beside), search.repeat or 1)
+    settings.check()
+    return settings
+
+
+def case_of(model: Path) -> tuple[Path, list[Path]]:
+    """A model, and the values that it is fed: those beside it, where it is the folder of a reproducer."""
+    if not (model.is_dir() and (model / MODEL).is_file()):
+        return model, []
+    values = model / "inputs.npz"
+    return model / MODEL, [values] if values.is_file() else []
+
+
+def run(call: Call) -> Result:
+    """Find the release in which a failure appeared: of a model, or of a reproducer with its values.
+
+    Raises:
+        UsageError: An option is wrong.
+        UnavailableError: A release cannot be installed.
+    """
+    own, search = call[Releases], call.search
+    own.model, inputs = case_of(own.model)
+    if call.source is None and not (call[Data].load_inputs or call[Data].data_loader_script):
+        call[Data].load_inputs = inputs
+    target = call[Target].settings()
+    settings = releases_settings(own, target, call[Search], has_check=call.has_check)
+    check = call.check(target, used=True)
+    job = call.open(check)
+    check = replace(check, target=None) if check.argv else check
+    with (
+        job.subject(check.timeout, older=True) as subject,
+        job.investigated(subject, check, search, target, lambda here: in_releases(here, subject, target)) as session,
+    ):
+        return find_releases(session, settings)

@@ -9,14 +9,18 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bisect_trt.commands.build_choices import Build, Table, compare_builds, tell_table
 from bisect_trt.commands.build_proof import MOST_REASONS, Held, Reason, find_reasons
+from bisect_trt.commands.call import Call
+from bisect_trt.commands.checks import tell_unused
 from bisect_trt.commands.session import Session
-from bisect_trt.commands.settings import RepeatSettings
+from bisect_trt.commands.settings import RepeatSettings, Until
 from bisect_trt.commands.space import Series, Space
 from bisect_trt.errors import UsageError
+from bisect_trt.options.searches import Repeat
+from bisect_trt.options.shared import Check, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import BudgetSpent
@@ -34,6 +38,7 @@ from bisect_trt.targets.choices import (
     read_choices,
     write_choices,
 )
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 
 T = TypeVar("T")
@@ -354,3 +359,41 @@ def _without(story: _Repetition, reasons: Sequence[Reason]) -> list[Build]:
         bad = sum(not build.good for build in builds)
         result.extra["avoid"] = {"options": options, "runs": len(builds), "bad": bad}
     return builds
+
+
+def repeat_settings(own: Repeat, search: Search, check: Check) -> RepeatSettings:
+    """How often a model is built or run, and where what that leaves goes.
+
+    Raises:
+        UsageError: How often is said twice.
+    """
+    if search.repeat is not None:
+        raise UsageError("--repeat measures how often a search's original fails; here say how often with -n.")
+    if search.pin:
+        raise UsageError("--pin holds builds to one that failed, and repeat is about builds that differ; drop it.")
+    most, wanted = own.limits()
+    sorts = bool(check.artifacts) or check.artifacts_dir != Check().artifacts_dir
+    folder = check.artifacts_dir if sorts else None
+    return RepeatSettings(most, cast("Until | None", wanted), own.same_engine, folder, search.confidence)
+
+
+def run(call: Call) -> Result:
+    """Build or run a model again and again.
+
+    Raises:
+        UsageError: An option is wrong.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    search, console = call.search, call.console
+    settings = repeat_settings(call[Repeat], call[Search], call[Check])
+    check = call.check(call[Target].settings(), used=True)
+    job, target = call.open(check), check.target
+    if check.argv and target is not None and target.target.engines is None:
+        tell_unused(target, console)
+        check = replace(check, target=None)
+    elif check.argv and target is not None:  # the command judges what is built
+        check = replace(check, by_layer=True)
+    alike = target is not None and target.target.capabilities.remembers_builds and not settings.same_engine
+    job = replace(job, fresh_process=job.fresh_process or alike)
+    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
+        return repeat(session, settings)

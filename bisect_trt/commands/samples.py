@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.dynamic_dims import free_symbols, target_of
 from bisect_trt.commands.fed import Fed, Values, command_on
 from bisect_trt.commands.session import Session
@@ -22,12 +23,14 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Series
 from bisect_trt.errors import UnavailableError, first_few
 from bisect_trt.onnxlib.save import check_output
+from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Enough, Subset, Verdict
 from bisect_trt.search.strategy import minimise
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import is_string
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -351,3 +354,24 @@ def _shapes(values: Values) -> dict[str, list[int]]:
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type
     """As JSON has it, which has no NaN."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def run(call: Call) -> Result:
+    """Find which of many inputs fail, and the smallest of them.
+
+    Raises:
+        UsageError: An option is wrong, or the smallest input cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own, search = call[Samples], call.search
+    check = call.check(call[Target].settings())
+    call.may_write(own.output, overwrite=own.overwrite)
+    job = call.open(check)
+    refuse_repeat(search, "samples")
+    settings = SamplesSettings(job.deciding(check), own.output)
+    job = replace(job, model=replace(job.model, any_shapes=True))
+    with (
+        job.subject(settings.check.timeout, settings.check.target) as subject,
+        job.investigated(subject, settings.check, search, fed=False) as session,
+    ):
+        return look_at_samples(session, settings)

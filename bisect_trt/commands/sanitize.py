@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError
@@ -27,6 +28,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import share_names, tell_apart
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import declare_shapes, fix_input_shapes, inferred_infos
+from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -209,3 +211,18 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
                 "written; if the model declares a wrong shape inside, add --no-shape-inference, else please report it."
             )
     return None
+
+
+def run(call: Call) -> Result:
+    """Fold constants and clean a model up.
+
+    Raises:
+        UsageError: An option is wrong, or the model cannot be written.
+        UnavailableError: The model cannot be read.
+    """
+    own = call[Sanitize]
+    steps = own.fold_constants, own.shape_inference, own.cleanup, own.toposort
+    settings = SanitizeSettings(own.output, own.override_input_shapes, *steps, own.timeout)
+    call.may_write(own.output, overwrite=own.overwrite)
+    with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
+        return sanitize(session, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,15 +11,23 @@ from typing import Literal
 
 import onnx
 
+from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
-from bisect_trt.options.choices import Mode
+from bisect_trt.options.choices import Algorithm, ErrorStat, Measure, Mode
+from bisect_trt.options.compare import Compare
 from bisect_trt.options.metric import Metric
 from bisect_trt.options.searches import Reduce
+from bisect_trt.options.shared import Check, Data
 from bisect_trt.probe.ledger import Budget
+from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.inputs import DataOptions
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.metrics import find_metric, script_file
+from bisect_trt.tensors.saved import files_of
+from bisect_trt.tensors.scripts import split_script
+from bisect_trt.tensors.tolerance import THRESHOLDS, Method, Precision, ToleranceOptions
 
 _PLACES = ("{model}", "{dir}", "{engine}")
 """Any of these tells a check where the candidate is."""
@@ -273,3 +282,177 @@ class RepeatSettings:
     same_engine: bool = False
     folder: Path | None = None
     confidence: float = 0.99
+
+
+def model_settings(model: Path, data: Data) -> ModelSettings:
+    """The model and what to feed it.
+
+    Raises:
+        UsageError: A function of the data-loader script is named without it, or two are.
+    """
+    return ModelSettings(
+        model,
+        data.input_shapes,
+        data_options(data),
+        data.array_swap_mb,
+        data.external_data_dir,
+        memory_limit=data.memory_limit,
+    )
+
+
+def data_options(data: Data) -> DataOptions:
+    """What to feed a model.
+
+    Raises:
+        UsageError: A function of the data-loader script is named without it, or two are.
+    """
+    script = _loader_script(data)
+    return DataOptions(data.seed, data.val_range, tuple(data.load_inputs), script, data.iterations)
+
+
+def _loader_script(data: Data) -> str | None:
+    """The data-loader script with its function, as ``FILE:FUNCTION`` if one is named."""
+    script, function = data.data_loader_script, data.data_loader_func_name
+    if function is None:
+        return script
+    if script is None:
+        raise UsageError("--data-loader-func-name names a function of a script, and there is none; add one.")
+    if not os.path.isfile(script):  # noqa: PTH113 - as for the words of a check
+        split_script(script, "", "data-loader")
+        raise UsageError("--data-loader-script names a function and so does --data-loader-func-name; name one.")
+    return f"{script}:{function}"
+
+
+def tolerance_options(
+    compare: Compare, target: TargetSettings | None, *, nonfinite_equal: bool = True
+) -> ToleranceOptions:
+    """How far a target may be off.
+
+    Raises:
+        UsageError: An option does not fit the others, or there is no such script.
+    """
+    if compare.index_tolerance and compare.compare_as is not Algorithm.INDICES:
+        raise UsageError("--index-tolerance says how to compare indices; add --compare indices.")
+    compare_files(compare)
+    asked = compare.check_error_stat
+    stats = {name: stat for name, stat in asked.items() if isinstance(stat, ErrorStat)}
+    measures = {name: measure for name, measure in asked.items() if isinstance(measure, Measure)}
+    return ToleranceOptions(
+        compare.atol,
+        compare.rtol,
+        stats,
+        _coarsest(target),
+        nonfinite_equal,
+        compare.error_quantile,
+        compare.infinities_compare_equal,
+        Method(
+            compare.compare_as,
+            compare.index_tolerance,
+            compare.postprocess,
+            not compare.no_shape_check,
+            compare.validate,
+            compare.compare_func_script,
+        ),
+        measures,
+        _thresholds(compare, measures),
+    )
+
+
+def _thresholds(compare: Compare, measures: Mapping[str, Measure]) -> dict[str, dict[str, float]]:
+    """What outputs have to reach, by the statistics that are one number.
+
+    Raises:
+        UsageError: A threshold is of a statistic that is not asked for, or one is missing.
+    """
+    algorithm = compare.compare_as
+    if algorithm.measures and compare.check_error_stat:
+        raise UsageError(
+            f"--compare {algorithm.value} is a statistic of its own; drop --check-error-stat, or --compare."
+        )
+    asked = set(algorithm.measures) | set(measures.values())
+    given = {
+        Measure.L2: compare.l2_threshold,
+        Measure.COSINE: compare.cosine_similarity_threshold,
+        Measure.PSNR: compare.psnr_threshold,
+        Measure.SNR: compare.snr_threshold,
+    }
+    for stat, values in given.items():
+        if values and stat not in asked:
+            raise UsageError(
+                f"{THRESHOLDS[stat.value]} is of a statistic that is not asked for; add --check-error-stat {stat.value}."
+            )
+    return {stat.value: dict(values) for stat, values in given.items() if values}
+
+
+def _coarsest(target: TargetSettings | None) -> Precision:
+    """What rounds most of what a target may compute in; 8-bit types are held to bfloat16, which has as few digits."""
+    low = frozenset(target.low_precisions if target is not None else ())
+    if low & {"bf16", "fp8", "int8"}:
+        return Precision.BF16
+    return Precision.FP16 if "fp16" in low else Precision.TF32 if "tf32" in low else Precision.FP32
+
+
+def metric_settings(
+    metric: Metric, data: DataOptions, compare: Compare, *, confidence: float = 1.0, bounded: bool = True
+) -> MetricSettings | None:
+    """The metric that says good or bad; ``None`` without one.
+
+    Args:
+        metric: What was said of it.
+        data: Where the set comes from.
+        compare: How outputs would be compared without it.
+        confidence: How sure all verdicts of a search together shall be; 1 for those of the whole set.
+        bounded: Whether a bound is needed.
+
+    Raises:
+        UsageError: The options do not fit, or there is no such metric.
+    """
+    metric.check(bounded=bounded)
+    if metric.metric is None:
+        return None
+    if compare != Compare():
+        raise UsageError(
+            "--metric says how good the outputs are, so how far each may be off (--atol, --check-error-stat, --compare and the "
+            "like) has no part in that; drop one of both."
+        )
+    find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises before anything is computed
+    return MetricSettings(metric, data, confidence)
+
+
+def data_files(data: Data) -> list[Path]:
+    """The files that the values come from.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    script = [] if data.data_loader_script is None else [split_script(data.data_loader_script, "", "data-loader")[0]]
+    return [*(file for path in data.load_inputs for file in files_of(path)), *script]
+
+
+def compare_files(compare: Compare) -> list[Path]:
+    """The files that the comparison depends on.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    return [] if compare.compare_func_script is None else [check_script(compare.compare_func_script)]
+
+
+def metric_files(metric: Metric) -> list[Path]:
+    """The files that a metric depends on.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    return [] if metric.metric is None else script_file(metric.metric)
+
+
+def check_files(check: Check) -> list[Path]:
+    """The files that the check's words name, its program too if that is given by its path.
+
+    Raises:
+        UsageError: It is no command.
+    """
+    # Not Path.is_file: it raises where a word is longer than any file's name.
+    words = CommandCheck.parse(check.check, away=True) if check.check else ()
+    return [Path(word) for word in words if os.path.isfile(word)]  # noqa: PTH113 - see above

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.commands.call import Call, refuse_repeat
 from bisect_trt.commands.fed import Fed, Values, command_on
 from bisect_trt.commands.session import Session
 from bisect_trt.commands.settings import CheckSettings, ModelSettings
@@ -23,12 +24,14 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.reading import Sizes
+from bisect_trt.options.searches import Sweep
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.sizes import AskSize, Point, fit, go_down, intervals, smallest_failing, sweep_points
+from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import make_inputs, resized
@@ -416,3 +419,26 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> dict[
         "intervals": intervals(each.sizes, line),
         "rule": None if rule is None else rule.to_json(),
     }
+
+
+def run(call: Call) -> Result:
+    """Find the sizes at which the target goes wrong.
+
+    Raises:
+        UsageError: An option is wrong, or the shapes do not fit the model.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own, search = call[Sweep], call.search
+    check = call.check(call[Target].settings())
+    job = call.open(check)
+    refuse_repeat(search, "sweep")
+    settings = SweepSettings(check, tuple(own.shapes), own.tries)
+    settings.check_shapes(job.model.input_shapes)
+    settings = replace(settings, check=job.deciding(check))
+    shapes = {**job.model.input_shapes, **settings.first_shapes(job.model)}
+    job = replace(job, model=replace(job.model, input_shapes=shapes))
+    with (
+        job.subject(settings.check.timeout, settings.check.target) as subject,
+        job.investigated(subject, settings.check, search, fed=False) as session,
+    ):
+        return sweep(session, settings)

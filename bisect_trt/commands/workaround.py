@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect_trt.commands.arbitration import arbitrate
 from bisect_trt.commands.blame import by_blame
+from bisect_trt.commands.call import Call
 from bisect_trt.commands.cause import name_cause
 from bisect_trt.commands.diagnose import (
     DiagnoseSettings,
@@ -20,8 +21,10 @@ from bisect_trt.commands.settings import SearchSettings
 from bisect_trt.commands.workarounds import WorkaroundSettings, add_precision, tell, work_around
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.precision import find_fix
+from bisect_trt.options.searches import Workaround
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.targets.options import Target
 
 
 def find_workaround(session: Session, settings: WorkaroundSettings, search: SearchSettings) -> Result:
@@ -66,3 +69,20 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
     why = None if passes or fault.whose in ("reference", "random") else "no way around it was found"
     session.conclude(Minimum(case.minimum.units, proven=case.minimum.proven and why is None, why=why))
     return result
+
+
+def run(call: Call) -> Result:
+    """Find what makes the whole model pass.
+
+    Raises:
+        UsageError: An option is wrong, or the model cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    own, search = call[Workaround], call.search
+    check = call.comparison(call[Target].required(), own.timeout)
+    settings = WorkaroundSettings(check, own.output, own.fresh_samples)
+    if not call.resumed:
+        settings.check_output(overwrite=own.overwrite)
+    job = call.open()
+    with job.subject(check.timeout, check.target) as subject, job.investigated(subject, check, search) as session:
+        return find_workaround(session, settings, search)

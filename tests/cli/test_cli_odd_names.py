@@ -19,8 +19,8 @@ from bisect_trt.options.spec import entries
 LONG = f"{'n' * 300}.onnx"
 PATHS = [
     (name, entry.flag)
-    for name, groups in GROUPS.items()
-    for group in groups
+    for name, known in GROUPS.items()
+    for group in known.groups
     for entry in entries(group)
     if entry.kind is Path and not entry.option.positional and name in command_lines("")
 ]

@@ -15,17 +15,10 @@ import pytest
 from conftest import CommandLine
 from support import chain, has, node_names, read_json, script
 
-from bisect_trt.cli.main import invocation
-
 pytestmark = pytest.mark.any_version
 
 REQUIRED = ("<3>", "<8>")
 LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"
-
-
-@pytest.fixture(autouse=True)
-def _each_as_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invocation, "resumed", None)
 
 
 @pytest.fixture

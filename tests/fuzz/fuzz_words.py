@@ -116,8 +116,8 @@ def command_line(rng: random.Random) -> list[str]:
     """The words after the program's name; `releases` installs packages, and is left out."""
     names = [name for name in COMMANDS if name != "releases"]
     name = rng.choices(names, [_WEIGHTS.get(each, 1) for each in names])[0]
-    own = COMMANDS[name][0]
-    every = [entry for group in COMMANDS[name] for entry in entries(group) if entry.name not in _NEVER]
+    own = COMMANDS[name].groups[0]
+    every = [entry for group in COMMANDS[name].groups for entry in entries(group) if entry.name not in _NEVER]
     words = [name]
     words += [_argument(name, entry, rng) for entry in entries(own) if entry.option.positional and rng.random() < 0.97]
     words += [

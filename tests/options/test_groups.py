@@ -62,7 +62,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
-GROUPS = list(dict.fromkeys(group for groups in COMMANDS.values() for group in groups))
+GROUPS = list(dict.fromkeys(group for command in COMMANDS.values() for group in command.groups))
 OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not entry.option.count]
 
 
@@ -121,11 +121,11 @@ def words(entry: Entry, value: Any) -> list[str]:
 @settings(max_examples=examples(20), deadline=None)
 def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Entry, data: st.DataObject) -> None:
     value = data.draw(values_of(entry))
-    name = next(name for name, groups in COMMANDS.items() if group in groups)
+    name = next(name for name, command in COMMANDS.items() if group in command.groups)
     needed: dict[str, Any] = {
-        other.name: Path("p") for own in COMMANDS[name] for other in entries(own) if other.required
+        other.name: Path("p") for own in COMMANDS[name].groups for other in entries(own) if other.required
     }
-    typed = [each for other in entries(COMMANDS[name][0]) if other.required for each in words(other, Path("p"))]
+    typed = [each for other in entries(COMMANDS[name].groups[0]) if other.required for each in words(other, Path("p"))]
     if not entry.required:
         # Arguments stand by their place, so those before it are given too.
         before = [other for other in entries(group) if other.option.positional and not other.required]
@@ -159,7 +159,7 @@ def test_polygraphys_names_are_taken_or_ignored_up_to_a_check() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_at_most_60_options(name: str) -> None:
-    own, *others = COMMANDS[name]
+    own, *others = COMMANDS[name].groups
     shown = [entry for entry in entries(own) if not entry.option.positional]
     shown += [entry for group in others for entry in entries(group) if entry.name in COMMON]
     assert len(shown) <= 60
@@ -167,7 +167,7 @@ def test_help_shows_at_most_60_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_options_of_a_command_have_different_names_and_flags(name: str) -> None:
-    every = [entry for group in COMMANDS[name] for entry in entries(group)]
+    every = [entry for group in COMMANDS[name].groups for entry in entries(group)]
     assert max(Counter(entry.name for entry in every).values()) == 1
     flags = [flag for entry in every if not entry.option.positional for flag in entry.flags]
     assert not flags or max(Counter(flag.removeprefix(" /") for flag in flags).values()) == 1

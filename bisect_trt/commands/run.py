@@ -1,4 +1,4 @@
-"""``run``: compare, or write a short Python program that does."""
+"""``run``: compare the outputs of targets with the reference's, or with saved ones, or write a script that does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.cli.jobs import open_target_job
-from bisect_trt.commands.compare import compare_settings, targets_to_run
+from bisect_trt.commands.call import Call
+from bisect_trt.commands.compare import compare, compare_settings, targets_to_run
 from bisect_trt.commands.compare_saved import check_average, compare_saved
-from bisect_trt.commands.from_options import data_options, metric_settings, model_settings, tolerance_options
-from bisect_trt.commands.metric_commands import refuse_beside_metric, score_saved
+from bisect_trt.commands.metric_commands import refuse_beside_metric, score, score_saved
+from bisect_trt.commands.settings import data_options, metric_settings, tolerance_options
 from bisect_trt.errors import UsageError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import Compare
@@ -20,59 +20,65 @@ from bisect_trt.options.metric import Drop, Metric
 from bisect_trt.options.reading import TopK
 from bisect_trt.options.run import MoreTargets, Run, RunOptions
 from bisect_trt.options.shared import Data, Places, Plots
-from bisect_trt.options.spec import Params, changed
-from bisect_trt.report.console import Console
+from bisect_trt.options.spec import changed
 from bisect_trt.report.plots import check_plots
 from bisect_trt.report.result import Result
 from bisect_trt.targets.options import Target, selectable
 from bisect_trt.tensors.npz import replacing
 
 
-def run(given: Params, console: Console, result: Result) -> Result:
-    """Compare a target with the reference, or with saved results, or saved results alone."""
-    own, options = given[Run], given[RunOptions]
-    if own.model is None:
-        return _compare_saved(given, console, result)
-    settings = compare_settings(options, given[Target], given[MoreTargets], given[Compare], given[Plots])
-    model_settings(own.model, given[Data])  # raises before anything is written
-    if given[Metric].metric is not None:
+def run(call: Call) -> Result:
+    """Compare a target with the reference, or with saved results, or saved results alone.
+
+    Raises:
+        UsageError: An option is wrong, or a file cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    options = call[RunOptions]
+    model, script = (call[Run].model, call[Run].gen_script) if Run in call.options else (None, None)
+    if model is None and call.source is None:
+        return _compare_saved(call)
+    settings = compare_settings(options, call[Target], call[MoreTargets], call[Compare], call[Plots])
+    if call[Metric].metric is not None:
         refuse_beside_metric(options)
-    for path in (settings.save_onnx, own.gen_script):
+    for path in (settings.save_onnx, script):
         if path is not None:
             check_output(path, overwrite=True)
-    if own.gen_script is not None:
-        groups = [
-            changed(given[group]) for group in (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
-        ]
-        write_script(own.gen_script, own.model, {name: value for each in groups for name, value in each.items()})
-        console.answer(f"{own.gen_script}: does the same; run it with: {shlex.join(['python', str(own.gen_script)])}")
-        result.artifacts["script"] = str(own.gen_script)
-        result.extra["comparisons"] = []
-        result.status, result.minimality = "found", "1-minimal"
-        return result
-    files, shaped = settings.load_outputs, options.shape_inference
-    job = open_target_job(
-        own.model, given, console, result, files, shape_inference=shaped, confidence=1.0, bounded=False
-    )
-    return job.compare(settings)
+    if script is not None and model is not None:
+        return _write_script(call, model, script)
+    job = call.open(None, settings.load_outputs, shape_inference=options.shape_inference, bounded=False)
+    with job.examined(settings.timeout, settings.target, *settings.also) as session:
+        return compare(session, settings) if job.metric is None else score(session, settings, job.metric)
 
 
-def _compare_saved(given: Params, console: Console, result: Result) -> Result:
+def _write_script(call: Call, model: Path, script: Path) -> Result:
+    """Write a Python program that does the same."""
+    groups = (Target, Places, MoreTargets, RunOptions, Compare, Metric, Plots, Data)
+    options = {name: value for group in groups for name, value in changed(call[group]).items()}
+    write_script(script, model, options)
+    call.console.answer(f"{script}: does the same; run it with: {shlex.join(['python', str(script)])}")
+    call.result.artifacts["script"] = str(script)
+    call.result.extra["comparisons"] = []
+    call.result.status, call.result.minimality = "found", "1-minimal"
+    return call.result
+
+
+def _compare_saved(call: Call) -> Result:
     """Compare saved results alone.
 
     Raises:
         UsageError: There are none, or an option needs a model.
     """
-    options = given[RunOptions]
-    if targets_to_run(given[MoreTargets], given[Target]) or not options.load_outputs:
+    options, result, console = call[RunOptions], call.result, call.console
+    if targets_to_run(call[MoreTargets], call[Target]) or not options.load_outputs:
         raise UsageError("there is no model to run; name one, or two saved results with --load-outputs and no target.")
-    _refuse_without_model(options, given[Data], given[Run].gen_script)
-    metric = metric_settings(given[Metric], data_options(given[Data]), given[Compare], bounded=False)
+    _refuse_without_model(options, call[Data], call[Run].gen_script)
+    metric = metric_settings(call[Metric], data_options(call[Data]), call[Compare], bounded=False)
     if metric is not None:
         refuse_beside_metric(options)
         return score_saved(options.load_outputs, metric, console, result)
-    check_plots(given[Plots])
-    tolerance = tolerance_options(given[Compare], None, nonfinite_equal=False)
+    check_plots(call[Plots])
+    tolerance = tolerance_options(call[Compare], None, nonfinite_equal=False)
     if options.check_average:
         check_average(tolerance, fail_fast=options.fail_fast)
     return compare_saved(
@@ -83,7 +89,7 @@ def _compare_saved(given: Params, console: Console, result: Result) -> Result:
         result,
         fail_fast=options.fail_fast,
         average=options.check_average,
-        plots=given[Plots],
+        plots=call[Plots],
     )
 
 
@@ -106,9 +112,7 @@ def _refuse_without_model(options: RunOptions, data: Data, gen_script: Path | No
     }
     for option, wanted in given.items():
         if wanted:
-            raise UsageError(
-                f"{option} needs a model, and saved results are compared as they are; name one, or drop it."
-            )
+            raise UsageError(f"{option} needs a model; name one, or drop it.")
 
 
 _PROGRAM = '''\

@@ -1,0 +1,343 @@
+"""One call of a command, from the command line or from Python: its options, and how its run is opened.
+
+A command is a function of a :class:`Call`. It reads its options from it, opens the run, and returns the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding, bind_function
+from bisect_trt.commands.checks import make_prober, tell_unused
+from bisect_trt.commands.metric import note_first
+from bisect_trt.commands.places import open_places
+from bisect_trt.commands.preflight import require_fit
+from bisect_trt.commands.record import recorded
+from bisect_trt.commands.session import Session
+from bisect_trt.commands.settings import (
+    CheckSettings,
+    MetricSettings,
+    ModelSettings,
+    SearchSettings,
+    check_files,
+    compare_files,
+    data_files,
+    metric_files,
+    metric_settings,
+    model_settings,
+    tolerance_options,
+)
+from bisect_trt.commands.source import Source
+from bisect_trt.commands.subject import Subject
+from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.save import check_annotated, check_output
+from bisect_trt.options.compare import Compare
+from bisect_trt.options.metric import Metric
+from bisect_trt.options.shared import Check as CheckOptions
+from bisect_trt.options.shared import Data, Places, Search
+from bisect_trt.options.spec import Params, changed
+from bisect_trt.probe.claim import claimed_path, claimed_run
+from bisect_trt.probe.ledger import Budget
+from bisect_trt.probe.runner import Check
+from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
+from bisect_trt.report.result import Result
+from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.place import HERE, Where, is_away
+
+Group = TypeVar("Group")
+_FUNCTION_OPTIONS = ("check", "candidate", "artifacts", "artifacts_dir")
+"""Options of a check that a Python function has too."""
+
+
+@dataclass
+class Call:
+    """The options of one call, its console and result, and its run once it is open.
+
+    Attributes:
+        command: The name of the command.
+        options: Its options.
+        console: Prints messages and answers.
+        result: The result, filled in as the command goes on.
+        words: What the run is bound to: the words of the command line, or the keywords of the Python call.
+        source: The model and its inputs, as they were given in Python; ``None`` for a path on the command line.
+        folder: The folder of the run; ``None`` before it is open.
+        resumed: Whether the run in ``folder`` goes on.
+        function: The Python function that checks a candidate, if there is one.
+        kept: Context managers that end with the call: locks of the run's folder.
+    """
+
+    command: str
+    options: Params
+    console: Console
+    result: Result
+    words: tuple[str, ...] = ()
+    source: Source | None = None
+    folder: Path | None = None
+    resumed: bool = False
+    function: Callable[..., object] | None = None
+    kept: ExitStack = field(default_factory=ExitStack)
+
+    def __getitem__(self, group: type[Group]) -> Group:
+        return self.options[group]
+
+    @property
+    def python(self) -> bool:
+        """Whether the call comes from Python."""
+        return self.source is not None
+
+    @property
+    def has_check(self) -> bool:
+        """Whether a command or a function decides whether a candidate fails."""
+        return bool(self[CheckOptions].check) or self.function is not None
+
+    @property
+    def search(self) -> SearchSettings:
+        """How the search is run."""
+        own = self[Search]
+        budget = Budget(own.max_probes, own.max_time)
+        return SearchSettings(own.workers, own.repeat, own.confidence, own.shrink, budget, own.pin)
+
+    def may_write(self, *paths: Path, overwrite: bool) -> None:
+        """Make sure that files can be written; those of a run that goes on may exist.
+
+        Raises:
+            UsageError: One cannot be written, or exists.
+        """
+        for path in () if self.resumed else paths:
+            check_output(path, overwrite=overwrite)
+
+    def comparison(self, target: TargetSettings, timeout: float | None) -> CheckSettings:
+        """The comparison of a target with the reference, as the check.
+
+        Raises:
+            UsageError: As :func:`tolerance_options`, or the comparison gives no numbers.
+        """
+        self[Compare].require_numbers()
+        return CheckSettings(target=target, tolerance=tolerance_options(self[Compare], target), timeout=timeout)
+
+    def check(self, target: TargetSettings | None, *, used: bool = False) -> CheckSettings:
+        """What decides whether a candidate fails: a function, a command, a target or the user.
+
+        Args:
+            target: The runtime under test, if there is one.
+            used: Whether the command uses it beside a check command too.
+
+        Raises:
+            UsageError: An option of the check is wrong, or has no effect.
+        """
+        own = self[CheckOptions]
+        if self.python:
+            self._refuse_idle(target, used=used)
+        if own.candidate is not None:
+            check_output(own.candidate, overwrite=True)  # whether it is somebody else's file is seen later
+        return CheckSettings(
+            argv=CommandCheck.parse(own.check, away=is_away(self[Places].on)) if own.check else (),
+            fail_codes=tuple(own.fail_code),
+            ignore_fail_codes=tuple(own.ignore_fail_code),
+            fail_regexes=tuple(own.fail_regex),
+            timeout=own.timeout,
+            candidate=own.candidate,
+            target=target,
+            tolerance=tolerance_options(self[Compare], target),
+            function=self.function,
+            artifacts=tuple(own.artifacts),
+            artifacts_dir=own.artifacts_dir,
+            show_output=own.show_output,
+            hide_fail_output=own.hide_fail_output,
+        )
+
+    def _refuse_idle(self, target: TargetSettings | None, *, used: bool) -> None:
+        """Refuse what has no effect in a Python call, where nobody reads a note.
+
+        Raises:
+            UsageError: There is neither a check nor a target, or an option has no effect beside the other.
+        """
+        if not self.has_check and target is None:
+            raise UsageError("there is nothing to check with: give check (a function or a command) or target.")
+        if self.has_check and target is not None and (self.function is not None or not used):
+            raise UsageError(f"target='{target.runtime}' has no effect beside check; leave one out.")
+        idle = changed(self[Compare]) if self.has_check and target is None else {}
+        if self.function is not None:
+            idle |= {name: 0 for name in changed(self[CheckOptions]) if name not in _FUNCTION_OPTIONS}
+        for name in idle:
+            raise UsageError(f"{name} has no effect with this check; leave it out.")
+
+    def open(
+        self,
+        check: CheckSettings | None = None,
+        files: Iterable[Path] = (),
+        *,
+        shape_inference: bool = False,
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        bounded: bool = True,
+    ) -> Job:
+        """Open the run: its folder, bound to all that its verdicts depend on, its model and the places where it runs.
+
+        Args:
+            check: What decides whether a candidate fails, if the user chose that.
+            files: What the run depends on beside the files of shared options.
+            shape_inference: Whether inferred shapes are declared in the model.
+            input_shapes: Shapes of inputs beside those of ``--input-shapes``.
+            bounded: Whether a metric needs a bound.
+
+        Raises:
+            UnavailableError: A place is not there, or the model cannot be exported.
+            UsageError: The folder cannot be made, the run that goes on was about something else, or an option is wrong.
+        """
+        own: Any = next(iter(self.options))
+        annotation: Path | None = getattr(own, "annotate", None)
+        source = self.source or Source(own.model)
+        if annotation is not None:
+            check_annotated(annotation, source.named)
+        data = self[Data]
+        data.input_shapes |= input_shapes or {}
+        settings = replace(model_settings(source.named, data), shape_inference=shape_inference)
+        confidence = self[Search].confidence if Search in self.options else 1.0
+        metric = metric_settings(self[Metric], settings.data, self[Compare], confidence=confidence, bounded=bounded)
+        where = open_places(self[Places], self.console)
+        fixed_path = None if check is None else check.fixed_path
+        self.kept.enter_context(claimed_path(fixed_path))
+        workspace = self._folder(source.named, fixed_path)
+        settings, exported = source.place(settings, workspace.folder, self.console)
+        if exported is not None:
+            self.result.extra["export"] = exported
+        named = [*data_files(data), *compare_files(self[Compare]), *check_files(self[CheckOptions]), *files]
+        named += metric_files(self[Metric]) + self[Target].files()
+        self._bind(source, settings, named, workspace.folder)
+        settings = replace(settings, shape_inference=shape_inference)
+        fresh = self[Target].fresh_process
+        return Job(settings, workspace, self.console, self.result, fresh, annotation, where, metric)
+
+    def _folder(self, model: Path, fixed_path: Path | None) -> Workspace:
+        """The folder of the run, locked; the lock of one that ``resume`` goes on with is held already."""
+        new = self.folder is None
+        self.folder = self.folder or Workspace.new_folder(self.command, model)
+        workspace = Workspace(self.folder, fixed_path)
+        if new or self.python:
+            self.kept.enter_context(claimed_run(self.folder))
+        return workspace
+
+    def _bind(self, source: Source, settings: ModelSettings, files: Iterable[Path], folder: Path) -> None:
+        """Bind the run to this call, or make sure that it is the one that it is bound to."""
+        model = settings.path if self.python else source.named
+        given = settings.data.load_inputs if self.python else ()
+        binding = Binding.of(self.words, model, [*files, *given], self[Data].external_data_dir)
+        if self.function is not None:
+            binding.files.update(bind_function(self.function))
+        name = CALL_FILE if self.python else RUN_FILE
+        if self.resumed:
+            Binding.read(folder, name).check(binding, folder)
+        else:
+            binding.write(folder, name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """An opened run, of which sessions are made.
+
+    Attributes:
+        model: The model and its inputs.
+        workspace: The run's folder.
+        console: Prints messages and answers.
+        result: The result, filled in as the command goes on.
+        fresh_process: Whether each probe gets a worker process of its own.
+        annotation: The file of the model annotated with verdicts, if it is wanted.
+        where: Where targets run.
+        metric: The metric that decides whether a candidate fails, if one does.
+    """
+
+    model: ModelSettings
+    workspace: Workspace
+    console: Console
+    result: Result
+    fresh_process: bool = False
+    annotation: Path | None = None
+    where: Where = HERE
+    metric: MetricSettings | None = None
+
+    def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
+        """The model, opened for a target, of which ``older`` releases may be asked; to be closed."""
+        model = self.model
+        if self.metric is not None:  # the search looks inside the first sample; the set is the metric's
+            model = replace(model, data=replace(model.data, most=1))
+        return Subject(
+            replace(model, older=older or bool(self.where.places)),
+            self.workspace,
+            self.console,
+            fresh_process=self.fresh_process,
+            timeout=timeout,
+            target=target,
+            where=self.where,
+        )
+
+    def deciding(self, check: CheckSettings) -> CheckSettings:
+        """The check, without a target that has no effect beside a check command; a note says so."""
+        if not check.argv or check.target is None:
+            return check
+        tell_unused(check.target, self.console)
+        return replace(check, target=None)
+
+    def scored(self, check: CheckSettings) -> CheckSettings:
+        """The check, by the metric if there is one.
+
+        Raises:
+            UsageError: Another check decides too.
+        """
+        if self.metric is not None and (check.target is None or check.argv or check.function is not None):
+            raise UsageError("--metric scores the outputs of a target; name a target, and no --check.")
+        return replace(check, metric=self.metric)
+
+    @contextmanager
+    def examined(
+        self,
+        timeout: float | None,
+        *targets: TargetSettings,
+        require: Callable[[Subject, TargetSettings], None] = require_fit,
+    ) -> Iterator[Session]:
+        """A session without a search, once its targets are there and fit; the result is recorded however it ends."""
+        with self.subject(timeout, targets[0] if targets else None) as subject:
+            session = Session(subject, self.console, self.result, None)
+            with recorded(session, targets[0] if targets else None, self.annotation):
+                for each in targets:
+                    require(subject, each)
+                yield session
+
+    @contextmanager
+    def investigated(
+        self,
+        subject: Subject,
+        check: CheckSettings,
+        search: SearchSettings,
+        target: TargetSettings | None = None,
+        elsewhere: Callable[[Check], Check] | None = None,
+        *,
+        fed: bool = True,
+    ) -> Iterator[Session]:
+        """A session with a prober; the result is recorded however it ends. For the arguments see :func:`make_prober`."""
+        prober = make_prober(check, search, subject, self.console, elsewhere, fed=fed)
+        session = Session(subject, self.console, self.result, prober)
+        try:
+            with recorded(session, target or check.target, self.annotation):
+                yield session
+        finally:
+            note_first(prober, self.result)
+            prober.ledger.close()
+
+
+def refuse_repeat(search: SearchSettings, command: str) -> None:
+    """Refuse ``--repeat``, which measures the failure rate of one model with one input.
+
+    Raises:
+        UsageError: It is given.
+    """
+    if search.repeat is not None:
+        raise UsageError(
+            f"--repeat has no effect in {command}, which tries many inputs; `bisect-trt repeat` measures a failure rate."
+        )
