@@ -24,7 +24,7 @@ from support import arrays, chain, node_names, overflowing
 
 import bisect_trt
 from bisect_trt import UsageError
-from bisect_trt.api import call
+from bisect_trt.commands import source
 from bisect_trt.commands.commands import COMMANDS
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import entries
@@ -191,7 +191,7 @@ def test_a_command_is_a_check_too(here: Path) -> None:
 
 
 def test_nothing_to_say_good_or_bad(here: Path) -> None:
-    with pytest.raises(bisect_trt.UsageError, match="nothing to say good or bad"):
+    with pytest.raises(bisect_trt.UsageError, match="nothing to check with"):
         bisect_trt.reduce(chain(here / "model.onnx"))
 
 
@@ -236,9 +236,7 @@ def test_every_function_takes_a_graph_of_graphsurgeon(here: Path) -> None:
 def test_a_graph_that_cannot_be_exported(here: Path) -> None:
     graph = overflowing_graph(here)
     graph.outputs[0].dtype = None
-    with pytest.raises(
-        UsageError, match=r"onnx-graphsurgeon cannot export the graph: .*mend it, or give an ONNX model"
-    ):
+    with pytest.raises(UsageError, match=r"onnx-graphsurgeon cannot export the graph"):
         bisect_trt.compare(graph)
 
 
@@ -294,11 +292,11 @@ def test_mistakes_are_exceptions_with_a_sentence(options: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"check": wrong, "target": "onnxrt", "fp16": True}, "so target='onnxrt' would do nothing"),
-        ({"check": "true", "target": "onnxrt"}, "so target='onnxrt' would do nothing"),
-        ({"check": "true", "atol": 1e-3}, "atol says how to compare a target"),
-        ({"check": wrong, "timeout": 5.0}, "timeout is for a check command"),
-        ({"check": wrong, "fail_regex": "bad"}, "fail_regex is for a check command"),
+        ({"check": wrong, "target": "onnxrt", "fp16": True}, "target='onnxrt' has no effect beside check"),
+        ({"check": "true", "target": "onnxrt"}, "target='onnxrt' has no effect beside check"),
+        ({"check": "true", "atol": 1e-3}, "atol has no effect"),
+        ({"check": wrong, "timeout": 5.0}, "timeout has no effect"),
+        ({"check": wrong, "fail_regex": "bad"}, "fail_regex has no effect"),
         ({"check": wrong, "mode": "fast"}, "^mode: fast"),
     ],
 )
@@ -310,9 +308,9 @@ def test_nothing_that_is_given_does_nothing(options: dict[str, Any], message: st
 def test_a_search_for_precision_takes_a_check_or_a_target(here: Path) -> None:
     model = chain(here / "model.onnx")
     for check in (wrong, "true"):
-        with pytest.raises(bisect_trt.UsageError, match="target='onnxrt' would do nothing"):
+        with pytest.raises(bisect_trt.UsageError, match="target='onnxrt' has no effect"):
             bisect_trt.precision(model, check, target="onnxrt")
-    with pytest.raises(bisect_trt.UsageError, match="target='trt' would do nothing"):
+    with pytest.raises(bisect_trt.UsageError, match="target='trt' has no effect"):
         bisect_trt.precision(model, wrong, target="trt")
 
 
@@ -391,7 +389,7 @@ def test_both_ends_held_leave_nothing(here: Path) -> None:
 
 def test_a_model_too_large_for_one_message(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.load(str(chain(here / "model.onnx")))
-    monkeypatch.setattr(call, "_PROTO_LIMIT_BYTES", 10)
+    monkeypatch.setattr(source, "_PROTO_LIMIT_BYTES", 10)
     with pytest.raises(bisect_trt.UsageError, match="larger than 2 GiB"):
         bisect_trt.compare(model)
 

@@ -38,7 +38,7 @@ def test_a_program_that_is_not_there(cli: CommandLine) -> None:
 def test_an_onnx_model_is_fed_by_name(here: Path) -> None:
     model = overflowing(here / "model.onnx")
     for inputs in (np.ones((2, 3)), (np.ones((2, 3)),), [np.ones((2, 3))]):
-        with pytest.raises(bisect_trt.UsageError, match="an ONNX model is fed by the names of its inputs"):
+        with pytest.raises(bisect_trt.UsageError, match="give a dict of arrays by the names"):
             bisect_trt.compare(model, inputs=inputs)
 
 
