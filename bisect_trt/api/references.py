@@ -17,7 +17,7 @@ from bisect_trt.api import assert_matches, compare, target_second
 from bisect_trt.commands.source import Model, Source
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
-from bisect_trt.worker.facts import installed
+from bisect_trt.worker.host import installed
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy")
 _DATA = ("seed", "val_range", "input_shapes", "iterations", "load_inputs", "external_data_dir")

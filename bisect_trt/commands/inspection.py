@@ -276,7 +276,7 @@ def describe_engine(path: Path, folder: Path) -> dict[str, Any]:
         raise UnavailableError(
             f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
         )
-    return reply.engine
+    return reply
 
 
 def model_tree(title: str, plain: Plain) -> Branch:

@@ -32,8 +32,8 @@ from bisect_trt.tensors.inputs import given_labels
 from bisect_trt.tensors.metrics import Evaluation
 from bisect_trt.tensors.saved import SavedRun, Selected, load_runs, same_samples
 from bisect_trt.worker.guard import scratch
-from bisect_trt.worker.measuring import measure
 from bisect_trt.worker.protocol import Failed, Measure, Measured
+from bisect_trt.worker.sessions import measure
 
 if TYPE_CHECKING:
     from bisect_trt.commands.diagnose import DiagnoseSettings

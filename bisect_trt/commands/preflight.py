@@ -55,7 +55,7 @@ def lowers_by(subject: Subject, target: TargetSettings) -> Lowering:
     reply = subject.about(target)
     if isinstance(reply, Failed):
         raise UnavailableError(f"{target.describe()} does not start: {reply.message}; `bisect-trt doctor` says more.")
-    return reply.lowers_by
+    return reply
 
 
 def require_reference(subject: Subject) -> None:

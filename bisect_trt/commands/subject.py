@@ -41,14 +41,13 @@ from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import Lowering, TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, make_inputs, validate_sample
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker.place import HERE, Place, Seen, Where
-from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import About, Failed, Started
-from bisect_trt.worker.resources import visible_gpus
+from bisect_trt.worker.pool import WorkerPool, visible_gpus
+from bisect_trt.worker.protocol import About, Failed
 
 if TYPE_CHECKING:
     from bisect_trt.commands.dynamic_dims import Freed
@@ -138,7 +137,7 @@ class Subject:
         self.samples = self._fix_shapes()
         self.truth = self.network
         self.seen: dict[Place, Seen] = {}
-        self._about: dict[TargetSettings, Started] = {}
+        self._about: dict[TargetSettings, Lowering] = {}
         if settings.shape_inference:
             self._declare_shapes()
 
@@ -213,8 +212,8 @@ class Subject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def about(self, target: TargetSettings) -> Started | Failed:
-        """What a target says of itself, which is asked once; or how it fails when it starts.
+    def about(self, target: TargetSettings) -> Lowering | Failed:
+        """How a target lowers models, which is asked once; or how it fails when it starts.
 
         Raises:
             UnavailableError: It is not there.

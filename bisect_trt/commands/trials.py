@@ -20,9 +20,8 @@ from bisect_trt.probe.reconfirm import passes_needed
 from bisect_trt.report.reproducer import FILES, SCRIPT, Command, Reproducer, Trial
 from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
+from bisect_trt.worker.process import Cancel, ProcessEnd, gate, run_to_end
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Compare, Execute, Failed, Sample
-from bisect_trt.worker.resources import gate
 
 _GRACE_SECONDS = 120.0
 """What a fresh process may take beside ten times what a worker took: TensorRT takes ten seconds to start."""

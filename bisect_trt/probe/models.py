@@ -174,4 +174,4 @@ class Models:
         reply = self.ask(Lower(target, model, path))
         if isinstance(reply, Failed):
             return reply
-        return onnx.load(str(path), load_external_data=False) if reply.lowered else None
+        return onnx.load(str(path), load_external_data=False) if reply else None

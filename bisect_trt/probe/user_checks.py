@@ -32,9 +32,8 @@ from bisect_trt.tensors.kernel_memory import oom_kills
 from bisect_trt.tensors.npz import load_npz
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, run_to_end
+from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Failed
-from bisect_trt.worker.resources import gate
 
 _TAIL_LINES = 5
 _TAIL_BYTES = 4096

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from bisect_trt import __version__
-from bisect_trt.worker.facts import installed, processor
+from bisect_trt.worker.host import installed, processor
 
 _DRIVER = Path("/proc/driver/nvidia")
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnx", "numpy", "tensorrt", "openvino")

@@ -149,15 +149,20 @@ class LocalRuntime:
         facts: What the runner says of itself.
     """
 
-    def __init__(self, settings: TargetSettings) -> None:
+    def __init__(self, settings: TargetSettings, remote: Any = None) -> None:  # noqa: ANN401 - of a runner module
         """Set the runner up.
+
+        Args:
+            settings: Which target, and how it is set up.
+            remote: The runner, if it runs in a place; it gets the model as a hint.
 
         Raises:
             UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
             UsageError: The runtime has no such option.
         """
         self._settings, self._target = settings, settings.target
-        self.runner: Any = importlib.import_module(self._target.sent[-1]).make(self._target.plain(settings))
+        self._remote = remote is not None
+        self.runner: Any = remote or importlib.import_module(self._target.sent[-1]).make(self._target.plain(settings))
         self.facts: Mapping[str, Any] = self.runner.facts
 
     @property
@@ -209,12 +214,14 @@ class LocalRuntime:
         """Collect the plain values that the runner needs, with the model's content where that is not its file's."""
         lowered = self._target.lower(self._settings, model, self.facts)
         elsewhere = model.with_name(ELSEWHERE).exists()
-        if lowered is None and not elsewhere and not self._target.reads_graph:
+        if lowered is None and not elsewhere and not self._target.reads_graph and not self._remote:
             return {}
         proto = load_proto(model) if lowered is None else lowered
         hints = dict(self._target.hints(self._settings, proto, self.facts))
-        if lowered is not None or elsewhere:
+        if lowered is not None or elsewhere or self._remote:
             hints |= content_of(proto, model)
+        if self._remote:
+            return hints
         return {**hints, **self._target.local_hints(self._settings, proto, model, feed)}
 
 

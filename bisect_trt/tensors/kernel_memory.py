@@ -89,6 +89,17 @@ def _share(pid: int, resident: int) -> int:
     return shares["Pss:"] << 10 if "Pss:" in shares else resident
 
 
+def status_bytes(name: str) -> int:
+    """A number of bytes from the kernel's status of this process, such as ``VmRSS:``; 0 where it is not known."""
+    return _fields(_PROC / "self/status").get(name, 0) << 10
+
+
+def forget_peak() -> None:
+    """Reset the peak of this process's memory. Source: proc_pid_clear_refs(5)."""
+    with suppress(OSError):
+        (_PROC / "self/clear_refs").write_text("5")
+
+
 def prefer_to_end(pid: int) -> None:
     """Have the kernel end this process rather than the driver when memory runs out."""
     with suppress(OSError):

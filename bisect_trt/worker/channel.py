@@ -21,14 +21,14 @@ from typing import IO, Any
 
 Buffer = Any
 """Bytes, a bytearray or a memoryview of bytes."""
+Answered = tuple[dict[str, Any], bytearray]
+"""The header and the payload of a message."""
 HEAD = struct.Struct(">IQ")
 _CHUNK = 1 << 20
 OLDEST = (3, 10)
 """The oldest Python that a worker runs on."""
 READY = b"@bisect-trt-worker "
 """Printed first by the interpreter at the other end, followed by its version."""
-DIED = b"@bisect-trt-died "
-"""Printed to stderr when the process that runs models has ended, followed by a :class:`ProcessDied` as JSON."""
 FIRST_LINE = (
     'import os,sys;n=os.write(1,("\\n@bisect-trt-worker %d.%d.%d\\n"%sys.version_info[:3]).encode());'
     'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'
@@ -59,19 +59,28 @@ class ChannelLost(Exception):  # noqa: N818 - says nothing of the model
 
 
 class ProcessDied(Exception):  # noqa: N818 - as above
-    """The process that runs models at the other end has ended.
+    """The process that runs models in a place has ended.
 
     Attributes:
         code: Its exit status, or minus the signal's number.
         over_memory: Whether it was ended because it used more memory than allowed.
-        log: The end of its output.
     """
 
-    def __init__(self, code: int, log: str, *, over_memory: bool) -> None:
-        super().__init__(code)
-        self.code = code
-        self.log = log
-        self.over_memory = over_memory
+    def __init__(self, code: int, over_memory: bool) -> None:
+        super().__init__(code, over_memory)
+        self.code, self.over_memory = code, over_memory
+
+
+class RemoteError(Exception):
+    """Something in the place fails in a way that no runtime does.
+
+    Attributes:
+        name: The type of the exception there.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def write_all(fd: int, content: Buffer) -> None:
@@ -120,7 +129,7 @@ def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> 
         write_all(fd, piece)
 
 
-def receive(fd: int) -> tuple[dict[str, Any], bytearray]:
+def receive(fd: int) -> Answered:
     """Read a message: its header and its payload."""
     length, size = HEAD.unpack(read_exactly(fd, HEAD.size))
     header: dict[str, Any] = json.loads(bytes(read_exactly(fd, length)))
@@ -147,12 +156,11 @@ class ProcessChannel:
         self._errors: IO[bytes] | None = None
         self._in = self._out = -1
 
-    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> tuple[dict[str, Any], bytearray]:
+    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Answered:
         """Send a message and wait for the answer.
 
         Raises:
-            ChannelLost: The other end does not answer.
-            ProcessDied: The process that runs models has ended; the next message starts the command again.
+            ChannelLost: The other end does not answer; the next message starts the command again.
         """
         try:
             if self._process is None:
@@ -210,8 +218,8 @@ class ProcessChannel:
             if byte == b"\n" and READY in seen:
                 return tuple(int(word) for word in seen.rpartition(READY)[2].split(b"."))
 
-    def _ended(self, why: str) -> Exception:
-        """Why there is no answer, by what the other end wrote to stderr."""
+    def _ended(self, why: str) -> ChannelLost:
+        """Why there is no answer, with the last lines of what the other end wrote to stderr."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_SECONDS)
@@ -220,9 +228,6 @@ class ProcessChannel:
             self._errors.seek(0)
             said = self._errors.read()
         self.close()
-        report = next((line for line in reversed(said.splitlines()) if line.startswith(DIED)), None)
-        if report is not None:
-            return ProcessDied(**json.loads(report.removeprefix(DIED)))
         lines = [line.strip() for line in said[-4096:].decode(errors="replace").splitlines()]
         last = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
         return ChannelLost(f"the place {self._title} is lost: {why}" + (f" (it says: {last})" if last else ""))

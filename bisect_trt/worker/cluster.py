@@ -17,7 +17,7 @@ from typing import Any
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.worker import channel
-from bisect_trt.worker.channel import FIRST_LINE, Buffer, ChannelLost, ProcessChannel, ProcessDied
+from bisect_trt.worker.channel import FIRST_LINE, Answered, Buffer, ChannelLost, ProcessChannel
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import module_command
 
@@ -68,15 +68,13 @@ class Slot:
         """Nothing is started yet; the arguments are those of the channel."""
         self._channel = ProcessChannel(title, [sys.executable, "-c", FIRST_LINE], program)
 
-    def exchange(self, header: Mapping[str, Any], *payload: bytes) -> tuple[str, Any, bytes]:
-        """Pass a message on: how that ended, the header or the reason, and the payload."""
+    def exchange(self, header: Mapping[str, Any], *payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Pass a message on; the header of the answer has ``lost``, the message and ``refused``, if there is none."""
         try:
             known, content = self._channel.exchange(header, payload)
         except ChannelLost as lost:
-            return "lost", (str(lost), lost.refused), b""
-        except ProcessDied as death:
-            return "died", {"code": death.code, "log": death.log, "over_memory": death.over_memory}, b""
-        return "answered", known, bytes(content)
+            return {"lost": (str(lost), lost.refused)}, b""
+        return known, bytes(content)
 
     def close(self) -> None:
         """End the worker."""
@@ -86,38 +84,33 @@ class Slot:
 class RayChannel:
     """Exchanges messages with an actor, which is started by the first one."""
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        """For ``options`` see ``away.main``."""
+    def __init__(self, place: Place, program: bytes) -> None:
+        """The actor is started by the first message; ``program`` is that of the channel."""
         self._place = place
-        self._options = options
+        self._program = program
         self._ray: Any = None
         self._actor: Any = None
 
-    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> tuple[dict[str, Any], bytearray]:
+    def exchange(self, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> Answered:
         """Send a message and wait for the answer.
 
         Raises:
             ChannelLost: The actor is gone, or found no room in the cluster.
-            ProcessDied: The process that runs models has ended.
             UnavailableError: Ray is not there.
         """
         actor = self._started()
         try:
-            how, said, content = self._ray.get(actor.exchange.remote(dict(header), *map(bytes, payload)))
+            known, content = self._ray.get(actor.exchange.remote(dict(header), *map(bytes, payload)))
         except Exception as error:  # the actor's own are answers, so this one is Ray's
             raise self._lost(error) from error
-        if how == "lost":
-            message, refused = said
+        if "lost" in known:
+            message, refused = known["lost"]
             raise ChannelLost(message, refused=refused)
-        if how == "died":
-            raise ProcessDied(**said)
-        return said, bytearray(content)
+        return known, bytearray(content)
 
     def _started(self) -> Any:  # noqa: ANN401 - Ray's handle of an actor
         if self._actor is not None:
             return self._actor
-        from bisect_trt.worker.bundle import start  # noqa: PLC0415 - it asks every target for its modules
-
         address, resource, node = self._place.argv
         self._ray = self._ray or connect(address)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415 - an extra
@@ -130,7 +123,7 @@ class RayChannel:
             # Its own node while that lives; any other that is like it after.
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
-        actor = self._ray.remote(Slot).options(**options).remote(self._place.said, start(self._options))
+        actor = self._ray.remote(Slot).options(**options).remote(self._place.said, self._program)
         self._actor = actor
         try:
             self._ray.get(actor.__ray_ready__.remote(), timeout=_START_SECONDS)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.times import asking
-from bisect_trt.worker.process import MOST_LOST, Cancel, Limits
-from bisect_trt.worker.protocol import About, Failed, Order, R_co, Reply, Request
-from bisect_trt.worker.resources import default_workers, gate
+from bisect_trt.worker.process import MOST_LOST, Cancel, Limits, gate
+from bisect_trt.worker.protocol import About, Failed, Order, R_co, Request
 from bisect_trt.worker.worker import FOR_COMPARING, WorkerDied, WorkerProcess, keep, take_spare
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
 """How long a worker may take where nothing is said; the latter for a target whose probes are minutes by nature."""
+_DEVICES = Path("/dev")
 LEAST_SECONDS = 30.0
 """How long what is no probe may take at least, and a start with the runtime's import: too much for the time of a probe."""
 
@@ -145,20 +147,20 @@ class WorkerPool:
                     raise
                 if used and isinstance(reply, Failed) and reply.poisoned:
                     reply = self._ask(self._take(away=away, fresh=True, place=place), order, timeout, cancel)
-            return reply  # type: ignore[return-value]  # the protocol has one type of reply a request
+            return reply  # type: ignore[no-any-return]
 
     def _bring_weights(self, request: Request[Any], *, away: bool) -> None:
         model = getattr(request, "model", None)
         if isinstance(model, Path) and (away or not request.target.target.finds_weights(request.target)):
             self._bring(model)
 
-    def _is_final(self, death: WorkerDied, request: Request[Reply]) -> bool:
+    def _is_final(self, death: WorkerDied, request: Request[Any]) -> bool:
         """Whether the end of a worker is our own doing. Where another takes seconds to start, it is started at once."""
         if death.end.cancelled and request.target.target.capabilities.costly:
             self.warm(About(request.target), 1)
         return death.end.cancelled or death.end.timed_out or death.end.over_memory
 
-    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Reply:
+    def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
         try:
             with asking() as spent:
                 limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
@@ -181,7 +183,7 @@ class WorkerPool:
         self._give_back(worker)
         return answer.reply
 
-    def warm(self, request: Request[Reply], number: int) -> None:
+    def warm(self, request: Request[Any], number: int) -> None:
         """Start workers and have each answer a request, while others do other things; probes wait for them, not for new ones.
 
         What goes wrong is said when it is asked for in earnest.
@@ -202,7 +204,7 @@ class WorkerPool:
                 self._warming.append((thread, cancel))
                 thread.start()
 
-    def _warm(self, request: Request[Reply], cancel: Cancel) -> None:
+    def _warm(self, request: Request[Any], cancel: Cancel) -> None:
         worker: WorkerProcess | None = None
         try:
             with self._lock:
@@ -297,3 +299,23 @@ class WorkerPool:
             idle, self._idle = self._idle, []
         for worker in reversed(idle):
             keep(worker)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that a process may use, as ``CUDA_VISIBLE_DEVICES`` names them; without asking CUDA, which takes seconds.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": what comes after the first entry that is no device
+    (-1, say) does not count; devices are numbered from 0 whatever the numbers of their files.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        entries = (entry.strip() for entry in listed.split(","))
+        return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+    files = sum(path.name.removeprefix("nvidia").isdigit() for path in _DEVICES.glob("nvidia*"))
+    return [str(number) for number in range(files)]
+
+
+def default_workers() -> int:
+    """How many probes may run at a time: one per GPU, or one per core without a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(visible_gpus()) or cores or 1

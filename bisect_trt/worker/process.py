@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.tensors.kernel_memory import holds_more
+from bisect_trt.tensors.kernel_memory import free_bytes, holds_more, total_bytes
 from bisect_trt.worker.guard import guard
 
 _FAULTS = {
@@ -34,6 +36,8 @@ MOST_LOST = 3
 """How often somebody else may end what is asked of a process before it stays unanswered."""
 GRACE_SECONDS = 2.0
 """How long a process group may take to end itself after SIGTERM."""
+_RESERVE = 0.05
+"""The share of all memory that is left alone by probes that run beside others."""
 
 
 def module_command(module: str, *words: str) -> list[str]:
@@ -66,6 +70,12 @@ class ProcessEnd:
     seconds: float
     over_memory: bool = False
     left_out: int = 0
+
+    @classmethod
+    def past(cls, limit: str | None, code: int | None, seconds: float, left_out: int = 0) -> ProcessEnd:
+        """The end of a process that was past a limit, as :attr:`Limits.past` names it, or past none."""
+        killed = -signal.SIGKILL if code is None else code
+        return cls(killed, limit == "timed out", limit == "cancelled", seconds, limit == "over memory", left_out)
 
     @property
     def signal_name(self) -> str | None:
@@ -198,9 +208,7 @@ def run_to_end(
     finally:
         os.close(reading)
         output.close()
-    seconds = time.monotonic() - began
-    ended = (why == "timed out", why == "cancelled", seconds, why == "over memory")
-    return ProcessEnd(process.returncode, *ended, output.left_out)
+    return ProcessEnd.past(why, process.returncode, time.monotonic() - began, output.left_out)
 
 
 class Limits:
@@ -303,3 +311,47 @@ def kill_group(group: int) -> None:
     """Kill what is left of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+class MemoryGate:
+    """Lets a probe begin while there is memory for one more; one at a time always may."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._running = 0
+        self._alone = False
+        self._largest = 0
+
+    @contextlib.contextmanager
+    def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[None]:
+        """Wait for room; ``alone`` for as long as anything else runs. One that is cancelled does not wait."""
+        with self._condition:
+            while self._running and (alone or self._alone or not self._fits()):
+                if cancel is not None and cancel.is_set:
+                    break
+                self._condition.wait(MEMORY_LOOK_SECONDS)
+            self._running += 1
+            self._alone = self._alone or alone
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._running -= 1
+                self._alone = self._alone and not alone
+                self._condition.notify_all()
+
+    def saw(self, size: int) -> None:
+        """A probe has taken so many bytes."""
+        self._largest = max(self._largest, size)
+
+    def saw_children(self) -> None:
+        """A process has ended: what the largest has taken is known now."""
+        unit = 1 if os.uname().sysname == "Darwin" else 1 << 10
+        self.saw(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
+
+    def _fits(self) -> bool:
+        free, total = free_bytes(), total_bytes()
+        return free is None or total is None or free > self._largest + _RESERVE * total
+
+
+gate = MemoryGate()

@@ -1,8 +1,7 @@
-"""What is asked of a worker and what it answers: plain data, one line of JSON each way.
+"""Requests to a worker and their replies: frozen dataclasses, each request with its type of reply.
 
-Each request has one type of reply, or :class:`Failed` where the runtime does not run the model. The worker's side needs
-this module, NumPy and the runtime's package, and no more. It is long because it is all declarations, which are read side by
-side; ``worker/codec.py`` has what becomes of them on the way.
+A worker on this machine runs the same interpreter and the same package as its driver, so an :class:`Order` and its
+:class:`Answer` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.remote`.
 """
 
 from __future__ import annotations
@@ -13,33 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
-    from bisect_trt.targets.base import Lowering
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.tolerance import ToleranceOptions
 
 PLACE_FOLDER, PLACE_PYTHON = "@BISECT_TRT_FOLDER@", "@BISECT_TRT_PYTHON@"
 """In the words of a command that runs in a place: the folder of its files, and the place's interpreter."""
-
-
-class Reply:
-    """What a worker answers."""
-
-
-R_co = TypeVar("R_co", bound=Reply, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+"""The reply to a request that succeeds."""
 
 
 @dataclass(frozen=True)
-class Failed(Reply):
-    """The runtime does not run the model.
+class Failed:
+    """The runtime does not run the model; the reply to any request.
 
     Attributes:
-        kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker made a ``crash`` of it or ran past
-            its ``time-out`` or its limit of ``memory``, was ``cancelled``, or was ``lost``: ended by somebody else, which
-            says nothing of the model.
-        message: Why, in words.
+        kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker ended by a ``crash``, its ``time-out``
+            or its limit of ``memory``, was ``cancelled``, or was ``lost``: ended by something else, which says nothing of the
+            model.
+        message: The reason.
         signature: The kind of failure, the same for the same failure of another model; see ``Outcome``.
-        poisoned: Whether whatever else that worker runs would fail too.
+        poisoned: Whether that worker fails at everything else too.
     """
 
     kind: Literal["build", "run", "crash", "time-out", "memory", "cancelled", "lost"]
@@ -49,57 +42,15 @@ class Failed(Reply):
 
 
 @dataclass(frozen=True)
-class Died(Reply):
-    """The process that runs models in a place has ended, which a worker that is no place's does itself.
+class Compared:
+    """A model's tensors compared with the reference's.
 
     Attributes:
-        code: Its exit status, or minus the signal's number.
-        over_memory: Whether it was ended because it held more than it may.
-    """
-
-    code: int
-    over_memory: bool = False
-
-
-@dataclass(frozen=True)
-class Misuse(Reply):
-    """The request names something that is wrong or not there; it is raised where it was asked.
-
-    Attributes:
-        status: The exit status of the error.
-        message: What it says.
-    """
-
-    status: int
-    message: str
-
-
-@dataclass(frozen=True)
-class Done(Reply):
-    """It is done."""
-
-
-@dataclass(frozen=True)
-class Started(Reply):
-    """What a target says of itself, now that it has started.
-
-    Attributes:
-        lowers_by: Who lowers a model for it.
-    """
-
-    lowers_by: Lowering
-
-
-@dataclass(frozen=True)
-class Compared(Reply):
-    """What a model's tensors look like beside the reference's.
-
-    Attributes:
-        comparisons: Of each tensor, on every input sample that was looked at.
-        skipped: Outputs that the target does not hand out, with the reason.
-        layers: What the target makes of the model; see ``Session.layers``.
+        comparisons: Of each tensor, on every input sample that was run.
+        skipped: Outputs that the target does not return, with the reason.
+        layers: The layers of the engine; see ``Session.layers``.
         latency_ms: The median of several runs, where that was asked for.
-        unsupported: Whether the target cannot show what was asked for.
+        unsupported: Whether the target cannot return the tensors that were asked for.
     """
 
     comparisons: tuple[TensorComparison, ...] = ()
@@ -110,16 +61,16 @@ class Compared(Reply):
 
 
 @dataclass(frozen=True)
-class Measured(Reply):
-    """What a candidate scores.
+class Measured:
+    """The score of a model.
 
     Attributes:
-        value: The metric: of the whole set, or what it is by the samples that were seen.
-        samples: How many samples were seen.
+        value: The metric: of the whole set, or as estimated by the samples that were run.
+        samples: How many samples were run.
         passed: Whether it is within its bound; ``None`` without one.
-        layers: What the target makes of the model; see ``Session.layers``.
+        layers: The layers of the engine; see ``Session.layers``.
         latency_ms: The median of several runs, where that was asked for.
-        gains: By how much each sample adds more to the metric than the reference does, in the order in which they are seen;
+        gains: By how much each sample adds more to the metric than the reference does, in the order in which they are run;
             of the whole set alone, where the metric is of that form.
     """
 
@@ -132,33 +83,12 @@ class Measured(Reply):
 
 
 @dataclass(frozen=True)
-class Described(Reply):
-    """What an engine is made of, as plain values."""
-
-    engine: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Traced(Reply):
-    """What the target does to a model on the way to running it; see ``Runtime.trace``."""
-
-    found: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Lowered(Reply):
-    """Whether the target runs another form of the model, which is written then."""
-
-    lowered: bool
-
-
-@dataclass(frozen=True)
-class Looked(Reply):
-    """What there is in a place.
+class Looked:
+    """The contents of a place.
 
     Attributes:
-        found: ``host``, ``Python``, ``packages`` and so on; see ``worker/facts.py``.
-        target: What the target says of itself there, its ``version`` for one; empty if it is not started.
+        found: ``host``, ``Python``, ``packages`` and so on; see ``host.facts``.
+        target: The facts of the target there, such as its ``version``; empty if it is not started.
     """
 
     found: dict[str, Any]
@@ -166,8 +96,8 @@ class Looked(Reply):
 
 
 @dataclass(frozen=True)
-class Executed(Reply):
-    """How a command has ended.
+class Executed:
+    """The end of a command.
 
     Attributes:
         code: Its exit status, or minus the signal's number.
@@ -180,7 +110,7 @@ class Executed(Reply):
 
 @dataclass(frozen=True)
 class Request(Generic[R_co]):
-    """Something for a worker to do.
+    """A request to a worker.
 
     Attributes:
         target: The runtime that it is about.
@@ -190,18 +120,18 @@ class Request(Generic[R_co]):
 
 
 @dataclass(frozen=True)
-class About(Request[Started]):
-    """Start the target, and say how it lowers."""
+class About(Request[Literal["cast", "layer"]]):
+    """Start the target, and return how it lowers a model."""
 
 
 @dataclass(frozen=True)
-class Build(Request[Done]):
-    """Write what the target makes of a model.
+class Build(Request[None]):
+    """Write the engine of a model.
 
     Attributes:
         model: The ONNX file.
         inputs: What it will be fed, ``.npz``.
-        to: Where the engine goes.
+        to: The engine's file.
     """
 
     model: Path
@@ -210,7 +140,7 @@ class Build(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Collect(Request[Done]):
+class Collect(Request[None]):
     """Run a model and keep every output.
 
     Attributes:
@@ -229,13 +159,13 @@ class Collect(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Series(Request[Done]):
+class Series(Request[None]):
     """Run a model on one input after the other, and keep the outputs of each.
 
     Attributes:
         model: The ONNX file.
         inputs: What it is fed, ``.npz``, in this order.
-        to: Where the outputs of each go, ``.npz``.
+        to: The files of the outputs of each, ``.npz``.
         sessions: Whether all inputs share ``one`` session; or ``each`` has its own, or each kind of ``shapes``.
     """
 
@@ -251,7 +181,7 @@ class Sample:
 
     Attributes:
         inputs: The values fed, ``.npz``.
-        golden: What should come out: ``.npz``, or the folder of an ``ActivationStore``.
+        golden: The expected values: ``.npz``, or the folder of an ``ActivationStore``.
     """
 
     inputs: Path
@@ -264,12 +194,12 @@ class Compare(Request[Compared]):
 
     Attributes:
         model: The ONNX file.
-        samples: On what; one after the other, until one does not match.
+        samples: On these; one after the other, until one does not match.
         tolerance: How far a tensor may be off.
-        names: What to compare; all outputs where empty.
+        names: The tensors to compare; all outputs where empty.
         every: Whether to go on after a sample that does not match.
-        unfused: Whether to see all that the target does not fuse away, rather than the outputs alone.
-        layers: Whether to say what the target makes of the model.
+        unfused: Whether to return all that the target does not fuse away, instead of the outputs.
+        layers: Whether to return the layers of the engine.
         warm_up: How often it runs before it is timed; ``None`` if it is not.
         timed_for: Seconds of timed runs after which there is no other one; ``None`` for all of them, however long.
         details: Whether to measure all there is of an error.
@@ -278,7 +208,7 @@ class Compare(Request[Compared]):
         feeds: A store with more to feed.
         keep: Outputs that go into a store of their own,
         keep_in: which is this one; added to it if ``feeds`` is given.
-        save_outputs: Where the outputs of each sample go, ``.npz``.
+        save_outputs: The files of the outputs of each sample, ``.npz``.
         same: Whether the session is that of the last such request, if that was about the same model on the same target.
     """
 
@@ -303,7 +233,7 @@ class Compare(Request[Compared]):
 
 @dataclass(frozen=True)
 class Scoring:
-    """By what outputs on a set of samples are scored.
+    """How outputs on a set of samples are scored.
 
     Attributes:
         data: The folder of an ``Evaluation``.
@@ -322,15 +252,15 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Measure(Request[Measured]):
-    """Score what a model makes of a set of samples.
+    """Score a model on a set of samples.
 
     Attributes:
         model: The ONNX file, which may be a piece of the model that is scored.
-        scoring: By what.
+        scoring: The metric and the samples.
         reference: Runs the rest of the model, where this is a piece.
-        before: A model that makes of a sample what the piece is fed.
-        after: A model that makes the outputs of what the piece makes.
-        layers: Whether to say what the target makes of the model.
+        before: A model that computes from a sample what the piece is fed.
+        after: A model that computes the outputs from those of the piece.
+        layers: Whether to return the layers of the engine.
         warm_up: How often it runs before it is timed; ``None`` if it is not.
     """
 
@@ -344,13 +274,13 @@ class Measure(Request[Measured]):
 
 
 @dataclass(frozen=True)
-class Describe(Request[Described]):
-    """Say what the target's prebuilt engine is made of."""
+class Describe(Request[dict[str, Any]]):
+    """Return the contents of the target's prebuilt engine, as plain values."""
 
 
 @dataclass(frozen=True)
-class Trace(Request[Traced]):
-    """Say what the target does to a model on the way to running it.
+class Trace(Request[dict[str, Any]]):
+    """Return what the target does to a model on the way to running it; see ``Runtime.trace``.
 
     Attributes:
         model: The ONNX file.
@@ -362,12 +292,12 @@ class Trace(Request[Traced]):
 
 
 @dataclass(frozen=True)
-class Lower(Request[Lowered]):
-    """Write the form of a model that the target really runs, if that is another.
+class Lower(Request[bool]):
+    """Write the form of a model that the target really runs, and return whether that is another than the model.
 
     Attributes:
         model: The ONNX file.
-        to: Where it goes.
+        to: The file to write.
     """
 
     model: Path
@@ -376,11 +306,11 @@ class Lower(Request[Lowered]):
 
 @dataclass(frozen=True)
 class Look(Request[Looked]):
-    """Say what there is in the place.
+    """Return the contents of a place.
 
     Attributes:
         packages: The packages whose versions are wanted.
-        start: Whether the target is started there too, for what it says of itself.
+        start: Whether to start the target there too, for its facts.
     """
 
     packages: tuple[str, ...]
@@ -389,11 +319,11 @@ class Look(Request[Looked]):
 
 @dataclass(frozen=True)
 class Execute(Request[Executed]):
-    """Run a command in the place; what it prints goes to the log.
+    """Run a command in a place; its output goes to the log.
 
     Attributes:
-        argv: Its words; :data:`PLACE_FOLDER` and :data:`PLACE_PYTHON` in them are what these are there.
-        files: What lies in its folder: files here, by their path there.
+        argv: Its words; :data:`PLACE_FOLDER` and :data:`PLACE_PYTHON` in them are replaced there.
+        files: The files in its folder: files here, by their path there.
         environment: Variables beside the place's own.
         cwd: Where it runs, if not in that folder.
     """
@@ -410,11 +340,11 @@ class Order:
 
     Attributes:
         request: What to do.
-        log: Where what the runtime prints goes.
+        log: The file that gets what the runtime prints.
         cwd: The folder that paths are relative to.
     """
 
-    request: Request[Reply]
+    request: Request[Any]
     log: Path
     cwd: Path
 
@@ -424,14 +354,14 @@ class Answer:
     """A reply on its way back.
 
     Attributes:
-        reply: What came of it.
-        host_bytes: What the worker holds of memory.
-        gpu_bytes: What is in use of its GPU, by anybody.
-        peak_bytes: The most memory that it held since it began.
+        reply: The reply, or an exception to raise where the request was made.
+        host_bytes: The memory of the worker.
+        gpu_bytes: The memory of its GPU in use, by any process.
+        peak_bytes: The most memory that the worker has had.
         spent: Seconds by what they were spent on; see ``probe/times.py``.
     """
 
-    reply: Reply
+    reply: Any
     host_bytes: int = 0
     gpu_bytes: int = 0
     peak_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Runs a target in a place: another interpreter, a container, another host, a Ray cluster.
+"""The driver's side of a place: sends the program there, and runs a target's runner module there.
 
 What needs ONNX is done on this side: a model is lowered before it is sent, and the hints of its target go with it. Values come
 back, and are compared here. Files (models, weights, engines) go over once, by the SHA-256 of their content.
@@ -7,7 +7,12 @@ back, and are compared here. Files (models, weights, engines) go over once, by t
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import io
+import json
+import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -18,30 +23,79 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.workspace import sha256_of
-from bisect_trt.targets.base import Arrays, Lowering
+from bisect_trt.targets import find, names
+from bisect_trt.targets.base import Arrays
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-from bisect_trt.worker.channel import Buffer, ChannelLost, ProcessChannel, ProcessDied
+from bisect_trt.worker.channel import Answered, Buffer, ChannelLost, ProcessChannel, ProcessDied, RemoteError
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import PLACE_FOLDER, PLACE_PYTHON, Execute, Executed
 
 _FILE_PART = 8 << 20
-Answered = tuple[dict[str, Any], bytearray]
-"""The header and the payload of a reply."""
+_MODULES = (
+    "bisect_trt.errors",
+    "bisect_trt.tensors.info",
+    "bisect_trt.tensors.kernel_memory",
+    "bisect_trt.tensors.npz",
+    "bisect_trt.targets.messages",
+    "bisect_trt.worker.channel",
+    "bisect_trt.worker.host",
+)
+"""The modules of the program, beside those of the targets."""
+_SECOND = """
+import json, os, sys, tempfile
+if sys.path and sys.path[0] in ("", os.getcwd()): del sys.path[0]
+def take(size):
+    content = b""
+    while len(content) < size:
+        piece = f.read(size - len(content))
+        if not piece: os._exit(0)
+        content += piece
+    return content
+options = json.loads(f.readline())
+content = take(options["size"])
+own = tempfile.mkdtemp(prefix="bisect-trt-worker-")
+path = os.path.join(own, "worker.pyz")
+with open(path, "wb") as file: file.write(content)
+sys.path.insert(0, path)
+for name in [name for name in sys.modules if name.partition(".")[0] == "bisect_trt"]: del sys.modules[name]
+from bisect_trt.worker.host import main
+main(own, options)
+"""
+"""Runs after ``channel.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
 
 
-class RemoteError(Exception):
-    """Something in the place fails in a way that no runtime does.
+def program(options: Mapping[str, Any]) -> bytes:
+    """What is written to an interpreter that has run ``channel.FIRST_LINE``; for ``options`` see ``host.main``."""
+    content = application()
+    return f"{_SECOND!r}\n{json.dumps({**options, 'size': len(content)})}\n".encode() + content
 
-    Attributes:
-        name: The type of the exception there.
-    """
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
+@cache
+def application() -> bytes:
+    """The program with the runner modules of all targets that have one, as a zip file."""
+    modules = dict.fromkeys(_MODULES)
+    for name in names():
+        try:
+            target = find(name)
+        except Exception:  # a plug-in of another package that cannot be loaded
+            continue
+        modules |= dict.fromkeys(() if target.stays else target.sent)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        packages: set[Path] = set()
+        for name in modules:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None, f"{name} is sent to places, and does not exist"
+            assert spec.origin is not None, f"{name} is sent to places, and has no source"
+            path = Path(*name.split(".")).with_suffix(".py")
+            archive.writestr(path.as_posix(), Path(spec.origin).read_text(encoding="utf-8"))
+            packages |= set(path.parents[:-1])
+        for package in sorted(packages):  # empty: the package's own would import what is not sent
+            archive.writestr(f"{package.as_posix()}/__init__.py", "")
+    return buffer.getvalue()
 
 
 class Channel(Protocol):
@@ -52,7 +106,6 @@ class Channel(Protocol):
 
         Raises:
             ChannelLost: The place does not answer.
-            ProcessDied: The process that runs models has ended; the next message starts another.
         """
 
     def close(self) -> None:
@@ -60,7 +113,7 @@ class Channel(Protocol):
 
 
 class Connection:
-    """Calls the host in a place.
+    """Calls the program in a place.
 
     Attributes:
         place: The place.
@@ -69,7 +122,7 @@ class Connection:
     """
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        """The place is started by the first call; for ``options`` see ``away.main``."""
+        """The place is started by the first call; for ``options`` see ``host.main``."""
         self.place = place
         self.memory: Mapping[str, int] = {}
         self.printed = ""
@@ -77,11 +130,11 @@ class Connection:
         self._channel = _channel(place, options)
 
     def call(self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()) -> Answered:
-        """Call the host.
+        """Call a method of ``host.Host``.
 
         Raises:
             ChannelLost: The place does not answer.
-            ProcessDied: The process there has ended.
+            ProcessDied: The process that runs models there has ended; the next call starts another.
             UnavailableError: The place cannot be started, or its Python is too old.
             BuildError: The runtime refuses the model.
             RunError: It fails to run it.
@@ -96,12 +149,10 @@ class Connection:
             if lost.refused:
                 raise UnavailableError(str(lost)) from lost
             raise
-        except ProcessDied as death:
-            self._files.clear()
-            self.printed += death.log
-            raise
         self.memory = header.get("memory", self.memory)
-        self.printed += header.get("printed", "")
+        self.printed += header["printed"]
+        if "died" in header:
+            raise ProcessDied(**header["died"])
         _raise_error(header)
         return header, content
 
@@ -112,20 +163,13 @@ class Connection:
             ChannelLost: As :meth:`call`, and the others.
         """
         wanted = [digest for digest in files if digest not in self._files]
-        if not wanted:
-            return
-        for digest in self.call("lacks", {"hashes": wanted})[0]["lacks"]:
+        for digest in self.call("lacks", {"hashes": wanted})[0]["lacks"] if wanted else ():
             content = files[digest]
-            if isinstance(content, bytes):
-                self.call("put", {"hash": digest, "offset": 0, "last": True}, [content])
-                continue
-            with content.open("rb") as file:
-                size, offset = content.stat().st_size, 0
-                while offset == 0 or offset < size:
-                    part = file.read(_FILE_PART)
-                    last = offset + len(part) >= size
-                    self.call("put", {"hash": digest, "offset": offset, "last": last}, [part])
-                    offset += max(len(part), 1)
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+                for offset in range(0, max(size, 1), _FILE_PART):
+                    last = offset + _FILE_PART >= size
+                    self.call("put", {"hash": digest, "offset": offset, "last": last}, [file.read(_FILE_PART)])
         self._files.update(wanted)
 
     def close(self) -> None:
@@ -137,10 +181,8 @@ def _channel(place: Place, options: Mapping[str, Any]) -> Channel:
     if place.kind == "ray":
         from bisect_trt.worker.cluster import RayChannel  # noqa: PLC0415 - Ray is an extra
 
-        return RayChannel(place, options)
-    from bisect_trt.worker.bundle import start  # noqa: PLC0415 - it asks every target for its modules
-
-    return ProcessChannel(place.said, place.argv, start(options), typed=place.typed)
+        return RayChannel(place, program(options))
+    return ProcessChannel(place.said, place.argv, program(options), typed=place.typed)
 
 
 def _raise_error(header: Mapping[str, Any]) -> None:
@@ -158,11 +200,11 @@ def _raise_error(header: Mapping[str, Any]) -> None:
     raise RemoteError(header["name"], message)
 
 
-class RemoteRuntime:
-    """A target in a place; a :class:`~bisect_trt.targets.base.Runtime`.
+class RemoteRunner:
+    """A target's runner module in a place; see :mod:`bisect_trt.targets.runtime`.
 
     Attributes:
-        facts: What the target reports of itself there.
+        facts: What the runner reports of itself there.
     """
 
     def __init__(self, settings: TargetSettings, connection: Connection) -> None:
@@ -173,20 +215,17 @@ class RemoteRuntime:
             UnavailableError: The target is not there.
             UsageError: It has no such option, or cannot be sent.
         """
-        self._settings = settings
-        self._target = settings.target
+        target = settings.target
+        if not target.sent:
+            raise UsageError(f"{target.title} cannot run in a place: it has no runner module; drop --on.")
         self._connection = connection
-        if not self._target.sent:
-            raise UsageError(f"{self._target.title} cannot run in a place: it has no runner module; drop --on.")
-        self._back: dict[str, str] = {}
-        self._known = {"module": self._target.sent[-1], "settings": self._sent_settings()}
+        self._back: dict[str, Path] = {}
+        self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
         self.facts: Mapping[str, Any] = connection.call("make", self._known)[0]["facts"]
 
-    def _sent_settings(self) -> dict[str, Any]:
+    def _sent_settings(self, settings: TargetSettings) -> dict[str, Any]:
         """The settings, with the hash of each file in place of its path."""
-        plain = self._settings.to_json()
-        own = self._settings.of(self._target.own)
-        values = {name: getattr(own, name) for name in own.__dataclass_fields__}
+        target, values = settings.target, settings.target.plain(settings)
         files: dict[str, bytes | Path] = {}
 
         def sent(value: Any) -> Any:  # noqa: ANN401 - plain values
@@ -198,92 +237,76 @@ class RemoteRuntime:
                 return {"sent_file": digest, "name": Path(value).name}
             return value
 
-        for name in (*self._target.files, *self._target.sent_files):
+        for name in (*target.files, *target.sent_files):
             values[name] = sent(values[name])
-        for name in self._target.sent_back:
+        for name in target.sent_back:
             if values[name] is not None:
-                self._back[name], values[name] = values[name], {"file_back": name}
+                self._back[name], values[name] = Path(values[name]), {"file_back": name}
         self._connection.has(files)
-        del plain["own"]
-        return {**plain, **values}
-
-    @property
-    def lowers_by(self) -> Lowering:
-        """As it is there."""
-        by: Lowering = self.facts["lowers_by"]
-        return by
-
-    def lowered(self, model: Path) -> onnx.ModelProto | None:
-        """The form of a model that it really runs; ``None`` if that is the model itself."""
-        return self._target.lower(self._settings, model, self.facts)
+        return values
 
     def gpu_memory(self) -> int:
-        """Bytes in use there after the last call."""
+        """Bytes of GPU memory in use there after the last call."""
         return self._connection.memory.get("gpu", 0)
 
-    def load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RemoteSession:
-        """Prepare a model there.
+    def load(
+        self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], unfused: bool
+    ) -> RemoteModel | None:
+        """Load a model there.
 
         Raises:
             BuildError: The runtime refuses the model.
         """
-        return RemoteSession(self._connection, self._load(model, feed, unfused=False))
+        loaded, content = self._call("load", path, feed, hints, unfused=unfused, back=list(self._back))
+        for name, size in loaded["back"].items():
+            _write(self._back[name], content[:size])
+            del content[:size]
+        return None if loaded["unsupported"] else RemoteModel(self._connection, loaded)
 
-    def load_unfused(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> RemoteSession | None:
-        """The same, with all tensors that are not fused away as outputs; ``None`` if that is not possible."""
-        loaded = self._load(model, feed, unfused=True)
-        return None if loaded.get("unsupported") else RemoteSession(self._connection, loaded)
-
-    def _load(self, model: Path, feed: Mapping[str, NDArray[Any]] | None, *, unfused: bool) -> dict[str, Any]:
-        loaded, _ = self._call("load", model, feed, unfused=unfused)
-        for name, path in self._back.items():
-            _write(Path(path), self._connection.call("back", {"name": name})[1])
-        return loaded
-
-    def trace(self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """What it does to a model on the way to running it; see :class:`~bisect_trt.targets.base.Runtime`."""
-        traced: dict[str, Any] = self._call("trace", model, feed)[0]["trace"]
+    def trace(self, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """What it does to a model on the way to running it."""
+        traced: dict[str, Any] = self._call("trace", path, feed, hints)[0]["trace"]
         return traced
 
-    def build(self, model: Path, target: Path, feed: Mapping[str, NDArray[Any]] | None = None) -> None:
+    def build(self, path: Path, to: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any]) -> None:
         """Write the engine of a model to a file here.
 
         Raises:
             BuildError: The runtime refuses the model.
             UsageError: The file cannot be written.
         """
-        _write(target, self._call("build", model, feed)[1])
+        _write(to, self._call("build", path, feed, hints)[1])
 
     def describe_engine(self) -> dict[str, Any]:
         """The contents of the prebuilt engine that the settings name."""
         engine: dict[str, Any] = self._connection.call("describe", self._known)[0]["engine"]
         return engine
 
-    def _call(self, method: str, path: Path, feed: Mapping[str, NDArray[Any]] | None, **more: Any) -> Answered:  # noqa: ANN401
-        """Call a method about a model, as the place runs it, with what it is fed."""
-        lowered = self.lowered(path)
-        try:
-            content = path.read_bytes() if lowered is None else lowered.SerializeToString()
-            proto = lowered or onnx.load_from_string(content)
-        except Exception as error:  # each of ONNX's formats raises its own, and protobuf for what is too large
-            raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
-        weights = {location: path.absolute().parent / location for location in external_files(proto)}
-        beside = {location: file_hash(file) for location, file in weights.items()}
-        model = hashlib.sha256(content).hexdigest()
-        self._connection.has({model: content, **{beside[location]: file for location, file in weights.items()}})
-        hints = self._target.hints(self._settings, proto, self.facts)
-        arguments = {**self._known, "model": model, "beside": beside, "hints": hints, **more}
+    def _call(
+        self, method: str, path: Path, feed: Mapping[str, NDArray[Any]], hints: Mapping[str, Any], **more: object
+    ) -> Answered:
+        """Call a method about a model, which goes over with its weights and what it is fed."""
+        content = hints.get("content") or path.read_bytes()
+        files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
+        beside = {}
+        if "weights" in hints:
+            for location in external_files(onnx.load_from_string(content)):
+                beside[location] = file_hash(Path(hints["weights"], location))
+                files[beside[location]] = Path(hints["weights"], location)
+        self._connection.has(files)
+        plain = {name: value for name, value in hints.items() if name not in ("content", "weights")}
+        arguments = {**self._known, "model": model, "beside": beside, "hints": plain, **more}
         return self._connection.call(method, arguments, [pack(feed)] if feed else ())
 
 
-def _write(path: Path, content: bytearray) -> None:
+def _write(path: Path, content: bytes | bytearray) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; name another file.") from error
 
 
-class RemoteSession:
+class RemoteModel:
     """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.Session`.
 
     Attributes:
@@ -310,15 +333,14 @@ class RemoteSession:
         Raises:
             RunError: It fails.
         """
-        header, content = self._connection.call("run", {}, [pack(inputs)])
+        header, content = self._connection.call("run", {"warm_up": 0, "timed": 0}, [pack(inputs)])
         self.skipped.update(header["skipped"])
         return unpack(content)
 
     def median_ms(self, inputs: Mapping[str, NDArray[Any]], warm_up: int, runs: int) -> float:
         """Milliseconds of one run there, the median of several; transfers do not count."""
-        asked = {"warm_up": warm_up, "runs": runs}
-        seconds: list[float] = self._connection.call("time", asked, [pack(inputs)])[0]["seconds"]
-        return 1000 * median(seconds)
+        header, _ = self._connection.call("run", {"warm_up": warm_up, "timed": runs}, [pack(inputs)])
+        return 1000.0 * float(median(header["seconds"]))
 
 
 def execute(connection: Connection, request: Execute) -> Executed:
@@ -337,8 +359,7 @@ def execute(connection: Connection, request: Execute) -> Executed:
         "folder": PLACE_FOLDER,
         "python": PLACE_PYTHON,
     }
-    header, output = connection.call("command", known)
-    connection.printed += output.decode(errors="replace")
+    header, _ = connection.call("command", known)
     return Executed(header["code"], header["left_out"])
 
 

@@ -1,35 +1,34 @@
-"""The worker process: runs models, one request at a time, so that a crash is never the driver's end.
+"""The worker process: runs models, one request at a time, so that a crash does not end the driver.
 
-Requests and replies are lines on two pipes of their own (see ``worker/protocol.py``); stdout and stderr are left to the
-runtimes. Only what a runtime needs is imported, ONNX not at all. It is long because each request has its method here.
+Requests and replies go over two pipes of their own (see ``worker/protocol.py``); stdout and stderr are those of the runtimes.
+Only what a runtime needs is imported, and ONNX only after a failure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
+import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bisect_trt.errors import BisectError, UnavailableError
-from bisect_trt.probe.outcome import LOST
+from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.probe.times import account, spending
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
+from bisect_trt.targets.runtime import LocalRuntime
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.kernel_memory import forget_peak, status_bytes
 from bisect_trt.tensors.npz import load_npz, save_npz
 from bisect_trt.tensors.store import StoreWriter
-from bisect_trt.worker.channel import Closed, receive, send
-from bisect_trt.worker.codec import decode_order, encode
-from bisect_trt.worker.facts import forget_peak, status_bytes
+from bisect_trt.worker.channel import ChannelLost, Closed, ProcessDied, RemoteError, receive, send
 from bisect_trt.worker.protocol import (
     BEGUN,
     READY,
@@ -40,31 +39,25 @@ from bisect_trt.worker.protocol import (
     Compare,
     Compared,
     Describe,
-    Described,
-    Died,
-    Done,
     Execute,
     Executed,
     Failed,
     Look,
     Looked,
     Lower,
-    Lowered,
     Measure,
     Measured,
-    Misuse,
     Order,
-    Reply,
     Request,
     Series,
-    Started,
     Trace,
-    Traced,
 )
 from bisect_trt.worker.sessions import (
     Feed,
+    Piece,
     compare_sample,
     feed_of,
+    measure,
     median_ms,
     median_of,
     run,
@@ -72,28 +65,29 @@ from bisect_trt.worker.sessions import (
 )
 
 if TYPE_CHECKING:
+    from bisect_trt.worker.place import Place
     from bisect_trt.worker.remote import Connection
 
 _MOST_RUNTIMES = 16
 _RUN = (Build, Collect, Compare, Measure, Series)
-"""What has a model run or built."""
+"""The requests that run or build a model."""
 
 
 class Worker:
-    """Serves requests; runtimes stay loaded between them."""
+    """Answers requests; runtimes stay loaded between them."""
 
     def __init__(self, place: Connection | None = None, ready: Callable[[], object] = bool) -> None:
-        """``place`` is where targets run, if that is not here; ``ready`` is called when the runtime asked for is there."""
+        """Targets run in ``place`` if it is given; ``ready`` is called when the runtime of a request is loaded."""
         self._place = place
         self._ready = ready
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, Session] | None = None
-        self._serve: dict[type[Request[Any]], Callable[[Any], Reply]] = {
-            About: self._about,
+        self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
+            About: lambda request: self._runtime(request.target).lowers_by,
             Build: self._build,
             Collect: self._collect,
             Compare: self._compare,
-            Describe: self._describe,
+            Describe: lambda request: self._runtime(request.target).describe_engine(),
             Execute: self._execute,
             Look: self._look,
             Lower: self._lower,
@@ -103,66 +97,48 @@ class Worker:
         }
 
     def serve(self, order: Order) -> Answer:
-        """Answer one request; whatever goes wrong is an answer too."""
+        """Answer one request; any error is an answer too."""
+        reply: Any
         try:
             forget_peak()
             os.chdir(order.cwd)
             _print_to(order.log)
-            reply = self._asked(order.request)
+            if isinstance(order.request, _RUN):
+                self._runtime(order.request.target)
+                self._ready()
+            reply = self._methods[type(order.request)](order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
             names = _names(getattr(order.request, "model", None))
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
-        except BisectError as error:
-            reply = Misuse(int(error.status), str(error))
+        except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
+            kinds = (UsageError, UnavailableError, BisectError)
+            reply = next(known for known in kinds if isinstance(error, known))(str(error))
+        except (ChannelLost, ProcessDied) as error:
+            self._runtimes.clear()
+            reply = error
         except MemoryError:
             reply = Failed("run", "out of memory", "run: out of memory")
+        except RemoteError as error:
+            reply = Failed("run", str(error), f"run: {error.name}")
         except Exception as error:
             traceback.print_exc()
             name = type(error).__name__
             reply = Failed("run", f"{name}: {error}", f"run: {name}")
-        if self._place is not None:
-            return self._there(reply)
-        gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
-        return Answer(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
-
-    def close(self) -> None:
-        """Leave the place."""
-        if self._place is not None:
-            self._place.close()
-
-    def _asked(self, request: Request[Any]) -> Reply:
         if self._place is None:
-            return self._served(request)
-        from bisect_trt.worker.channel import ChannelLost, ProcessDied  # noqa: PLC0415 - for a place alone
-        from bisect_trt.worker.remote import RemoteError  # noqa: PLC0415 - as above
-
-        try:
-            return self._served(request)
-        except ChannelLost as lost:
-            self._runtimes.clear()
-            return Failed("lost", str(lost), LOST)
-        except ProcessDied as death:
-            self._runtimes.clear()
-            return Died(death.code, death.over_memory)
-        except RemoteError as error:
-            return Failed("run", str(error), f"run: {error.name}")
-
-    def _served(self, request: Request[Any]) -> Reply:
-        if isinstance(request, _RUN):
-            self._runtime(request.target)
-            self._ready()
-        return self._serve[type(request)](request)
-
-    def _there(self, reply: Reply) -> Answer:
-        """An answer with what the process in the place holds; what was printed there goes to the log."""
-        assert self._place is not None
+            gpu = max((runtime.gpu_memory() for runtime in self._runtimes.values()), default=0)
+            return Answer(reply, status_bytes("VmRSS:"), gpu, status_bytes("VmHWM:"))
         sys.stdout.write(self._place.printed)
         sys.stdout.flush()
         self._place.printed = ""
         memory, own = self._place.memory, status_bytes("VmHWM:")
         peak = own + (memory.get("peak", 0) if self._place.place.local else 0)
         return Answer(reply, memory.get("host", 0), memory.get("gpu", 0), peak)
+
+    def close(self) -> None:
+        """Leave the place."""
+        if self._place is not None:
+            self._place.close()
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
@@ -175,21 +151,13 @@ class Worker:
     def _make(self, settings: TargetSettings) -> Runtime:
         if self._place is None:
             return make_runtime(settings)
-        from bisect_trt.worker.remote import RemoteRuntime  # noqa: PLC0415 - as above
+        from bisect_trt.worker.remote import RemoteRunner  # noqa: PLC0415 - for a place alone
 
-        return RemoteRuntime(settings, self._place)
+        return LocalRuntime(settings, RemoteRunner(settings, self._place))
 
-    def _about(self, request: About) -> Started:
-        return Started(self._runtime(request.target).lowers_by)
-
-    def _build(self, request: Build) -> Done:
+    def _build(self, request: Build) -> None:
         with spending("building"):
             self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
-        return Done()
-
-    def _describe(self, request: Describe) -> Described:
-        runtime: Any = self._runtime(request.target)
-        return Described(runtime.describe_engine())
 
     def _look(self, request: Look) -> Looked:
         """Only in a place; here ``doctor`` looks."""
@@ -206,30 +174,29 @@ class Worker:
         with spending("running"):
             return execute(self._place, request)
 
-    def _lower(self, request: Lower) -> Lowered:
+    def _lower(self, request: Lower) -> bool:
         model = self._runtime(request.target).lowered(request.model)
         if model is not None:
             request.to.write_bytes(model.SerializeToString())
-        return Lowered(model is not None)
+        return model is not None
 
-    def _trace(self, request: Trace) -> Traced:
+    def _trace(self, request: Trace) -> dict[str, Any]:
         trace = getattr(self._runtime(request.target), "trace", None)  # plug-ins may be older than this request
-        return Traced({} if trace is None else trace(request.model, load_npz(request.inputs)))
+        return {} if trace is None else trace(request.model, load_npz(request.inputs))
 
-    def _collect(self, request: Collect) -> Done:
+    def _collect(self, request: Collect) -> None:
         feed: Feed = load_npz(request.inputs)
         with spending("building"):
             session = self._runtime(request.target).load(request.model, feed)
         outputs = run(session, feed, request.feeds)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
-            return Done()
+            return
         with StoreWriter(request.to, append=request.append) as writer:
             for name, value in outputs.items():
                 writer.add(name, value)
-        return Done()
 
-    def _series(self, request: Series) -> Done:
+    def _series(self, request: Series) -> None:
         runtime = self._runtime(request.target)
         sessions: dict[object, Session] = {}
         for number, (inputs, to) in enumerate(zip(request.inputs, request.to)):  # noqa: B905 - there are as many
@@ -239,7 +206,6 @@ class Worker:
                 with spending("building"):
                     sessions[key] = runtime.load(request.model, feed)
             save_npz(to, run(sessions[key], feed))
-        return Done()
 
     def _compare(self, request: Compare) -> Compared:
         with spending("building"):
@@ -259,8 +225,7 @@ class Worker:
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
     def _measure(self, request: Measure) -> Measured:
-        from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - as above
-        from bisect_trt.worker.measuring import Piece, measure  # noqa: PLC0415 - few workers measure
+        from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - few workers score
 
         first = load_npz(Evaluation.open(request.scoring.data).inputs(0))
         with spending("building"):
@@ -312,40 +277,32 @@ def _print_to(log: Path) -> None:
 
 
 def main() -> None:
-    """Serve requests from the pipe named on the command line until it closes, once the modules named after it are there."""
+    """Answer requests from the pipe that the command line names until it closes."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     # Ctrl-C goes to the driver, which decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place = next((word for word in sys.argv[3:] if word.startswith("{")), None)
-    for name in sys.argv[3:] if place is None else ():
-        # What is wrong with it is said by the request that needs it.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    connection = None if place is None else _connection(json.loads(place))
-    worker = Worker(connection, lambda: send(replies, READY))
     with contextlib.suppress(Closed):
-        while True:
-            header, _ = receive(requests)
-            send(replies, BEGUN)
-            send(replies, encode(_answer(worker, header)))
-    worker.close()
+        modules, place, options = pickle.loads(receive(requests)[1])
+        for name in modules:
+            with contextlib.suppress(Exception):  # the request that needs it reports the error
+                importlib.import_module(name)
+        worker = Worker(None if place is None else connect(place, options), lambda: send(replies, READY))
+        try:
+            while True:
+                content = receive(requests)[1]
+                send(replies, BEGUN)
+                with account() as spent:
+                    answer = worker.serve(pickle.loads(content))
+                send(replies, {}, [pickle.dumps(replace(answer, spent=spent))])
+        finally:
+            worker.close()
 
 
-def _connection(plain: dict[str, Any]) -> Connection:
-    from bisect_trt.worker.place import Place  # noqa: PLC0415 - for a place alone
-    from bisect_trt.worker.remote import Connection  # noqa: PLC0415 - as above
+def connect(place: Place, options: Mapping[str, Any]) -> Connection:
+    """Connect to a place; see :class:`~bisect_trt.worker.remote.Connection`."""
+    from bisect_trt.worker.remote import Connection  # noqa: PLC0415 - for a place alone
 
-    return Connection(Place.from_json(plain.pop("place")), plain)
-
-
-def _answer(worker: Worker, header: dict[str, Any]) -> Answer:
-    try:
-        order = decode_order(header)
-    except UnavailableError as error:
-        return Answer(Misuse(int(error.status), str(error)))
-    with account() as spent:
-        answer = worker.serve(order)
-    return replace(answer, spent=spent)
+    return Connection(place, options)
 
 
 if __name__ == "__main__":

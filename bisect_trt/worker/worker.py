@@ -1,38 +1,25 @@
-"""One worker process, as its driver sees it: started, asked, ended; and the spare workers that no run has yet."""
+"""A worker process as its driver sees it: started, asked, ended; and the spare workers that no run has yet."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
+import pickle
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from bisect_trt.errors import BisectError, ExitStatus, UnavailableError, UsageError
+from bisect_trt.errors import BisectError
 from bisect_trt.tensors.kernel_memory import oom_kills
-from bisect_trt.worker.channel import HEAD, Closed, send
-from bisect_trt.worker.codec import decode_answer, encode
+from bisect_trt.worker.channel import HEAD, ChannelLost, Closed, ProcessDied, send
 from bisect_trt.worker.guard import guard
 from bisect_trt.worker.place import Place
-from bisect_trt.worker.process import Limits, ProcessEnd, kill_group, module_command
-from bisect_trt.worker.protocol import (
-    BEGUN,
-    READY,
-    Answer,
-    Build,
-    Compare,
-    Died,
-    Failed,
-    Misuse,
-    Order,
-)
-from bisect_trt.worker.resources import gate
+from bisect_trt.worker.process import Limits, ProcessEnd, gate, kill_group, module_command
+from bisect_trt.worker.protocol import READY, Answer, Build, Compare, Failed, Order
 
 _LAST_WORDS_SECONDS = 60.0
 _TIDY_SECONDS = 2.0
@@ -46,7 +33,7 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
 
     Attributes:
         end: How.
-        outside: Why that says nothing of what it was asked, if so; else ``None``.
+        outside: Why that says nothing about the request, if so; else ``None``.
     """
 
     def __init__(self, end: ProcessEnd, outside: str | None = None) -> None:
@@ -55,15 +42,18 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
         self.outside = outside
 
 
+class _PastLimit(Exception):  # noqa: N818 - as above
+    """A limit is passed before the worker answers."""
+
+
 class WorkerProcess:
-    """One worker; start it by asking.
+    """A worker process.
 
     Attributes:
-        served: How many requests it has answered, since what runs models was started.
-        place: Where it has models run, if not in itself.
+        served: How many requests it has answered, since the process that runs models was started.
+        place: The place that runs the models, if not the process itself.
         gpu: The GPU it was given, as ``CUDA_VISIBLE_DEVICES`` has it; ``None`` for all that there are.
         worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
-        environment: The variables that it was started among, by which runtimes go.
     """
 
     def __init__(
@@ -74,13 +64,13 @@ class WorkerProcess:
         place: Place | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        """It is started at once, and imports what it needs while the driver does other things.
+        """Start it; it imports what it needs while the driver does other things.
 
         Args:
             gpu: The only one that it sees.
             modules: What else its first requests are likely to need, which it imports at once too.
-            place: Where it has models run, if not in itself.
-            memory_limit: Bytes that whatever runs models there may hold.
+            place: The place that runs the models, if not the process itself.
+            memory_limit: Bytes that the process in that place may hold.
         """
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
@@ -88,68 +78,61 @@ class WorkerProcess:
         self.gpu = gpu
         self.place = place
         self.worn_out = False
-        self.environment = surroundings()
+        self._surroundings = surroundings()
         self._busy = False
         self._first_memory = (0, 0)
-        visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        words = list(modules)
-        if place is not None:
-            plain = {"place": place.to_json(), "session": _session(), "memory_limit": memory_limit}
-            words = [json.dumps(plain)]
+        more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
-            visible["TMPDIR"] = str(guard.scratch())
+            more["TMPDIR"] = str(guard.scratch())
         self._process = guard.start(
-            module_command("bisect_trt.worker.serve", str(request_read), str(reply_write), *words),
-            {**os.environ, **visible},
-            output=subprocess.DEVNULL,  # each request says where its output goes
+            module_command("bisect_trt.worker.serve", str(request_read), str(reply_write)),
+            {**os.environ, **more},
+            output=subprocess.DEVNULL,  # each request names the log of its output
             pass_fds=(request_read, reply_write),
         )
         os.close(request_read)
         os.close(reply_write)
+        with contextlib.suppress(Closed):  # the first request finds that it is gone
+            send(self._request_write, {}, [pickle.dumps((tuple(modules), place, {"memory_limit": memory_limit}))])
 
     def ask(self, order: Order, limits: Limits) -> Answer:
         """Send a request and wait for the answer.
 
         Raises:
-            WorkerDied: It crashed, took too long or too much, was ended by somebody or was cancelled; it is gone then.
+            WorkerDied: It crashed, passed a limit, was ended by another process or was cancelled.
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
         """
-        began, kills = time.monotonic(), oom_kills()
+        began, kills, begun = time.monotonic(), oom_kills(), False
         self._busy = True
-        begun = False
-        header: dict[str, Any] | None = {}
         try:
-            send(self._request_write, encode(order))
-            header = self._read(limits)
-            begun = header == BEGUN
-            if begun and (header := self._read(limits)) == READY:  # a slow start is not the time of the request
-                began = time.monotonic()
-                limits.begun()
-                header = self._read(limits)
-        except Closed:
-            header = {}
-        if not header:
-            end = self._bury(limits.past if header is None else None, began)
-            raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills))
+            send(self._request_write, {}, [pickle.dumps(order)])
+            header, content = self._receive(limits)
+            while header:
+                begun = True
+                if header == READY:  # a slow start is not the time of the request
+                    began = time.monotonic()
+                    limits.begun()
+                header, content = self._receive(limits)
+        except (Closed, _PastLimit):
+            end = self._bury(limits.past, began)
+            raise WorkerDied(end, _outside(end, begun=begun, memory=oom_kills() > kills)) from None
         self._busy = False
         self.served += 1
-        answer = decode_answer(header)
-        if isinstance(answer.reply, Died):  # in the place, where the next request starts another process
+        answer: Answer = pickle.loads(content)
+        reply, seconds = answer.reply, time.monotonic() - began
+        if isinstance(reply, ChannelLost):
+            self.close()
+            raise WorkerDied(ProcessEnd.past(None, self._process.returncode, seconds), str(reply))
+        if isinstance(reply, ProcessDied):  # in the place, where the next request starts another process
             self.served = 0
-            end = ProcessEnd(
-                answer.reply.code, False, False, time.monotonic() - began, over_memory=answer.reply.over_memory
-            )
+            end = ProcessEnd.past("over memory" if reply.over_memory else None, reply.code, seconds)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, Build | Compare):
             gate.saw(answer.peak_bytes)
-        if isinstance(answer.reply, Misuse):
-            raise _user_error(answer.reply)
-        if isinstance(answer.reply, Failed) and answer.reply.kind == "lost":
-            self.close()
-            end = ProcessEnd(self._process.returncode, False, False, time.monotonic() - began)
-            raise WorkerDied(end, answer.reply.message)
+        if isinstance(reply, BisectError):
+            raise reply
         return answer
 
     def _see_wear(self, answer: Answer) -> None:
@@ -160,46 +143,42 @@ class WorkerProcess:
         grown = any(now - first > GROWTH_LIMIT for now, first in zip(memory, self._first_memory, strict=True))
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
-    def _read(self, limits: Limits) -> dict[str, Any] | None:
-        """The header of a message; ``None`` if a limit is passed first.
+    def _receive(self, limits: Limits) -> tuple[dict[str, Any], bytes]:
+        """A message: its header and its payload.
 
         Raises:
             Closed: The worker has ended.
+            _PastLimit: A limit is passed first.
         """
-        head = self._read_bytes(HEAD.size, limits)
-        if head is None:
-            return None
-        text = self._read_bytes(HEAD.unpack(head)[0], limits)
-        return None if text is None else dict(json.loads(text))
+        length, size = HEAD.unpack(self._read(HEAD.size, limits))
+        return json.loads(self._read(length, limits)), self._read(size, limits)
 
-    def _read_bytes(self, size: int, limits: Limits) -> bytes | None:
-        cancel = limits.cancel
-        watched = [self._reply_read] if cancel is None else [self._reply_read, cancel.read_fd]
-        content = b""
+    def _read(self, size: int, limits: Limits) -> bytes:
+        watched = [self._reply_read, *([] if limits.cancel is None else [limits.cancel.read_fd])]
+        content = bytearray()
         while len(content) < size:
             ready, _, _ = select.select(watched, [], [], limits.seconds_left())
-            if self._reply_read not in ready:
-                if limits.passed(self._process.pid) is not None:
-                    return None
-                continue
-            chunk = os.read(self._reply_read, size - len(content))
-            if not chunk:
-                raise Closed
-            content += chunk
-        return content
+            if self._reply_read in ready:
+                chunk = os.read(self._reply_read, size - len(content))
+                if not chunk:
+                    raise Closed
+                content += chunk
+            elif limits.passed(self._process.pid) is not None:
+                raise _PastLimit
+        return bytes(content)
 
     def _bury(self, why: str | None, began: float) -> ProcessEnd:
-        """End it for what limit it is past, if for any."""
+        """End it because of the limit that it has passed, if any."""
         if why is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_WORDS_SECONDS)
         self.close()
-        return _ended(why, self._process.returncode, time.monotonic() - began)
+        return ProcessEnd.past(why, self._process.returncode, time.monotonic() - began)
 
     @property
     def outdated(self) -> bool:
-        """Whether a variable has changed since it was started, as a notebook sets which GPU to use."""
-        return self.environment != surroundings()
+        """Whether an environment variable has changed since it was started, as a notebook sets which GPU to use."""
+        return self._surroundings != surroundings()
 
     @property
     def alive(self) -> bool:
@@ -222,24 +201,12 @@ class WorkerProcess:
 
 
 def surroundings() -> dict[str, str]:
-    """The environment variables by which a runtime may go."""
+    """The environment variables that a runtime may depend on."""
     return dict(os.environ)
 
 
-def _ended(why: str | None, code: int | None, seconds: float) -> ProcessEnd:
-    """How a process has ended that was past a limit, if past any."""
-    killed = -signal.SIGKILL if code is None else code
-    return ProcessEnd(killed, why == "timed out", why == "cancelled", seconds, why == "over memory")
-
-
-@functools.cache
-def _session() -> str:
-    """Names this driver on the hosts of its places."""
-    return os.urandom(8).hex()
-
-
 def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
-    """Why the end of a worker says nothing of what it was asked, if so."""
+    """Why the end of a worker says nothing about the request, if so."""
     how = end.signal_name or f"exit status {end.code}"
     if end.timed_out or end.cancelled or end.over_memory:
         return None
@@ -248,11 +215,6 @@ def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
     if not begun:
         return f"its process ended before it began ({how})"
     return f"its process was ended from outside ({how})" if end.from_outside else None
-
-
-def _user_error(reply: Misuse) -> BisectError:
-    kinds: dict[int, type[BisectError]] = {ExitStatus.USAGE: UsageError, ExitStatus.UNAVAILABLE: UnavailableError}
-    return kinds.get(reply.status, BisectError)(reply.message)
 
 
 _spare: list[WorkerProcess] = []
@@ -281,13 +243,13 @@ def keep_spare(most: int = 1) -> None:
 
 
 def end_spare() -> None:
-    """End it, if nobody has taken it."""
+    """End the spare workers."""
     while _spare:
         _spare.pop().close()
 
 
 def take_spare(*, fresh: bool) -> WorkerProcess | None:
-    """One there is, if any; those end that are outdated."""
+    """A spare worker, if there is one, which has served no request if ``fresh``; outdated ones are ended."""
     for worker in [each for each in _spare if each.outdated]:
         _spare.remove(worker)
         worker.close()
@@ -295,7 +257,7 @@ def take_spare(*, fresh: bool) -> WorkerProcess | None:
 
 
 def keep(worker: WorkerProcess) -> None:
-    """Keep an idle worker for the next run, where there is room for it and it fits any run; end it otherwise."""
+    """Keep an idle worker for the next run, if there is room for it and it fits any run; end it otherwise."""
     if len(_spare) < _most_kept and worker.gpu is None and worker.place is None:
         _spare.append(worker)
     else:

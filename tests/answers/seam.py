@@ -20,6 +20,7 @@ from unittest import mock
 
 from answers import check, faults
 from answers.standin import StandInTensorRt
+from bisect_trt.errors import BisectError
 from bisect_trt.targets.base import make_runtime as make_target_runtime
 from bisect_trt.worker import pool, process, protocol, serve, worker
 
@@ -73,15 +74,15 @@ class InProcessWorker:
             with _printed_to(order.log):
                 answer = self._worker.serve(order)
             self.served += 1
-        if isinstance(answer.reply, protocol.Misuse):
-            raise worker._user_error(answer.reply)
+        if isinstance(answer.reply, BisectError):
+            raise answer.reply
         return answer
 
     def _connection(self) -> Any:
         """A place is a process of its own as ever."""
         if self.place is None:
             return None
-        return serve._connection({"place": self.place.to_json(), "session": "corpus", "memory_limit": None})
+        return serve.connect(self.place, {"memory_limit": None})
 
     def close(self) -> None:
         """It is gone."""

@@ -34,7 +34,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.npz import load_npz
-from bisect_trt.worker.protocol import About, Build, Compare, Compared, Done, Started
+from bisect_trt.worker.protocol import About, Build, Compare, Compared
 
 FP16 = TargetSettings("trt", fp16=True)
 NEEDED = {"big_out", "small_out"}
@@ -61,11 +61,11 @@ class TensorRt:
         if settings is None or settings.runtime != "trt":
             return shared_workers().ask(request, *rest, **more)
         if isinstance(request, About):
-            return Started("layer")
+            return "layer"
         own = settings.of(TrtSettings)
         if isinstance(request, Build):
             request.to.write_text(json.dumps(set(settings.keep) >= NEEDED))
-            return Done()
+            return None
         assert isinstance(request, Compare)
         self.asked.append(request)
         if own.strongly_typed and not self.strong:

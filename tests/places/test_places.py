@@ -35,14 +35,15 @@ from bisect_trt.report.console import Console
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import LocalRuntime
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.worker import bundle, channel
+from bisect_trt.worker import channel
 from bisect_trt.worker.channel import ChannelLost, ProcessDied
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import Place, Where, make_place, parse
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import PLACE_PYTHON, Execute
-from bisect_trt.worker.remote import Connection, RemoteRuntime, execute
+from bisect_trt.worker.remote import Connection, RemoteRunner, application, execute
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "ml_dtypes", "onnxruntime", "openvino", "tensorrt"}
 HERE = f"python={sys.executable}"
@@ -53,8 +54,12 @@ def place(word: str = HERE) -> Place:
 
 
 def connect(at: Place | None = None, memory_limit: int | None = None) -> Connection:
-    session = f"test{os.getpid()}-{time.monotonic_ns()}"
-    return Connection(at or place(), {"session": session, "memory_limit": memory_limit})
+    return Connection(at or place(), {"memory_limit": memory_limit})
+
+
+def runtime(target: TargetSettings, connection: Connection) -> LocalRuntime:
+    """A target in a place."""
+    return LocalRuntime(target, RemoteRunner(target, connection))
 
 
 @pytest.fixture
@@ -74,7 +79,7 @@ def overflowing() -> onnx.ModelProto:
 
 
 def sent_modules() -> dict[str, str]:
-    archive = zipfile.ZipFile(io.BytesIO(bundle.application()))
+    archive = zipfile.ZipFile(io.BytesIO(application()))
     found = {name.removesuffix(".py").replace("/", "."): archive.read(name).decode() for name in archive.namelist()}
     return {name: source for name, source in found.items() if not name.endswith("__init__")}
 
@@ -114,8 +119,8 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
     onnx.save(overflowing(), path, **more)
     target = TargetSettings("onnxrt", fp16=fp16)
     feed = {"x": np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)}
-    there = RemoteRuntime(target, connection)
-    session = there.load(path, feed)
+    there = runtime(target, connection)
+    session: Any = there.load(path, feed)
     expected = make_runtime(target).load(path, feed)
     np.testing.assert_array_equal(session.run(feed)["y"], expected.run(feed)["y"])
     assert session.inputs == list(expected.inputs)
@@ -125,7 +130,7 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
 
 def test_a_file_goes_over_once(connection: Connection, tmp_path: Path) -> None:
     onnx.save(overflowing(), tmp_path / "a.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    there, sent = RemoteRuntime(TargetSettings("onnxrt"), connection), list[int]()
+    there, sent = runtime(TargetSettings("onnxrt"), connection), list[int]()
     call = connection.call
 
     def counted(method: str, arguments: Any = None, payload: Any = ()) -> Any:
@@ -145,7 +150,7 @@ def test_a_refusal_is_the_same_refusal(connection: Connection, tmp_path: Path) -
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     with pytest.raises(BuildError) as there:
-        RemoteRuntime(TargetSettings("onnxrt"), connection).load(path)
+        runtime(TargetSettings("onnxrt"), connection).load(path)
     with pytest.raises(BuildError) as here:
         make_runtime(TargetSettings("onnxrt")).load(path)
     assert there.value.sign(["y", "m"]) == here.value.sign(["y", "m"])
@@ -254,7 +259,7 @@ def test_another_python(python: Path) -> None:
         return
     assert connected.call("facts", {"packages": []})[0]["facts"]["Python"].startswith("3.1")
     with pytest.raises(UnavailableError, match="NumPy"):
-        RemoteRuntime(TargetSettings("onnxrt"), connected)
+        RemoteRunner(TargetSettings("onnxrt"), connected)
     connected.close()
 
 
@@ -513,25 +518,3 @@ def test_a_place_is_for_something(failing: Path) -> None:
 
     with pytest.raises(UsageError, match="--on is where a target or a check command runs"):
         bisect_trt.reduce(failing / "m.onnx", bool, on=[HERE], run=failing / "function")
-
-
-def test_folders_of_drivers_that_are_gone_are_removed(connection: Connection, tmp_path: Path) -> None:
-    """Those in use stay, and so do those that are just being made."""
-    import tempfile
-
-    prefix = f"{tempfile.gettempdir()}/bisect-trt-{os.getuid()}-"
-    left, fresh, used = (Path(f"{prefix}{tmp_path.name}-{name}") for name in ("left", "fresh", "used"))
-    for folder in (left, fresh):
-        (folder / "files").mkdir(parents=True)
-    os.utime(left, (0, 0))
-    other = Connection(place(), {"session": f"{tmp_path.name}-used", "memory_limit": None})
-    other.call("facts", {"packages": []})
-    os.utime(used, (0, 0))
-    try:
-        connection.call("facts", {"packages": []})
-        assert [each.exists() for each in (left, fresh, used)] == [False, True, True]
-    finally:
-        other.close()
-        (fresh / "files").rmdir()
-        fresh.rmdir()
-    assert not used.exists()

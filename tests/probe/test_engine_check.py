@@ -18,7 +18,7 @@ from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import ProcessEnd
-from bisect_trt.worker.protocol import Build, Compare, Compared, Done, Failed
+from bisect_trt.worker.protocol import Build, Compare, Compared, Failed
 from bisect_trt.worker.worker import WorkerDied
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
@@ -39,7 +39,7 @@ class Builder(WorkerPool):
         to = request.to if isinstance(request, Build) else request.target.of(TrtSettings).save_engine
         if to is not None:
             Path(to).write_text(" ".join(request.target.keep))
-        return self.answer or (Done() if isinstance(request, Build) else Compared())
+        return self.answer or (None if isinstance(request, Build) else Compared())
 
 
 @pytest.fixture

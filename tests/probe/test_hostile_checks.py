@@ -24,9 +24,7 @@ from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import DataOptions, make_inputs
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker import process as module
-from bisect_trt.worker import resources
-from bisect_trt.worker.process import Cancel, ProcessEnd, run_to_end
-from bisect_trt.worker.resources import MemoryGate
+from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
 
 MB = 1 << 20
 PYTHON = sys.executable
@@ -322,7 +320,7 @@ def test_fewer_run_at_a_time_when_memory_is_short(tmp_path: Path, monkeypatch: p
     assert not several_at_a_time(gate)
     fake_system(tmp_path, monkeypatch, HOST | V2)
     assert several_at_a_time(MemoryGate(), patience=20)
-    monkeypatch.setattr(resources, "_RESERVE", 0.5)
+    monkeypatch.setattr(module, "_RESERVE", 0.5)
     assert not several_at_a_time(MemoryGate())
 
 

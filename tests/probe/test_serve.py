@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, load
 from support import SHAPE, save
 
+from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import outcome_of_comparisons
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.targets.base import make_runtime
@@ -75,6 +77,19 @@ def test_what_cannot_be_compared_is_said(compare: Compare) -> None:
     outcome = outcome_of_comparisons(served(compare), 0, compare.tolerance)
     assert outcome.ending is Ending.PASSED
     assert outcome.reason.startswith("2 outputs match (not compared: 's': a seq(tensor(float))")
+
+
+def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OddError(UnavailableError):
+        def __init__(self, one: str, other: str) -> None:
+            super().__init__(f"{one} is not {other}")
+
+    def make(_: object) -> None:
+        raise OddError("this", "that")
+
+    monkeypatch.setattr(serve, "make_runtime", make)
+    answer = pickle.loads(pickle.dumps(Worker().serve(Order(compare, Path("log"), Path()))))
+    assert (type(answer.reply), str(answer.reply)) == (UnavailableError, "this is not that")
 
 
 def test_it_is_ready_once_the_runtime_is_there(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,10 @@ from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker import resources as devices
+from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
-from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import Collect, Done, Failed
-from bisect_trt.worker.resources import default_workers, visible_gpus
+from bisect_trt.worker.pool import WorkerPool, default_workers, visible_gpus
+from bisect_trt.worker.protocol import Collect, Failed
 from bisect_trt.worker.worker import WorkerDied, end_spare
 
 pytestmark = pytest.mark.any_version
@@ -53,13 +52,13 @@ class Pool:
         model.write_text(command)
         return Collect(TARGET, model, self._folder / "in.npz", to)
 
-    def ask(self, command: str, timeout: float | None = None) -> Done | Failed:
+    def ask(self, command: str, timeout: float | None = None) -> Failed | None:
         return self.pool.ask(self.request(command), timeout)
 
     def process(self, command: str = "fine") -> int:
         """Which process answered."""
         request = self.request(command)
-        assert self.pool.ask(request) == Done()
+        assert self.pool.ask(request) is None
         return int(arrays(request.to)["process"])
 
     @property
@@ -131,7 +130,7 @@ def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_
     pool = make_pool()
     with (tmp_path / "sitecustomize.py").open("a") as file:
         file.write("    import time; time.sleep(4)\n")
-    assert pool.ask("fine", timeout=3) == Done()
+    assert pool.ask("fine", timeout=3) is None
 
 
 def test_a_poisoned_worker_is_replaced_and_its_answer_asked_for_again(make_pool: MakePool) -> None:
