@@ -29,8 +29,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import DoesNotReproduce, Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.confirm import confirm
 from bisect_trt.search.oracle import Again, Oracle, Transcript, Units, Verdict, about_units

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import statistics
@@ -32,33 +31,29 @@ def figures() -> Iterator[Figure]:
         mine, polygraphy = _time([*ours, *command]), _time([*theirs, *other])
         load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         yield Figure(f"{what}, s", mine.wall, aim, polygraphy=polygraphy.wall, note=load)
-        split = ", ".join(f"{part} {seconds:.2f}" for part, seconds in mine.times.items() if seconds >= 0.005)
-        yield Figure(f"{what}, s of CPU", mine.cpu, polygraphy=polygraphy.cpu, note=split)
+        yield Figure(f"{what}, s of CPU", mine.cpu, polygraphy=polygraphy.cpu)
 
 
 @dataclass(frozen=True)
 class _Time:
-    """Medians: seconds on the clock and of CPU, of all processes; what ``--json`` says that they were spent on, last time."""
+    """Medians: seconds on the clock and of CPU, of all processes."""
 
     wall: float
     cpu: float
-    times: dict[str, float]
 
 
 def _time(command: Sequence[str]) -> _Time:
     """A command, with bytecode, as pip installs it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    walls, cpus, times = [], [], dict[str, float]()
+    walls, cpus = [], []
     for run in range(_RUNS + 1):
         with tempfile.TemporaryDirectory() as folder:
             before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=600)
             wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-            if (result := Path(folder, "result.json")).exists():
-                times = json.loads(result.read_text())["times"]
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
         if run:  # the first compiles
             walls.append(wall)
             cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return _Time(statistics.median(walls), statistics.median(cpus), times)
+    return _Time(statistics.median(walls), statistics.median(cpus))

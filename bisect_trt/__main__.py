@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import sys
-import time
 from typing import NoReturn
 
 _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
@@ -18,7 +17,6 @@ _NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"
 
 def main() -> NoReturn:
     """Run the command line."""
-    began = time.monotonic() - _age()
     words = set(sys.argv[1:])
     try:
         if not words & {"-h", "--help"}:
@@ -28,7 +26,7 @@ def main() -> NoReturn:
 
         gc.freeze()
         gc.enable()
-        command_line(began)
+        command_line()
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
         _end(ending.code if isinstance(ending.code, int) else 1)
@@ -39,16 +37,6 @@ def main() -> NoReturn:
             sys.stderr.write(f"error: the output cannot be written: {error.strerror}.\n")
         _end(3)
     raise AssertionError("the command line ends the process")
-
-
-def _age() -> float:
-    """How many seconds old this process is; 0 where the system does not say. Source: proc_pid_stat(5), field 22."""
-    try:
-        with open("/proc/self/stat") as file:  # noqa: PTH123 - pathlib is not there yet
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
 
 
 def _prepare(words: set[str]) -> None:

@@ -22,7 +22,6 @@ from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.probe.times import account, whole
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console, QuietConsole
 from bisect_trt.report.notebook import NotebookConsole, notebook
@@ -105,8 +104,7 @@ def _worked(call: Call) -> Result:
     result, console, began = call.result, call.console, time.monotonic()
     with call.kept, closing(console):
         try:
-            with account() as spent:
-                COMMANDS[call.command].load()(call)
+            COMMANDS[call.command].load()(call)
         except (DoesNotReproduce, BudgetSpent, RebuiltPasses) as ending:
             result.status = "not_reproduced" if isinstance(ending, DoesNotReproduce) else "inconclusive"
             result.why = str(ending)
@@ -117,7 +115,6 @@ def _worked(call: Call) -> Result:
             raise
         finally:
             result.wall_s = round(time.monotonic() - began, 3)
-            result.extra["times"] = whole(spent, result.wall_s)
             leave_record(result, call.folder, (), console, None)
     return result
 

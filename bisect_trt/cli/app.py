@@ -26,24 +26,22 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params
 from bisect_trt.probe.claim import claimed_run
-from bisect_trt.probe.times import account, whole
 from bisect_trt.report.ci import workflow_commands, write_junit
 from bisect_trt.report.console import Console, LogFile
 from bisect_trt.report.result import Result
 
 
-def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...], began: float | None = None) -> NoReturn:
+def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
     """Run a command, leave its result, and end the process.
 
     Args:
         name: The command.
         values: The values of its options by field name, ``None`` where not given.
         words: The words after the program's name.
-        began: When the process began, on the monotonic clock, if it is one of its own.
     """
     try:
         if General in COMMANDS[name].groups or "json" in values:
-            sys.exit(int(_answer(name, values, words, None, began)))
+            sys.exit(int(_answer(name, values, words, None)))
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
         with said_of_the_system():
             COMMANDS[name].load()(call)
@@ -52,15 +50,13 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...], began:
         assert call.folder is not None, "it names the run"
         with claimed_run(call.folder):  # before any file of it is opened: who is refused changes nothing
             name, values = parse(call.words)
-            sys.exit(int(_answer(name, values, call.words, call.folder, began)))
+            sys.exit(int(_answer(name, values, call.words, call.folder)))
     except BisectError as error:
         Console().error(str(error))
         sys.exit(int(error.status))
 
 
-def _answer(
-    name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None, began: float | None
-) -> ExitStatus | int:
+def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus | int:
     """Run a command that has a result, and write that however it ends.
 
     Returns:
@@ -89,12 +85,8 @@ def _answer(
 
     with call.kept, Interrupts(console.stopping, lambda: _stop_at_once(call)), closing(console):
         start = time.monotonic()
-        earlier = 0.0 if began is None else start - began
-        with account() as spent:
-            spent["start"] = earlier
-            status, result = _worked(work, call, general)
+        status, result = _worked(work, call, general)
         result.wall_s = round(time.monotonic() - start, 3)
-        result.extra["times"] = whole(spent, result.wall_s + earlier)
         status = _leave(result, general, call) or status
         if general.annotations or os.environ.get("GITHUB_ACTIONS") == "true":
             for line in workflow_commands(result.to_json()):

@@ -59,8 +59,8 @@ IGNORED = frozenset(
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
-def main(began: float | None = None) -> NoReturn:
-    """Run the command line; ``began`` is when the process did, on the monotonic clock."""
+def main() -> NoReturn:
+    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files and tensors need not be text that the terminal has
             stream.reconfigure(errors="backslashreplace")
@@ -68,7 +68,7 @@ def main(began: float | None = None) -> NoReturn:
     name, values = parse(words)
     from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
-    perform(name, values, words, began)
+    perform(name, values, words)
 
 
 def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -42,7 +42,7 @@ from bisect_trt.options.shared import Data, Places, Search
 from bisect_trt.options.spec import Params, changed
 from bisect_trt.probe.claim import claimed_path, claimed_run
 from bisect_trt.probe.ledger import Budget
-from bisect_trt.probe.runner import Check
+from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console

@@ -19,7 +19,7 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
-from bisect_trt.probe.reconfirm import Confirmation, reconfirm
+from bisect_trt.probe.prober import Confirmation, reconfirm
 from bisect_trt.report.reproducer import Cause as IssueCause
 from bisect_trt.report.result import Result
 from bisect_trt.search.alternatives import Alternatives, find_alternatives

@@ -21,8 +21,7 @@ from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Ledger, Listener
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, EngineShelf
 from bisect_trt.probe.pin import make_pin
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Check, Runner
+from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console, is_interactive

@@ -37,8 +37,7 @@ from bisect_trt.options.searches import Layerwise
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.prober import Prober, reconfirm
 from bisect_trt.report.plots import check_plot, save_layer_curve
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.binding import CALL_FILE, RUN_FILE, Binding
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.journal import JOURNAL, read_journal
-from bisect_trt.probe.times import PARTS
 from bisect_trt.probe.workspace import KEY_LENGTH
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import RESULT_FILE, read_result
 
 
 def show_run(run: Path, console: Console) -> None:
@@ -75,32 +72,9 @@ def show_probe(run: Path, number: int, console: Console) -> None:
             console.answer(line.expandtabs())
 
 
-def show_times(run: Path, number: int | None, console: Console) -> None:
-    """Where the time went, in seconds: a line a probe, or one probe's alone, and one for the whole run.
-
-    Raises:
-        UnavailableError: It is no run's folder.
-        UsageError: It has no such probe.
-    """
-    chosen = _probes(run, number)
-    whole = read_result(run).get("times") if number is None and (run / RESULT_FILE).exists() else None
-    parts = [part for part in PARTS if whole or part not in ("start", "reference", "other")]
-    console.answer("  ".join([f"{'probe':>5}", *(f"{part:>9}" for part in parts)]))
-    for entry in chosen:
-        console.answer(_times(str(entry["number"]), entry.get("times") or {}, parts))
-    if whole:
-        console.answer(_times("all", whole, parts))
-
-
-def _times(name: str, times: Mapping[str, float], parts: Sequence[str]) -> str:
-    cells = (f"{times[part]:9.3f}" if part in times else f"{'-':>9}" for part in parts)
-    return "  ".join([f"{name:>5}", *cells])
-
-
 def read_probes(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The decisions, by number, and the probes that never ended."""
     verdicts: dict[int, dict[str, Any]] = {}
-    times: dict[str, dict[str, float]] = {}
     unfinished: dict[str, dict[str, Any]] = {}
     journal = run / JOURNAL
     for entry in read_journal(journal) if journal.exists() else ():
@@ -108,9 +82,8 @@ def read_probes(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             unfinished[entry["key"]] = entry
         elif entry["event"] in ("outcome", "moot"):
             unfinished.pop(entry["key"], None)
-            times[entry["key"]] = entry.get("outcome", {}).get("times", {})
         elif entry["event"] == "verdict":
-            verdicts[entry["number"]] = {**entry, "times": times.get(entry["key"])}
+            verdicts[entry["number"]] = entry
         elif entry["event"] == "undo":
             verdicts.pop(entry["number"], None)
     return [verdicts[number] for number in sorted(verdicts)], list(unfinished.values())

@@ -19,7 +19,6 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.metric_check import MetricCheck, Scale
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.times import spending
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.statistics import expected_verdicts
@@ -49,14 +48,13 @@ def make_scale(subject: Subject, settings: MetricSettings, saved: SavedRun | Non
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
         UnavailableError: The reference does not run on a sample.
     """
-    with spending("reference"):
-        samples = _counted(labelled_inputs(input_infos(subject.network), settings.data), subject.console)
-        data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
-        if saved is None:
-            _run_reference(subject, data)
-        else:
-            same_samples(saved, data.count, "the set has")
-            data.write_golden(saved.samples)
+    samples = _counted(labelled_inputs(input_infos(subject.network), settings.data), subject.console)
+    data = Evaluation.write(subject.workspace.scratch("metric"), samples, settings.data.seed)
+    if saved is None:
+        _run_reference(subject, data)
+    else:
+        same_samples(saved, data.count, "the set has")
+        data.write_golden(saved.samples)
     scale = scale_of(data, settings, subject.console, "the reference" if saved is None else saved.name)
     verdicts = max(4 * expected_verdicts(len(subject.units)), 100)
     error = 0.0 if settings.confidence >= 1 else (1 - settings.confidence) / verdicts
@@ -77,13 +75,12 @@ def scale_of(data: Evaluation, settings: MetricSettings, console: Console, name:
     """
     options = settings.options
     metric = find_metric(settings.asked, lower_is_better=options.lower_is_better)
-    with spending("reference"):
-        if metric.of_sample is not None:
-            reference = data.known(metric).value
-        else:
-            assert metric.of_set is not None, "it is one or the other"
-            golden = [data.reference(place) for place in range(data.count)]
-            reference = metric.of_set(golden, golden, [data.labels(place) for place in range(data.count)])
+    if metric.of_sample is not None:
+        reference = data.known(metric).value
+    else:
+        assert metric.of_set is not None, "it is one or the other"
+        golden = [data.reference(place) for place in range(data.count)]
+        reference = metric.of_set(golden, golden, [data.labels(place) for place in range(data.count)])
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _refuse_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"

@@ -135,7 +135,6 @@ def _probes(records: list[Record], console: Console) -> list[dict[str, Any]]:
             "own_seconds": record.own_seconds,
             **({} if record.place is None else {"place": record.place}),
             "runs": record.runs,
-            "times": dict(record.times),
             "step": console.story.why(record.number),
         }
         for record in chosen

@@ -26,8 +26,7 @@ from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import BuiltinCheck, ReleaseCheck
-from bisect_trt.probe.prober import DoesNotReproduce, Prober
-from bisect_trt.probe.runner import Check, Runner
+from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
 from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.report.reproducer import MODEL, Since
 from bisect_trt.report.result import Result

@@ -11,7 +11,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.options.choices import Mode
 from bisect_trt.probe.ledger import BudgetSpent
-from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bisect_trt.commands.binding import RUN_FILE, Binding
 from bisect_trt.commands.call import Call
-from bisect_trt.commands.log import show_probe, show_run, show_times
+from bisect_trt.commands.log import show_probe, show_run
 from bisect_trt.commands.view import view as show
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.save import check_output
@@ -43,9 +43,7 @@ def log(call: Call) -> Result:
     if run is not None and number is None and str(run).isdecimal() and not run.exists():
         run, number = None, int(str(run))
     folder = newest_run() if run is None else run
-    if own.times:
-        show_times(folder, number, call.console)
-    elif number is None:
+    if number is None:
         show_run(folder, call.console)
     else:
         show_probe(folder, number, call.console)

@@ -36,7 +36,6 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.models import Models
 from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.times import spending
 from bisect_trt.probe.workspace import Workspace, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -122,8 +121,7 @@ class Subject:
         )
         self.models = Models(workspace, self.workers, target)
         self.where = where
-        with spending("start"):
-            self._open(settings)
+        self._open(settings)
 
     def _open(self, settings: ModelSettings) -> None:
         """Read the model and make its inputs."""
@@ -268,11 +266,10 @@ class Subject:
     @cached_property
     def reference(self) -> Reference:
         """What every tensor should be; computed when first asked for."""
-        with spending("reference"):
-            first, *more = (
-                Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
-                for number, sample in enumerate(self.samples, 1)
-            )
+        first, *more = (
+            Reference(self.truth, sample, self.workspace, self.models, number, self.swap_limit)
+            for number, sample in enumerate(self.samples, 1)
+        )
         for reference in more:
             first.add(reference)
         self._warn_of_missing(first)
@@ -348,10 +345,9 @@ class Subject:
             outputs: What it gives back, where that is not all that something outside reads.
         """
         bare = self.units.bare(units)
-        with spending("cutting") as seconds:
-            piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
+        piece = cut(self.network, self.units.to_nodes(bare), self.infos, self.constants.value, outputs)
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held, cutting=seconds())
+        made = Candidate(piece.made, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:

@@ -16,7 +16,7 @@ from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.models import Models
-from bisect_trt.probe.reconfirm import passes_needed
+from bisect_trt.probe.prober import passes_needed
 from bisect_trt.report.reproducer import FILES, SCRIPT, Command, Reproducer, Trial
 from bisect_trt.targets.messages import mask_message
 from bisect_trt.targets.settings import TargetSettings

@@ -33,7 +33,7 @@ from bisect_trt.onnxlib.shapes import fix_input_shapes, free_inputs, input_infos
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.oracles import error_of
-from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough

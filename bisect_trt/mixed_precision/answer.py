@@ -24,9 +24,7 @@ from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reconfirm import reconfirm
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Prober, Runner, reconfirm
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Subset, Verdict

@@ -35,8 +35,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineShelf
-from bisect_trt.probe.prober import DoesNotReproduce, Prober
-from bisect_trt.probe.runner import Check, Runner
+from bisect_trt.probe.prober import Check, DoesNotReproduce, Prober, Runner
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.targets.settings import TargetSettings

@@ -39,8 +39,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import BudgetSpent
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.prober import DoesNotReproduce, Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import DoesNotReproduce, Prober, Runner
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Verdict
 

@@ -20,8 +20,7 @@ from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import ENGINE, SEVERE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.grow import grow_until_held
 from bisect_trt.search.oracle import Minimum, Subset, Verdict

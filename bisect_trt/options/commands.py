@@ -133,7 +133,6 @@ class Log:
 
     run: RunFolder = None
     number: Annotated[int | None, argument("One probe, in full.")] = None
-    times: Annotated[bool, switch("Print where the time went, of each probe and in all.")] = False
 
 
 @dataclass

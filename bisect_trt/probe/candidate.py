@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.onnxlib.cut import Spliced
 from bisect_trt.onnxlib.external_data import has_external_data
-from bisect_trt.probe.times import spending
 from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import value_bytes
@@ -68,7 +67,6 @@ class Candidate:
         until: The verdict that ends the runs.
         marks: Tensors that are outputs too, by number, for a search over those.
         target: How the target is set up for it, where that is not as the check has it.
-        cutting: Seconds that it took to make it.
         packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
     """
@@ -88,7 +86,6 @@ class Candidate:
     until: Verdict = Verdict.FAIL
     marks: Subset = frozenset()
     target: TargetSettings | None = None
-    cutting: float = field(default=0.0, compare=False)
     packages: str = ""
     repetition: int = 0
 
@@ -111,12 +108,6 @@ class Candidate:
     @cached_property
     def identity(self) -> Identity:
         """What it is, without the model."""
-        with spending("cutting") as seconds:
-            identity = self._identify()
-        object.__setattr__(self, "cutting", self.cutting + seconds())  # it is a part of making it, though a late one
-        return identity
-
-    def _identify(self) -> Identity:
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ class Record:
         seconds: How long the check took, all runs of it.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
-        times: Seconds by what they were spent on; see ``probe/times.py``.
         place: Where it ran, as it was asked for, if not here.
     """
 
@@ -48,7 +47,6 @@ class Record:
     seconds: float
     own_seconds: float
     runs: int
-    times: Mapping[str, float] = field(default_factory=dict)
     place: str | None = None
 
     @property
@@ -115,10 +113,8 @@ class Journal:
         self._append({"event": "moot", "key": key})
 
     def decided(self, record: Record) -> None:
-        """The search has taken a probe in; where its time went stands with the outcome."""
-        plain = asdict(record)
-        del plain["times"]
-        self._append({"event": "verdict", **plain, "verdict": record.verdict.value})
+        """The search has taken a probe in."""
+        self._append({"event": "verdict", **asdict(record), "verdict": record.verdict.value})
 
     def undone(self, record: Record) -> None:
         """The user took an answer back."""

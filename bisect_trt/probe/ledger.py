@@ -209,7 +209,6 @@ class Ledger:
             own_seconds=round(outcome.own_seconds, 4),
             place=outcome.place,
             runs=outcome.runs,
-            times={part: round(seconds, 4) for part, seconds in outcome.times.items()},
         )
         self.records.append(record)
         self._decided[candidate.key] = record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.outcome import CANCELLED, LOST, OVER_MEMORY
-from bisect_trt.probe.times import spending
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.npz import load_npz, save_npz
@@ -142,9 +140,8 @@ class Models:
             UnavailableError: The reference takes too long or too much memory, or somebody ends the workers that run it.
         """
         settings = self.reference if target is None else target
-        with spending("reference") if target is None else nullcontext():
-            asked = self._reference_once if target is None else target
-            reply = self.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
+        asked = self._reference_once if target is None else target
+        reply = self.ask(Collect(asked, model, inputs, to, feeds, append), here=here or target is None)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise UnavailableError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
         if isinstance(reply, Failed) and reply.kind == "lost":

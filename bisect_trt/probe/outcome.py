@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -49,7 +49,6 @@ class Outcome:
         latency_ms: How long one run took, the median of several, where that was measured.
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are several.
-        times: Seconds by what they were spent on, from making the candidate on; see ``probe/times.py``.
         place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where those were what it was held against.
         metric: What it scores, where a metric is the check; see ``Scale.to_json``.
@@ -68,7 +67,6 @@ class Outcome:
     latency_ms: float | None = None
     layers: tuple[dict[str, Any], ...] = ()
     sample: int | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
     place: str | None = None
     errors: tuple[float, ...] = ()
     metric: Mapping[str, Any] | None = None

@@ -1,26 +1,39 @@
-"""Who answers a search's questions."""
+"""The oracle of a search: runs the check on candidates, as often as each answer needs, and remembers the verdicts.
+
+A question becomes a candidate and is answered from memory, from the journal, or by a probe. ``Runner`` repeats the check
+where it is flaky, ``Prober`` remembers, ``Speculation`` probes ahead with several workers, and ``reconfirm`` probes again
+what is recommended because it passed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Timer
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
-from bisect_trt.errors import BisectError, ExitStatus
+from numpy.typing import NDArray
+
+from bisect_trt.errors import BisectError, ExitStatus, UnavailableError
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.journal import Record
 from bisect_trt.probe.ledger import Ledger
-from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.metric_check import MetricCheck
+from bisect_trt.probe.outcome import LOST, Ending, Outcome
+from bisect_trt.probe.pin import Pin
 from bisect_trt.probe.speculation import Speculation
-from bisect_trt.probe.times import spending
 from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import Again, Oracle, Original, Question, Search, Subset, Units, Verdict
+from bisect_trt.search.statistics import Flakiness, expected_verdicts
 from bisect_trt.worker.process import Cancel
 
 Result = TypeVar("Result")
+_FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
 
 
 class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
@@ -29,13 +42,141 @@ class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
     status = ExitStatus.NOT_REPRODUCED
 
 
+class Check(Protocol):
+    """Returns an outcome for a candidate: the built-in comparison, a command, a function, a prompt, a metric."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Check one candidate once."""
+
+
+class Activations(Protocol):
+    """The reference's values of tensors."""
+
+    @property
+    def more(self) -> Sequence[Activations]:
+        """Those of the input samples after the first."""
+
+    def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+        """Those of the named tensors that are known."""
+
+
+class Runner:
+    """Writes a candidate and runs the check on it.
+
+    Attributes:
+        check: The check.
+        flakiness: How often it has to pass.
+    """
+
+    def __init__(self, check: Check, workspace: Workspace, activations: Activations) -> None:
+        """A check is taken for steady until ``flakiness`` is set."""
+        self.check = check
+        self.flakiness = Flakiness()
+        self._workspace = workspace
+        self._activations = activations
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return self._workspace.folder
+
+    def run(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
+        """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
+
+        A sequential test: a candidate that fails is mostly known after one or two runs.
+        """
+        most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
+        going = (Ending.PASSED,) if candidate.until is Verdict.FAIL else _FAILURES
+        began = time.monotonic()
+        files = self.write(candidate)
+        outcomes = [self.check.run(files, cancel)]
+        while outcomes[-1].ending in going and len(outcomes) < most:
+            files.renew()
+            outcomes.append(self.check.run(files, cancel))
+        number, last = len(outcomes), outcomes[-1]
+        return _summed(last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"), outcomes, began)
+
+    def measure(self, candidate: Candidate, repeat: int, go_on: Callable[[], object] = bool) -> Outcome:
+        """Run the original ``repeat`` times; ``go_on`` is called before each time after the first, and may raise.
+
+        Returns:
+            Its first failure, or its last pass, with the number of runs and of failures.
+        """
+        began = time.monotonic()
+        files = self.write(candidate)
+        outcomes = [self._original(files)]
+        for _ in range(1, repeat):
+            go_on()
+            held = self._is_held()
+            files.renew()
+            outcomes.append(self._original(files))
+            if self._is_held() and not held:  # from here on it is another thing: builds as this one
+                outcomes = outcomes[-1:]
+        failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
+        outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
+        if repeat > 1:
+            outcome = replace(outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)")
+        return _summed(outcome, outcomes, began)
+
+    def _is_held(self) -> bool:
+        pin = getattr(self.check, "pin", None)
+        return isinstance(pin, Pin) and pin.is_held()
+
+    def _original(self, files: CandidateFiles) -> Outcome:
+        """One run of the original, which has to give an answer.
+
+        Raises:
+            UnavailableError: Another process ends it again and again.
+        """
+        outcome = self.check.run(files)
+        if outcome.signature == LOST:
+            raise UnavailableError(
+                f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
+            )
+        return outcome
+
+    def expect(self, original: Outcome, *, confidence: float, units: int) -> None:
+        """Learn from the original how often a candidate must pass.
+
+        Args:
+            original: What :meth:`measure` gave.
+            confidence: How sure the whole search shall be.
+            units: How many units it walks.
+        """
+        self.flakiness = Flakiness(original.runs, original.failures, confidence, expected_verdicts(units))
+
+    def write(self, candidate: Candidate) -> CandidateFiles:
+        """The files of a candidate, written where they are not there."""
+        if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
+            self._workspace.weights.bring(candidate.proto)
+        own = candidate.values
+        if own is not None:
+            fed, made = ({n: own[n] for n in names if n in own} for names in (candidate.inputs, candidate.outputs))
+            return self._workspace.write(candidate, fed, made)
+        first, *more = (
+            (activations.select(candidate.inputs), activations.select(candidate.outputs))
+            for activations in (self._activations, *self._activations.more)
+        )
+        return self._workspace.write(candidate, *first, more)
+
+
+def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:
+    """An outcome with the number and the seconds of all of several runs."""
+    seconds = sum(each.seconds for each in outcomes)
+    return replace(outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes))
+
+
 class Prober:
-    """Probes candidates and remembers what was said of them.
+    """Probes candidates and remembers the verdicts.
 
     Attributes:
         ledger: What is known.
-        runner: Who runs the check.
-        measured: Whether somebody asked how often the original fails.
+        runner: Runs the check.
+        measured: Whether the failure rate of the original was asked for.
         wasted: Parallel probes that were ended because their answers were not needed any more.
         workers: How many probes may run at a time.
     """
@@ -62,19 +203,16 @@ class Prober:
         Raises:
             DoesNotReproduce: It does not fail.
         """
-        outcome = self.ledger.outcome(candidate.key)
-        if outcome is None:
-            self.ledger.start(candidate.identity)
-            with self._prompting():
-                outcome = self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
-            self.ledger.end(candidate.identity, outcome)
+        outcome = self._outcome(
+            candidate.identity, lambda: self.runner.measure(candidate, repeat or 1, self.ledger.check_budget)
+        )
         self.runner.expect(outcome, confidence=confidence, units=units)
         self.measured = repeat is not None
         self.ledger.watcher.measured(outcome.failures, outcome.runs, self.runner.flakiness.passes_needed)
         return _must_fail(self.ledger.decide(candidate.identity, outcome))
 
     def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
-        """Probe one candidate, or remember what was said of it.
+        """Probe one candidate, or remember its verdict.
 
         Args:
             candidate: The model.
@@ -84,13 +222,17 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
         identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
+        return self.ledger.decide(identity, self._outcome(identity, lambda: self._run(candidate, identity)))
+
+    def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
+        """The outcome that is known of a candidate, else that of a run, which the journal gets."""
         outcome = self.ledger.outcome(identity.key)
         if outcome is None:
             self.ledger.start(identity)
             with self._prompting():
-                outcome = self._run(candidate, identity)
+                outcome = run()
             self.ledger.end(identity, outcome)
-        return self.ledger.decide(identity, outcome)
+        return outcome
 
     def _prompting(self) -> AbstractContextManager[None]:
         """Leaves the terminal to the user's answers, if the user is the check."""
@@ -118,12 +260,12 @@ class Prober:
     def search(
         self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
     ) -> Result:
-        """Run a search.
+        """The result of a search.
 
         Args:
-            search: What is asked.
+            search: The search.
             build: Makes the candidate for a set of units.
-            original: What the search means by the original, if it asks about that.
+            original: The candidate for questions about the original, if the search asks any.
 
         Raises:
             BudgetSpent: No more probes may be made.
@@ -135,13 +277,12 @@ class Prober:
                 title = question.title or f"{candidate.title}, once more"
                 return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
             if isinstance(question, Units):
-                with spending("cutting"):
-                    return build(question.units)
+                return build(question.units)
             assert original is not None, "the search asks about an original that it was not given"
             return original
 
         if self.workers > 1:
-            speculation = Speculation(self.runner, self.ledger, candidate_for, self.workers)
+            speculation = Speculation(self.runner.run, self.ledger, candidate_for, self.workers)
             try:
                 with speculation:
                     return speculation.run(search)
@@ -172,7 +313,7 @@ class Prober:
         result = self.search(story, build, original)
         if result is None:
             _must_fail(self.ledger.records[0])
-        assert result is not None
+            raise AssertionError("the original failed, and the search did not begin")
         return result[0]
 
 
@@ -180,3 +321,80 @@ def _must_fail(record: Record) -> Record:
     if record.verdict is not Verdict.FAIL:
         raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")
     return record
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The result of probing again what passed.
+
+    Attributes:
+        record: The last probe; no ``PASS`` where the passing may be chance, with the reason.
+        seen: How often it passed and how often the model failed without it, in words; empty at a prompt.
+    """
+
+    record: Record
+    seen: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether it may be recommended."""
+        return self.record.verdict is Verdict.PASS
+
+
+def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int = 1) -> Confirmation:
+    """Probe a candidate that passed as often again as it takes for its passing not to be chance.
+
+    Args:
+        prober: Probed both.
+        failing: What fails without it. Unless each probe takes minutes it is run again too, as often as that needs fewer runs
+            in all.
+        passing: What passed.
+        ways: How many such answers there are; all of them are to hold with the confidence asked for.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    check, flakiness = prober.runner.check, prober.runner.flakiness
+    if isinstance(check, PromptCheck):
+        return Confirmation(prober.probe(passing, again=True))
+    if not flakiness.is_steady:  # each pass was as many passes, and so is this one
+        seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without"
+        return Confirmation(prober.probe(passing, again=True), seen)
+    failures, passes = _runs(check, flakiness, ways)
+    lost = bool(failures) and _passes_now(prober, failing, failures)
+    record = prober.probe(_repeated(passing, passes, runs=1 if lost else passes))
+    if lost:
+        doubt = FLAKY.format(f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck")
+        return Confirmation(replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
+    if record.verdict is Verdict.FAIL:
+        record = replace(record, reason=f"it passed, and did not when asked again: {record.reason}")
+    known = flakiness.runs + failures
+    return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without")
+
+
+def passes_needed(prober: Prober) -> int:
+    """How often something has to pass in a row, for what is run beside the search."""
+    flakiness = prober.runner.flakiness
+    return _runs(prober.runner.check, flakiness, 1)[1] if flakiness.is_steady else flakiness.passes_needed
+
+
+def _runs(check: Check, flakiness: Flakiness, ways: int) -> tuple[int, int]:
+    """How often to run what fails, and what passes; 0 and 1 where a probe takes minutes and no rate was measured."""
+    target = getattr(check, "target", None)
+    costly = isinstance(check, MetricCheck) or (target is not None and target.target.capabilities.costly)
+    return (0, 1) if costly and flakiness.runs == 1 else flakiness.confirmations(ways, seen=0)
+
+
+def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:
+    """Whether what failed passes when it is run again."""
+    before = prober.ledger.outcome(failing.key)
+    if before is not None and before.ending is Ending.PASSED:
+        return False
+    record = prober.probe(_repeated(failing, runs, until=Verdict.PASS))
+    now = prober.ledger.outcome(record.key)
+    return now is not None and now.ending is Ending.PASSED
+
+
+def _repeated(candidate: Candidate, times: int, *, runs: int | None = None, until: Verdict = Verdict.FAIL) -> Candidate:
+    title = f"{candidate.title}, once more" if times == 1 else f"{candidate.title}, {times} times more"
+    return replace(candidate, title=title, again=True, runs=times if runs is None else runs, until=until)

@@ -18,17 +18,16 @@ from typing import TypeVar
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.runner import Runner
 from bisect_trt.search.oracle import Question, Search, Verdict
 from bisect_trt.worker.process import Cancel
 
 Result = TypeVar("Result")
 _REMEMBERED = 16
-"""How many of the last verdicts say how likely the next one is to be a failure."""
-_GUESSES = 8
-"""How many guesses a question that may be asked is worth at most."""
+"""The chance of a failure follows from so many of the last verdicts."""
 _PRIOR = 8
-"""How many verdicts the belief that failing and passing are equally likely, as they are in a bisection, is worth."""
+"""So many verdicts outweigh the belief that failing and passing are equally likely, as they are in a bisection."""
+_GUESSES = 8
+"""So many guesses are made for each question at most."""
 
 
 class Asked(Exception):  # noqa: N818 - how a run ahead ends
@@ -43,7 +42,7 @@ class Asked(Exception):  # noqa: N818 - how a run ahead ends
 def next_question(
     search: Search[Result], known: Mapping[Question, Verdict], heard: list[Question] | None = None
 ) -> Question | tuple[Result]:
-    """What a search asks after what is known, or its result in a tuple.
+    """The next question of a search, or its result in a tuple.
 
     Args:
         search: The search.
@@ -107,17 +106,6 @@ class Running:
     future: Future[Outcome]
     cancel: Cancel
 
-    def end(self, ledger: Ledger) -> None:
-        """End it; an outcome that was there before goes into the ledger."""
-        self.cancel.set()
-        wait([self.future])
-        self.cancel.close()
-        done = not self.future.cancelled() and self.future.exception() is None
-        if done and not self.future.result().cancelled:
-            ledger.end(self.identity, self.future.result())  # it was quicker; who knows what it is for
-        else:
-            ledger.end_early(self.identity)
-
 
 class Speculation:
     """Runs one search with several workers; a context manager that leaves nothing running.
@@ -126,10 +114,23 @@ class Speculation:
         wasted: Probes that were ended because their answers were not needed any more.
     """
 
-    def __init__(self, runner: Runner, ledger: Ledger, build: Callable[[Question], Candidate], workers: int) -> None:
-        """``build`` makes the candidate that a question is about; ``workers`` probes run at a time."""
+    def __init__(
+        self,
+        run: Callable[[Candidate, Cancel], Outcome],
+        ledger: Ledger,
+        build: Callable[[Question], Candidate],
+        workers: int,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            run: Runs the check on a candidate.
+            ledger: Remembers the outcomes.
+            build: Makes the candidate for a question.
+            workers: How many probes run at a time.
+        """
         self.wasted = 0
-        self._runner = runner
+        self._run = run
         self._ledger = ledger
         self._build = build
         self._workers = workers
@@ -165,14 +166,11 @@ class Speculation:
         finally:
             self._ledger.cached += len(heard) - len(set(heard))
 
-    def _identity(self, question: Question) -> Identity:
-        if question not in self._identities:
-            self._identities[question] = self._build(question).identity
-        return self._identities[question]
-
     def _take(self, question: Question) -> bool:
         """Take the true answer to the true question in, if it is there."""
-        identity = self._identity(question)
+        if question not in self._identities:
+            self._identities[question] = self._build(question).identity
+        identity = self._identities[question]
         outcome = self._ledger.outcome(identity.key)
         if outcome is None:
             return False
@@ -213,7 +211,7 @@ class Speculation:
             return True  # another question is about the same model
         self._ledger.start(identity)
         cancel = Cancel()
-        self._running[question] = Running(identity, self._pool.submit(self._runner.run, candidate, cancel), cancel)
+        self._running[question] = Running(identity, self._pool.submit(self._run, candidate, cancel), cancel)
         return True
 
     def _collect(self) -> None:
@@ -232,11 +230,17 @@ class Speculation:
                 self._ledger.end(running.identity, running.future.result())
 
     def _end(self, moot: list[Question]) -> None:
-        """End probes whose answers nobody needs, their whole process groups with them."""
+        """End probes whose answers are not needed, with their process groups; what was quicker is remembered."""
         ended = [self._running.pop(question) for question in moot]
         for running in ended:
             running.cancel.set()
         for running in ended:
-            running.end(self._ledger)
+            future = running.future
+            wait([future])
+            running.cancel.close()
+            if not future.cancelled() and future.exception() is None and not future.result().cancelled:
+                self._ledger.end(running.identity, future.result())
+            else:
+                self._ledger.end_early(running.identity)
         self.wasted += len(ended)
         self._ledger.watcher.wasted(len(ended))

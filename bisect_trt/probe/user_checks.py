@@ -24,7 +24,6 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.onnxlib.external_data import external_files
 from bisect_trt.probe.models import ask
 from bisect_trt.probe.outcome import CANCELLED, LOST, OVER_MEMORY, Ending, Outcome, of_samples
-from bisect_trt.probe.times import spending
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
@@ -152,15 +151,14 @@ class CommandCheck:
         kills = oom_kills()
         with gate.turn(cancel):
             try:
-                with spending("running"):
-                    end = run_to_end(
-                        argv,
-                        log=files.log,
-                        environment=files.environment(),
-                        timeout=self.timeout,
-                        cancel=cancel,
-                        memory_limit=self.memory_limit,
-                    )
+                end = run_to_end(
+                    argv,
+                    log=files.log,
+                    environment=files.environment(),
+                    timeout=self.timeout,
+                    cancel=cancel,
+                    memory_limit=self.memory_limit,
+                )
             except OSError as error:
                 raise UsageError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
         gate.saw_children()
@@ -366,8 +364,7 @@ class FunctionCheck:
             f"{_name(self.function)}({str(files.model)!r})\n", "utf-8", "surrogateescape"
         )
         try:
-            with spending("running"):
-                said = self.function(files.model, **values)
+            said = self.function(files.model, **values)
         except BisectError:
             raise
         except AssertionError as error:

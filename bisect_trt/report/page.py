@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.exported import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.graph_layout import NODE_HEIGHT, NODE_WIDTH, STUB, draw
 from bisect_trt.report.result import SCHEMA
-from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, split, template
+from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, size, template
 from bisect_trt.tensors.npz import replacing
 
 REPORT_FILE = "report.html"
@@ -139,7 +139,6 @@ def environment() -> jinja2.Environment:
         "shorten": shorten,
         "size": size,
         "sorted_groups": _by_cost,
-        "split": split,
         "step_name": _step_name,
     }
     made.globals |= {

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from bisect_trt.report.charts import probe_bars
 from bisect_trt.report.page import environment_differences, frame, macro, sentence
-from bisect_trt.report.text import Json, plural, seconds, shorten, split
+from bisect_trt.report.text import Json, plural, seconds, shorten
 
 NODE_STATES = {
     "culprit": "needed to fail",
@@ -112,15 +112,11 @@ def run_sections(run: RunView, now: float) -> Markup:
     """Return one run: its state, the state of each node, its probes."""
     counts = Counter(str(probe["verdict"]).lower() for probe in run.probes)
     verdicts = ", ".join(f"{counts[key]} {key}" for key in ("fail", "pass", "unresolved") if counts[key])
-    spent: Counter[str] = Counter()
-    for probe in run.probes:
-        spent.update(probe.get("times") or {})
     facts = [
         ("Command", run.words),
         ("Started", f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M:%S}"),
         ("Probes", f"{len(run.probes):,}{f' ({verdicts})' if verdicts else ''}"),
         ("Best so far", run.progress if run.result is None else None),
-        ("Time of the probes by activity", split(spent)),
         ("Running now", ", ".join(run.running) if run.result is None else None),
     ]
     idle = now - run.touched
@@ -169,7 +165,6 @@ _FACTS: dict[str, Callable[[Json], str | None]] = {
     "Outputs": lambda result: _outputs(result.get("comparisons") or []),
     "Probes": lambda result: f"{result['probes']['run']:,}" if result["probes"]["run"] else None,
     "Time": lambda result: seconds(result["wall_s"]),
-    "Time by activity": lambda result: split(result.get("times", {})),
 }
 
 

@@ -59,13 +59,6 @@ def seconds(value: float, *, whole: bool = False) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def split(times: Mapping[str, float]) -> str:
-    """Return the parts of a duration, largest first, without parts under one percent."""
-    least = sum(times.values()) / 100
-    parts = sorted(((spent, part) for part, spent in times.items() if spent > least), reverse=True)
-    return ", ".join(f"{part} {seconds(spent)}" for spent, part in parts)
-
-
 def size(count: int) -> str:
     """Return a number of bytes as text."""
     value, unit = float(count), "B"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import BisectError
-from bisect_trt.probe.times import asking
 from bisect_trt.worker.process import MOST_LOST, Cancel, Limits, gate
 from bisect_trt.worker.protocol import About, Failed, Order, R_co, Request
 from bisect_trt.worker.worker import FOR_COMPARING, WorkerDied, WorkerProcess, keep, take_spare
@@ -162,10 +161,8 @@ class WorkerPool:
 
     def _ask(self, worker: WorkerProcess, order: Order, timeout: float | None, cancel: Cancel | None) -> Any:  # noqa: ANN401 - of the request's type
         try:
-            with asking() as spent:
-                limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
-                answer = worker.ask(order, limits)
-                spent(answer.spent)
+            limits = Limits(time.monotonic(), timeout, cancel, self.memory_limit, start=LEAST_SECONDS)
+            answer = worker.ask(order, limits)
         except WorkerDied as death:
             if death.outside is not None and worker.place is not None:
                 self._lost[worker.place] += 1

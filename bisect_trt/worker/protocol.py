@@ -358,14 +358,12 @@ class Answer:
         host_bytes: The memory of the worker.
         gpu_bytes: The memory of its GPU in use, by any process.
         peak_bytes: The most memory that the worker has had.
-        spent: Seconds by what they were spent on; see ``probe/times.py``.
     """
 
     reply: Any
     host_bytes: int = 0
     gpu_bytes: int = 0
     peak_bytes: int = 0
-    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 BEGUN = {"event": "begun"}

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
-from bisect_trt.probe.times import account, spending
 from bisect_trt.targets.base import Runtime, Session, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError, names_of
 from bisect_trt.targets.runtime import LocalRuntime
@@ -144,8 +143,7 @@ class Worker:
         if settings not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
                 self._runtimes.clear()
-            with spending("building"):
-                self._runtimes[settings] = self._make(settings)
+            self._runtimes[settings] = self._make(settings)
         return self._runtimes[settings]
 
     def _make(self, settings: TargetSettings) -> Runtime:
@@ -156,8 +154,7 @@ class Worker:
         return LocalRuntime(settings, RemoteRunner(settings, self._place))
 
     def _build(self, request: Build) -> None:
-        with spending("building"):
-            self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
+        self._runtime(request.target).build(request.model, request.to, load_npz(request.inputs))
 
     def _look(self, request: Look) -> Looked:
         """Only in a place; here ``doctor`` looks."""
@@ -171,8 +168,7 @@ class Worker:
         from bisect_trt.worker.remote import execute  # noqa: PLC0415 - as above
 
         assert self._place is not None
-        with spending("running"):
-            return execute(self._place, request)
+        return execute(self._place, request)
 
     def _lower(self, request: Lower) -> bool:
         model = self._runtime(request.target).lowered(request.model)
@@ -186,8 +182,7 @@ class Worker:
 
     def _collect(self, request: Collect) -> None:
         feed: Feed = load_npz(request.inputs)
-        with spending("building"):
-            session = self._runtime(request.target).load(request.model, feed)
+        session = self._runtime(request.target).load(request.model, feed)
         outputs = run(session, feed, request.feeds)
         if request.to.suffix == ".npz":
             save_npz(request.to, outputs)
@@ -203,24 +198,20 @@ class Worker:
             feed = load_npz(inputs)
             key = {"one": 0, "each": number, "shapes": shapes_of(feed)}[request.sessions]
             if key not in sessions:
-                with spending("building"):
-                    sessions[key] = runtime.load(request.model, feed)
+                sessions[key] = runtime.load(request.model, feed)
             save_npz(to, run(sessions[key], feed))
 
     def _compare(self, request: Compare) -> Compared:
-        with spending("building"):
-            session = self._prepare(request)
+        session = self._prepare(request)
         if session is None:
             return Compared(unsupported=True)
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(request.samples, 1):
-            with spending("comparing"):
-                seen = compare_sample(session, request, sample, number)
+            seen = compare_sample(session, request, sample, number)
             comparisons += [each.of_sample(number) for each in seen] if len(request.samples) > 1 else seen
             if not request.every and not all(each.passed for each in seen):
                 break
-        with spending("running"):
-            latency = None if request.warm_up is None else median_ms(session, request)
+        latency = None if request.warm_up is None else median_ms(session, request)
         layers = tuple(session.layers()) if request.layers else ()
         return Compared(tuple(comparisons), dict(session.skipped), layers, latency)
 
@@ -228,18 +219,15 @@ class Worker:
         from bisect_trt.tensors.metrics import Evaluation  # noqa: PLC0415 - few workers score
 
         first = load_npz(Evaluation.open(request.scoring.data).inputs(0))
-        with spending("building"):
-            rest = None if request.reference is None else make_runtime(request.reference)
-            before, after = (
-                None if rest is None or path is None else rest.load(path, first)
-                for path in (request.before, request.after)
-            )
-            piece = Piece(before, after)
-            fed = piece.feed(first)
-            session = self._runtime(request.target).load(request.model, fed)
+        rest = None if request.reference is None else make_runtime(request.reference)
+        before, after = (
+            None if rest is None or path is None else rest.load(path, first) for path in (request.before, request.after)
+        )
+        piece = Piece(before, after)
+        fed = piece.feed(first)
+        session = self._runtime(request.target).load(request.model, fed)
         measured = measure(lambda feed: piece.run(session, feed), request.scoring)
-        with spending("running"):
-            latency = None if request.warm_up is None else median_of(session, fed, request.warm_up)
+        latency = None if request.warm_up is None else median_of(session, fed, request.warm_up)
         return replace(measured, layers=tuple(session.layers()) if request.layers else (), latency_ms=latency)
 
     def _prepare(self, request: Compare) -> Session | None:
@@ -291,9 +279,8 @@ def main() -> None:
             while True:
                 content = receive(requests)[1]
                 send(replies, BEGUN)
-                with account() as spent:
-                    answer = worker.serve(pickle.loads(content))
-                send(replies, {}, [pickle.dumps(replace(answer, spent=spent))])
+                answer = worker.serve(pickle.loads(content))
+                send(replies, {}, [pickle.dumps(answer)])
         finally:
             worker.close()
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.probe.times import spending
 from bisect_trt.targets.base import Session
 from bisect_trt.targets.messages import RunError
 from bisect_trt.tensors.comparison import TensorComparison
@@ -45,8 +44,7 @@ def run(session: Session, feed: Mapping[str, Any], feeds: Path | None = None) ->
         store = ActivationStore.open(feeds)
         feed = {**feed, **{info.name: store.get(info.name) for info in session.inputs if info.name in store}}
     names = {info.name for info in session.inputs}
-    with spending("running"):
-        return dict(session.run({name: value for name, value in feed.items() if name in names}))
+    return dict(session.run({name: value for name, value in feed.items() if name in names}))
 
 
 def shapes_of(feed: Feed) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -165,10 +163,9 @@ def measure(run: Run, asked: Scoring) -> Measured:
     gains: list[float] = []
     for place, sample in enumerate(data.order):
         outputs, reference = run(load_npz(data.inputs(sample))), data.reference(sample)
-        with spending("comparing"):
-            seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
-            gains.append(known.gain(place, seen))
-            decided = test.add(gains[-1])
+        seen = metric.of_sample(outputs, dict(reference), data.labels(sample))
+        gains.append(known.gain(place, seen))
+        decided = test.add(gains[-1])
         if decided is not None and asked.error > 0:
             break
     value = known.estimate(test.mean)
@@ -180,10 +177,7 @@ def _measure_whole(run: Run, asked: Scoring, metric: Metric, data: Evaluation) -
     places = range(data.count)
     seen = [run(load_npz(data.inputs(place))) for place in places]
     assert metric.of_set is not None, "it is one or the other"
-    with spending("comparing"):
-        value = metric.of_set(
-            seen, [data.reference(place) for place in places], [data.labels(place) for place in places]
-        )
+    value = metric.of_set(seen, [data.reference(place) for place in places], [data.labels(place) for place in places])
     return Measured(value, data.count, None if asked.bound is None else is_within(metric, value, asked.bound))
 
 

@@ -28,8 +28,7 @@ from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Check, Runner
+from bisect_trt.probe.prober import Check, Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result

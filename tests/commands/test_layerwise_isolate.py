@@ -16,7 +16,7 @@ from bisect_trt.commands.layerwise import compare_own
 from bisect_trt.commands.marking import Marking, compare_layers
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Runner
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.protocol import Compare, Failed
 

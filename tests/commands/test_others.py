@@ -18,8 +18,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Budget, Ledger
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console

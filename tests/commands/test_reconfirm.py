@@ -14,7 +14,7 @@ from fakes import FakeCheck, FakeRun, build, scratch
 from resident import unsteady
 from support import chain, read_json, script
 
-from bisect_trt.probe.reconfirm import reconfirm
+from bisect_trt.probe.prober import reconfirm
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.statistics import Flakiness
 

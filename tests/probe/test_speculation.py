@@ -28,8 +28,7 @@ from support import examples, gone, script
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.ledger import Budget, BudgetSpent, Ledger
 from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.speculation import likely_questions
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace

@@ -25,8 +25,7 @@ from bisect_trt.commands.subject import Subject
 from bisect_trt.probe.journal import Journal, Record
 from bisect_trt.probe.ledger import Budget, Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.runner import Runner
+from bisect_trt.probe.prober import Prober, Runner
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
