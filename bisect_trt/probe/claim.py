@@ -39,7 +39,7 @@ def claimed_run(folder: Path) -> Iterator[None]:
             kept.callback(os.close, directory)
             fcntl.flock(directory, fcntl.LOCK_EX)
             kept.callback(fcntl.flock, directory, fcntl.LOCK_UN)  # the guard's too
-            kept.enter_context(guard.holding(directory))
+            guard.hold(directory)
         yield
 
 

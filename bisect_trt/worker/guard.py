@@ -5,12 +5,9 @@ that is killed (kill -9, out of memory). A small process, the guard, therefore w
 holds open, and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot do this: the kernel sends it when the
 starting *thread* ends, and probes are started from threads.
 
-The driver may be killed between starting a process and registering its group. Each process is therefore announced first, under
-a number that stands in its environment, and the guard looks for the announced ones by this number (Linux).
-
-A daemon that a check starts (a double fork) leaves the check's group. On Linux the driver adopts it (PR_SET_CHILD_SUBREAPER) and
-kills it, by the number in its environment, after the probe; the guard does so if the driver is dead. A daemon that has cleared
-its environment is left running.
+Each process has a mark in its environment. By this mark the guard finds one that a driver started and did not live to register,
+and a daemon that left its group by a double fork (Linux). While the driver lives it adopts such daemons
+(PR_SET_CHILD_SUBREAPER) and kills them after their probe. A daemon that has cleared its environment is left running.
 
 Temporary folders lie in one folder that the guard removes, whichever signal ends the driver.
 """
@@ -27,7 +24,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -36,59 +33,46 @@ from typing import IO
 from bisect_trt.tensors.kernel_memory import prefer_to_end
 
 MARK = "BISECT_TRT_PROCESS"
-"""Environment variable of the processes that a run starts."""
-
+"""Environment variable of the processes that a run starts: the driver's process and a number."""
 _WATCH = f"""
 import glob, os, shutil, signal, socket, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-pipe = socket.socket(fileno=0)
-held = {{}}
-groups = {{}}
-folders = []
-passed = []
+driver, starting, groups, folders, locks, rest = socket.socket(fileno=0), 0, set(), set(), [], b''
 def kill(group):
     try:
         os.killpg(group, signal.SIGKILL)
     except OSError:
         pass
-rest = b''
 while True:
     try:
-        content, files, _, _ = socket.recv_fds(pipe, 65536, 1)
+        content, files, _, _ = socket.recv_fds(driver, 65536, 1)
     except OSError:
         break
     if not content:
         break
-    passed.extend(files)
+    locks.extend(files)
     *lines, rest = (rest + content).split(b'\\n')
     for line in lines:
-        mark, group = line.decode().split()
-        if mark == 'folder':
-            folders.append(bytes.fromhex(group))
-        elif mark == 'hold':
-            held[group] = passed[:]
-            passed.clear()
-        elif mark == 'drop':
-            for file in held.pop(group, ()):
-                os.close(file)
-        elif group == '-':
-            groups.pop(mark, None)
-        else:
-            groups[mark] = int(group)
-for group in groups.values():
-    if group:
-        kill(group)
-started = b'\\0{MARK}=' + sys.argv[1].encode() + b'-'
-lost = any(not group for group in groups.values())
-for _ in range(20 if lost else 1):
+        word, what = line.split()
+        starting += {{b'start': 1, b'started': -1, b'failed': -1}}.get(word, 0)
+        if word == b'started':
+            groups.add(int(what))
+        elif word == b'ended':
+            groups.discard(int(what))
+        elif word == b'folder':
+            folders.add(bytes.fromhex(what.decode()))
+for group in groups:
+    kill(group)
+mark = b'\\0{MARK}=' + sys.argv[1].encode() + b'-'
+for _ in range(20 if starting else 1):  # one that was just being started has its mark a little later
     for path in glob.glob('/proc/[0-9]*/environ'):
         try:
             with open(path, 'rb') as file:
-                if started in b'\\0' + file.read():
+                if mark in b'\\0' + file.read():
                     kill(os.getpgid(int(path.split('/')[2])))
         except OSError:
             pass
-    time.sleep(0.05 if lost else 0)
+    time.sleep(0.05 if starting else 0)
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
@@ -104,7 +88,6 @@ class Guard:
         """Nothing is started yet."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
-        self._held: dict[str, int] = {}
         self._owner = 0
         self._lock = threading.Lock()
         self._numbers = count()
@@ -114,7 +97,7 @@ class Guard:
         self._scratch: Path | None = None
 
     def scratch(self) -> Path:
-        """The folder for what is needed for a while, for this process and its workers; it ends with this process.
+        """The folder for temporary files of this process and its workers; it ends with this process.
 
         Raises:
             OSError: There is no place for it.
@@ -126,19 +109,12 @@ class Guard:
             self._scratch = folder
         return self._scratch
 
-    @contextlib.contextmanager
-    def holding(self, lock: int) -> Iterator[None]:
-        """Have a lock (``flock(2)``) held until all that was started has ended, whoever ends this process; a file's number."""
-        name = str(lock)
-        with self._lock:
-            self._held[name] = lock
-            self._send("hold", name, lock)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._held[name]
-                self._send("drop", name)
+    def hold(self, lock: int) -> None:
+        """Have a lock (``flock(2)``, by its file descriptor) held until all processes have ended, whoever ends this one.
+
+        Who unlocks it unlocks it for the guard too.
+        """
+        self._tell("hold", lock, lock)
 
     def adopt(self) -> None:
         """Adopt the orphans among this process's descendants (Linux); only for a process that runs this program alone."""
@@ -171,7 +147,7 @@ class Guard:
             OSError: It cannot be started.
         """
         mark = f"{os.getpid()}-{next(self._numbers)}"
-        self._tell(mark, "0")
+        self._tell("start", mark)
         self._live.add(mark)
         try:
             process = subprocess.Popen(
@@ -186,58 +162,58 @@ class Guard:
             )
         except BaseException:
             self._live.discard(mark)
-            self._tell(mark, "-")
+            self._tell("failed", mark)
             raise
         self._marks[process.pid] = mark
-        self._tell(mark, str(process.pid))
+        self._tell("started", process.pid)
         prefer_to_end(process.pid)
         return process
 
     def release(self, group: int) -> None:
-        """Forget a group that has ended, and end the daemons that it started, where the driver adopts them."""
-        mark = self._marks.pop(group)
-        self._live.discard(mark)
-        self._tell(mark, "-")
-        for _ in range(_STRAY_ROUNDS if self._adopts else 0):
-            if not self._end_strays():
-                break
+        """Forget a group that was killed, and end the daemons that it started, if this process adopts them."""
+        self._live.discard(self._marks.pop(group))
+        self._tell("ended", group)
+        if self._adopts:
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-group, 0)
+            for _ in range(_STRAY_ROUNDS):
+                if not any(self._end_stray(pid) for pid in _children()):
+                    break
 
-    def _end_strays(self) -> bool:
-        """Kill the adopted daemons of probes that have ended, and reap zombies; whether there was anything to kill."""
-        found = False
-        prefix = f"{MARK}={os.getpid()}-".encode()
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                mark = next((word.partition(b"=")[2].decode() for word in words if word.startswith(prefix)), None)
-                if mark is not None and mark not in self._live:
-                    found = True
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                elif not any(words) and self._is_foreign(pid):  # a zombie has no environment any more
-                    os.waitpid(pid, os.WNOHANG)
-        return found
-
-    def _is_foreign(self, pid: int) -> bool:
-        """Whether a process was not started by this guard; False while another is being started, because it may be that one."""
-        starting = len(self._live) != len(self._marks)
-        return not starting and pid not in self._marks and (self._process is None or pid != self._process.pid)
+    def _end_stray(self, pid: int) -> bool:
+        """Kill an adopted process of a probe that has ended; whether it was one."""
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            prefix = f"{MARK}={os.getpid()}-".encode()
+            mark = next((word.partition(b"=")[2].decode() for word in words if word.startswith(prefix)), None)
+            if mark is not None and mark not in self._live:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return True
+        return False
 
     def close(self) -> None:
         """End the guard's own process; whatever is still running is killed with it."""
         with self._lock:
-            process, self._process, pipe, self._pipe = self._process, None, self._pipe, None
-            if process is None or pipe is None or self._owner != os.getpid():
+            process, pipe = self._process, self._pipe
+            if process is None or pipe is None or not self._is_there():
                 return
+            self._process = self._pipe = None
             pipe.close()
             process.wait()
             if self._scratch is not None:  # where the guard was killed
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _tell(self, mark: str, group: str) -> None:
+    def _is_there(self) -> bool:
+        """Whether there is a guard, of this process and not of one that it was forked from."""
+        return self._process is not None and self._owner == os.getpid()
+
+    def _tell(self, word: str, what: object, *locks: int) -> None:
+        """Send a message to the guard, which is started if there is none."""
         with self._lock:
-            if self._process is None or self._owner != os.getpid():
-                if group == "-":  # at the end of a program that kept a worker the guard has gone before it: no new one
+            if not self._is_there():
+                if word == "ended":  # of a worker that a program kept to its end, where the guard has gone before it
                     return
                 self._owner = os.getpid()
                 self._pipe, its = socket.socketpair()
@@ -249,28 +225,17 @@ class Guard:
                         stderr=subprocess.DEVNULL,
                         start_new_session=True,
                     )
-                for name, lock in self._held.items():
-                    self._send("hold", name, lock)
                 atexit.register(self.close)
-            self._send(mark, group)
-
-    def _send(self, mark: str, group: str, *locks: int) -> None:
-        """Say something to the guard, if it is there."""
-        if self._pipe is None or self._owner != os.getpid():
-            return
-        content = f"{mark} {group}\n".encode()
-        with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
-            if locks:
-                socket.send_fds(self._pipe, [content], locks)
-            else:
-                self._pipe.sendall(content)
+            assert self._pipe is not None
+            with contextlib.suppress(ConnectionError):  # somebody killed it: a run goes on without
+                socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
 
 
 def _children() -> list[int]:
     """The processes that this one has adopted, and those that its first thread has started."""
     try:
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # a kernel that does not say
+    except OSError:  # a kernel that does not list them
         return []
 
 
@@ -278,7 +243,7 @@ guard = Guard()
 
 
 def scratch() -> TemporaryDirectory[str]:
-    """A folder for a while, which is taken away even if this process is killed.
+    """A temporary folder, which is removed even if this process is killed.
 
     Raises:
         OSError: There is no place for it.

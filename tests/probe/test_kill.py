@@ -196,14 +196,14 @@ def test_it_goes_on_after_a_kill_at_any_moment(whole: Whole, tmp_path: Path) -> 
 @pytest.mark.parametrize("moment", ["before it was said so", "while it runs"])
 def test_a_process_that_was_just_started_ends_too(tmp_path: Path, moment: str) -> None:
     """The driver is killed right after it has started a check."""
-    tell = f"tell(mark, group) if group == '0' or {moment == 'while it runs'} else kill()"
+    tell = f"tell(word, what) if word == 'start' or {moment == 'while it runs'} else kill()"
     code = f"""
 import os, signal
 from bisect_trt.worker.guard import guard
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 tell = guard._tell
-guard._tell = lambda mark, group: {tell}
+guard._tell = lambda word, what: {tell}
 guard.start(["sh", "-c", "sleep 1000 & touch started; sleep 1000"], os.environ)
 while not os.path.exists("started"):
     pass
