@@ -28,7 +28,6 @@ from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import About
 
 
 def tell_unused(target: TargetSettings, console: Console) -> None:
@@ -36,8 +35,6 @@ def tell_unused(target: TargetSettings, console: Console) -> None:
     console.say(f"--check says good or bad, so {' '.join(target.flags())} is not used")
 
 
-MOST_WARM = 8
-"""How many workers are started before they are needed, at most."""
 _FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 
 
@@ -177,12 +174,6 @@ def _scaled(check: BuiltinCheck, settings: CheckSettings, subject: Subject) -> C
     return check if settings.metric is None else metric_check(subject, check, settings.metric)
 
 
-def _start_others(subject: Subject, target: TargetSettings | None, workers: int) -> None:
-    """Have more workers get ready, where that takes seconds, while the reference is run and the original built."""
-    if target is not None and target.target.capabilities.costly:
-        subject.workers.warm(About(target), min(workers, MOST_WARM) - 1)
-
-
 def make_prober(
     settings: CheckSettings,
     search: SearchSettings,
@@ -226,7 +217,6 @@ def make_prober(
     workers = subject.workers.width if search.workers is None else search.workers
     if settings.fixed_path is not None or settings.artifacts:
         workers = 1  # what lies at a fixed path is there for one at a time
-    _start_others(subject, settings.target if built_in else None, workers)
     reference = subject.reference if fed else _Nothing()
     journal = Journal(subject.workspace.folder)
     for title in journal.unfinished.values():
