@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bisect_trt.commands.rebuilt import refuse_lost, unless_lost
-from bisect_trt.commands.settings import SearchSettings
+from bisect_trt.commands.settings import CheckSettings, SearchSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.choices import Mode
@@ -74,6 +75,18 @@ class Session:
     def place_words(self) -> list[str]:
         """The options that name the places where the target runs."""
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
+
+    def command(self, name: str, check: CheckSettings) -> str:
+        """The command line that does ``name`` with the same model, target and data."""
+        settings, target = self.subject.settings, check.target
+        words = [
+            "bisect-trt",
+            name,
+            str(settings.path),
+            *(target.flags() if target is not None else ()),
+            *self.place_words,
+        ]
+        return shlex.join([*words, *settings.words(), *check.tolerance.words()])
 
     @property
     def unreferenced(self) -> bool:

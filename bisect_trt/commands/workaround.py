@@ -39,7 +39,7 @@ def find_workaround(session: Session, settings: WorkaroundSettings, search: Sear
     console, result = session.console, session.result
     folder, target = settings.output.parent, settings.check.target
     assert target is not None, "the options ask for one"
-    result.extra |= {"workarounds": [], "workaround_baseline": None}
+    result.extra["workarounds"] = []
     found = DiagnoseSettings(settings.check, search, folder)
     confirm(session, found)
     suspects = suspects_by_message(session) or suspects_by_layer(session, found)
@@ -80,7 +80,7 @@ def run(call: Call) -> Result:
     """
     own, search = call[Workaround], call.search
     check = call.comparison(call[Target].required(), own.timeout)
-    settings = WorkaroundSettings(check, own.output, own.fresh_samples)
+    settings = WorkaroundSettings(check, own.output)
     if not call.resumed:
         settings.check_output(overwrite=own.overwrite)
     job = call.open()

@@ -1,28 +1,24 @@
 """What makes the whole model pass with the least loss: a switch, fusion barriers, an equivalent form, layers in fp32.
 
-Each is proven before it is recommended: the whole model is probed as it was written, and run on fresh inputs.
+Each is written, read back and confirmed on the whole model before it is recommended.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from bisect_trt.commands.arbitration import Fault
-from bisect_trt.commands.cause import make_panel
 from bisect_trt.commands.session import Case, Session
 from bisect_trt.commands.settings import CheckSettings
 from bisect_trt.commands.space import Space
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, UsageError, first_few, quoted
 from bisect_trt.mixed_precision.precision import MIXED
-from bisect_trt.mixed_precision.validation import in_tolerances, table_sizes
+from bisect_trt.mixed_precision.validation import in_tolerances
 from bisect_trt.onnxlib.barrier import can_bar, with_barriers
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.load import load_model
@@ -38,23 +34,15 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import to_plain
-from bisect_trt.tensors.fresh import FreshSamples
-from bisect_trt.tensors.stats import is_finite
-from bisect_trt.worker.protocol import Compare, Failed, Sample
 
 PATCHED = "patched.onnx"
-_IN_A_DIAGNOSIS, _FRESH_IN_A_DIAGNOSIS = 8, 4
-"""The limits of a diagnosis: questions for each way, and fresh inputs; the command that goes on is said."""
-_FAILS_BARRED, _UNKNOWN = "with them it fails too", "none is known of these operators"
-"""Reasons after which nothing is left to try, if the culprit fails alone."""
+_IN_A_DIAGNOSIS = 8
+"""So many questions are asked for each way in a diagnosis; the command that goes on is said."""
 _SHOWN = 3
 _MOST_BARRIERS = 20
 """More barriers than that are no answer."""
 _MOST_SWITCHES = 3
-_PRECISION = "precision"
-"""The switch that turns a low precision off, which is not a way around but the model in fp32."""
 Change = Callable[[Network], onnx.ModelProto]
 """Makes the patched form of a model, of the search's or of the user's file: their nodes are the same."""
 
@@ -66,14 +54,12 @@ class WorkaroundSettings:
     Attributes:
         check: The target, and how it is compared.
         output: Where the patched model goes.
-        fresh: On how many fresh inputs a way has to hold.
         most: How many questions each way may ask.
         everywhere: Whether barriers are looked for outside of the culprit too, and all ways are tried after one that passes.
     """
 
     check: CheckSettings
     output: Path
-    fresh: int = 20
     most: int = 24
     everywhere: bool = True
 
@@ -99,12 +85,10 @@ class Way:
     Attributes:
         kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
         what: What is done, in words.
-        passes: Whether it was seen to pass on the whole model and on fresh inputs; ``None`` where it was not tried.
+        passes: Whether the whole model passes with it; ``None`` where it was not tried.
         file: The model to use, where there is one.
         line: A line to paste, where that is all it takes.
-        worst_error: The largest error over all inputs in units of the tolerance; ``None`` if it was not measured.
-        latency_ms: Milliseconds of one run, copies included; ``None`` if it was not measured.
-        fresh: How many fresh samples were tried, and on how many it passed.
+        worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
         why: What was seen, or why nothing was.
     """
 
@@ -114,209 +98,82 @@ class Way:
     file: str | None = None
     line: str | None = None
     worst_error: float | None = None
-    latency_ms: float | None = None
-    fresh: tuple[int, int] = (0, 0)
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        tried, passed = self.fresh
-        plain: dict[str, Any] = to_plain({**vars(self), "fresh": {"samples": tried, "passed": passed}})
+        plain: dict[str, Any] = to_plain(vars(self))
         return plain
 
-    def held(self, measured: Way, seen: str = "") -> Way:
-        """The same with what was measured on fresh inputs, after what was ``seen`` before."""
-        samples, passed = measured.fresh
-        words = "; ".join(filter(None, [seen, f"held on {passed} of {samples} fresh inputs"]))
-        return replace(
-            self,
-            passes=measured.passes,
-            worst_error=measured.worst_error,
-            latency_ms=measured.latency_ms,
-            fresh=measured.fresh,
-            why=words if measured.passes else f"{words}: {measured.why}",
-        )
+
+def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
+    """The whole model in another form; the original's outputs are compared, whatever others it has."""
+    return replace(session.subject.original, made=model, title=title)
 
 
-@dataclass(frozen=True)
-class Prover:
-    """Proves ways around a failure.
+def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
+    """A way that passed once in the search, probed as often as it takes for its passing not to be chance."""
+    believed = reconfirm(session.prober, session.subject.original, candidate)
+    if not believed.passes:
+        return replace(way, passes=False, why=believed.record.reason)
+    worst = max(map(error_of, session.outcome(believed.record).comparisons), default=None)
+    return replace(way, passes=True, worst_error=worst, why=believed.seen)
 
-    Attributes:
-        session: The model.
-        check: How it is compared.
-        samples: How many fresh samples to try.
-        timed: Whether to measure how long models run.
+
+def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
+    """Write the patched form of the user's file and confirm it as it was read back; unwritten where it cannot be written.
+
+    The file's shapes may be free, so nothing is made of the shapes of one run.
     """
-
-    session: Session
-    check: CheckSettings
-    samples: int
-    timed: bool
-
-    @property
-    def target(self) -> TargetSettings:
-        """The target that fails."""
-        assert self.check.target is not None, "a check of the user's is no target"
-        return self.check.target
-
-    def candidate(self, model: onnx.ModelProto, title: str) -> Candidate:
-        """The whole model in another form; the original's outputs are compared, whatever others it has."""
-        return replace(self.session.subject.original, made=model, title=title)
-
-    def read_back(self, path: Path) -> Candidate:
-        """A model that was written, with the input shapes of the search."""
-        subject, proto = self.session.subject, load_model(path)
-        subject.workspace.take_in(proto, path.parent)
-        shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
-        if subject.freed is not None:  # it fails only while its dimensions are free
-            proto = free_inputs(proto, shapes, forget=False)
-        else:
-            fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
-        return self.candidate(proto, f"{path.name}, read back")
-
-    @cached_property
-    def _fresh(self) -> tuple[Sample, ...]:
-        """Fresh inputs, and the reference's outputs for them."""
-        subject = self.session.subject
-        made: list[Sample] = []
-        law = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
-        for number in range(self.samples if law.varies else 0):
-            inputs, name = law.draw(number), f"fresh-{number}"
-            golden = subject.models.run(name, subject.network.proto, inputs)
-            if isinstance(golden, Failed) or not all(map(is_finite, golden.values())):
-                continue
-            known = {each: golden[each] for each in subject.network.outputs if each in golden}
-            made.append(Sample(subject.models.feed(f"{name}.in", inputs), subject.models.feed(f"{name}.golden", known)))
-        return tuple(made)
-
-    def measure(self, model: onnx.ModelProto, target: TargetSettings | None = None) -> Way | None:
-        """Run a model on fresh inputs; ``None`` where there are none."""
-        subject, samples = self.session.subject, self._fresh
-        if not samples:
-            return None
-        file, names = subject.models.write("way", model), tuple(subject.network.outputs)
-        request = Compare(
-            target or self.target,
-            file,
-            samples,
-            self.check.tolerance,
-            names=names,
-            every=True,
-            warm_up=1 if self.timed else None,
-        )
-        broken = Way("fresh", "", False, fresh=(len(samples), 0))
-        try:
-            reply = subject.models.ask(request, self.check.timeout)
-        except BisectError as error:
-            return replace(broken, why=str(error))
-        if isinstance(reply, Failed):
-            return replace(broken, why=reply.message)
-        failed = [comparison for comparison in reply.comparisons if not comparison.passed]
-        passed = len(samples) - len({comparison.sample for comparison in failed})
-        return Way(
-            "fresh",
-            "",
-            not failed,
-            worst_error=max(map(error_of, reply.comparisons), default=0.0),
-            latency_ms=reply.latency_ms,
-            fresh=(len(samples), passed),
-            why=f"'{failed[0].name}': {failed[0].describe()}" if failed else "",
-        )
-
-    def prove(self, way: Way, candidate: Candidate) -> Way:
-        """A way that passed once in the search: confirmed as it was written, and run on fresh inputs."""
-        believed = reconfirm(self.session.prober, self.session.subject.original, candidate)
-        if not believed.passes:
-            return replace(way, passes=False, why=believed.record.reason)
-        outcome = self.session.outcome(believed.record)
-        worst = max(map(error_of, outcome.comparisons), default=None)
-        measured = self.measure(candidate.proto)
-        if measured is None:
-            none = "no fresh inputs are to be had of this model"
-            why = "; ".join(filter(None, [believed.seen, none]))
-            return replace(way, passes=True, worst_error=worst, why=why)
-        if measured.worst_error is not None:
-            worst = max(worst or 0.0, measured.worst_error)
-        return way.held(replace(measured, worst_error=worst), believed.seen)
-
-    def written(self, way: Way, change: Change, output: Path) -> Way:
-        """Write the patched form of the user's file, read it back, and prove that; or prove it unwritten where it cannot be."""
-        subject = self.session.subject
-        try:
-            save_model(change(_as_written(subject)), subject.settings.weights, output, beside=True)
-        except UsageError as error:
-            unwritten = self.candidate(change(subject.network), f"{output.name}, unwritten")
-            proven = self.prove(replace(way, file=None), unwritten)
-            return replace(proven, why=f"{proven.why}; {error}")
-        proven = self.prove(way, self.read_back(output))
-        beside = said_beside(output)
-        return proven if beside is None else replace(proven, why=f"{proven.why}; {beside}")
-
-
-def _as_written(subject: Subject) -> Network:
-    """The user's file; its shapes may be free, so that nothing is made of the shapes of one run."""
-    return Network(subject.settings.load())
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """The nodes of the minimal case.
-
-    Attributes:
-        nodes: Their numbers.
-        ranged: Whether the failure is past a precision's range, rather than a bug: then no barrier helps.
-    """
-
-    nodes: frozenset[int]
-    ranged: bool = False
-
-    def tensors(self, network: Network) -> list[str]:
-        """The tensors that its nodes read and make, but for weights; those between them first."""
-        nodes = sorted(self.nodes, key=network.rank.__getitem__)
-        made = [name for node in nodes for name in network.made(node) if network.consumers.get(name)]
-        read = [name for node in nodes for name in network.reads[node] if not network.is_weight(name)]
-        inner = [name for name in made if name in set(read)]
-        return list(dict.fromkeys([*inner, *read, *made]))
-
-
-def turn(prover: Prover) -> list[Way]:
-    """The switches that were found for the cause, the whole model on each run on fresh inputs."""
-    detail = prover.session.result.extra.get("cause_detail")
-    entries = [] if detail is None else detail["alternatives"]
-    usable = [each for each in entries if {name.partition(":")[0] for name in each["switches"]} != {_PRECISION}]
-    return [_turned(prover, entry) for entry in usable[:_MOST_SWITCHES]]
-
-
-def _turned(prover: Prover, entry: Mapping[str, Any]) -> Way:
-    what = f"{' and '.join(entry['switches'])}, with {entry['turned']}"
-    line = "\n".join(entry["code"]) if entry["code"] else None
-    way = Way("switch", what, True, line=line, latency_ms=entry["latency_ms"], why="not run on fresh inputs")
-    if not entry["whole"]:
-        return replace(way, passes=False, why="the minimal case passes with it, and the whole model does not")
-    subject = prover.session.subject
+    subject = session.subject
     try:
-        panel = make_panel(prover.session, prover.target, subject.original, frozenset())
-    except BisectError as error:
-        return replace(way, why=f"{way.why}: {error}")
-    units = frozenset(unit for unit, switch in enumerate(panel.switches) if switch.name in entry["switches"])
-    if len(units) != len(entry["switches"]):
-        return way
-    measured = prover.measure(subject.network.proto, panel.turned(units))
-    return way if measured is None else way.held(measured)
+        save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
+    except UsageError as error:
+        unwritten = _candidate(session, change(subject.network), f"{output.name}, unwritten")
+        tried = _confirmed(session, way, unwritten)
+        return replace(tried, why=f"{tried.why}; {error}")
+    proto = load_model(output)
+    subject.workspace.take_in(proto, output.parent)
+    shapes = {info.name: info.shape or () for info in input_infos(subject.network)}
+    if subject.freed is not None:  # it fails only while its dimensions are free
+        proto = free_inputs(proto, shapes, forget=False)
+    else:
+        fix_input_shapes(proto, {name: tuple(int(dim or 1) for dim in shape) for name, shape in shapes.items()})
+    tried = _confirmed(session, replace(way, file=str(output)), _candidate(session, proto, f"{output.name}, read back"))
+    if not tried.passes:
+        output.unlink(missing_ok=True)
+        return replace(tried, file=None)
+    return replace(tried, why="; ".join(filter(None, (tried.why, said_beside(output)))))
 
 
-def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere: bool) -> Way:
+def turn(result: Result) -> list[Way]:
+    """The switches that were found and confirmed for the cause, but for a precision that is left out."""
+    detail = result.extra.get("cause_detail")
+    entries = [] if detail is None else detail["alternatives"]
+    usable = [each for each in entries if any(not name.startswith("precision:") for name in each["switches"])]
+    return [
+        Way(
+            "switch",
+            f"{' and '.join(each['switches'])}, with {each['turned']}",
+            each["whole"],
+            line="\n".join(each["code"]) if each["code"] else None,
+            why=each["seen"] if each["whole"] else "the minimal case passes with it, and the whole model does not",
+        )
+        for each in usable[:_MOST_SWITCHES]
+    ]
+
+
+def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
     """The fewest fusion barriers: nodes that compute nothing, or else tensors that are outputs too.
 
     Args:
-        prover: Proves it.
-        culprit: What to look at first.
+        session: The model.
+        nodes: Those of the culprit, whose tensors are looked at first.
         output: Where the model goes.
         most: How many questions may be asked.
         everywhere: Whether to look at all tensors where those of the culprit do not do.
     """
-    subject = prover.session.subject
+    subject = session.subject
     network, opset = subject.network, View(subject.network).opset
 
     def mark(names: Collection[str]) -> Change:
@@ -325,7 +182,10 @@ def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere
     def barred(names: Collection[str]) -> Change:
         return lambda network: with_barriers(network, names)
 
-    near = culprit.tensors(network)
+    ordered = sorted(nodes, key=network.rank.__getitem__)
+    made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
+    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
+    near = list(dict.fromkeys([*(name for name in made if name in set(read)), *read, *made]))
     asked = 0
     for names in [near, *([list(dict.fromkeys([*near, *network.computed]))] if everywhere else [])]:
         can = [name for name in names if can_bar(subject.infos.get(name), opset)]
@@ -339,113 +199,76 @@ def bar(prover: Prover, culprit: Culprit, output: Path, most: int, *, everywhere
 
             def build(units: Subset, some: Sequence[str] = some, change: Callable[..., Change] = change) -> Candidate:
                 chosen = [some[place] for place in sorted(units)]
-                return prover.candidate(change(chosen)(network), f"{len(chosen)} of {len(some)} barriers")
+                return _candidate(session, change(chosen)(network), f"{len(chosen)} of {len(some)} barriers")
 
-            minimum = Space(build).run(prover.session.prober, keep_if_enough(len(some), most - asked))
+            minimum = Space(build).run(session.prober, keep_if_enough(len(some), most - asked))
             asked += 1 if minimum is None else 4
             if minimum is None or len(minimum.units) > _MOST_BARRIERS:
                 continue
             chosen = [some[place] for place in sorted(minimum.units)]
-            way = Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None, str(output))
-            return prover.written(way, change(chosen), output)
-    return Way("barrier", "barriers around the culprit", False, why=_FAILS_BARRED)
+            return _written(session, Way("barrier", f"{words} {quoted(chosen, _SHOWN)}", None), change(chosen), output)
+    return Way("barrier", "barriers around the culprit", False, why="with them it fails too")
 
 
-def rewrite(prover: Prover, culprit: Culprit, output: Path, most: int) -> Way:
-    """Equivalent forms of the culprit, the cheapest first: there, then wherever the pattern is found."""
-    subject = prover.session.subject
-    view = View(_as_written(subject))
-    found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not culprit.ranged}
-    near = {name: touching for name in found if (touching := [e for e in found[name] if e.matched & culprit.nodes])}
+def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
+    """Equivalent forms of the culprit's nodes, the cheapest first: there, then wherever the pattern is found.
+
+    ``ranged`` are those alone that keep within a precision's range.
+    """
+    subject = session.subject
+    view = View(Network(subject.settings.load()))
+    found = {name: matches(view, name) for name in RULES if RULES[name].ranges or not ranged}
+    near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
     if not near:
-        return Way("rewrite", "an equivalent form of the culprit", None, why=_UNKNOWN)
+        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known of these operators")
     # Where several places are known to be wrong, one of them alone is not tried.
-    several = culprit.ranged and len(prover.session.result.extra.get("origins") or ()) > 1
+    several = ranged and len(session.result.extra.get("origins") or ()) > 1
     plans: list[tuple[str, list[Fragment]]] = []
     for name, touching in near.items():
-        here = not several and len(touching) != len(found[name])
-        plans += [*([(name, touching)] if here else []), (name, found[name])]
+        plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
+        plans.append((name, found[name]))
     if len(near) > 1:
-        plans.append((" and ".join(near), _apart([each for name in near for each in found[name]])))
+        apart: list[Fragment] = []  # of those that share a node, the first
+        for fragment in (each for name in near for each in found[name]):
+            if not any(fragment.matched & other.matched for other in apart):
+                apart.append(fragment)
+        plans.append((" and ".join(near), apart))
     tried: list[str] = []
     for name, some in plans[:most]:
 
         def change(network: Network, some: list[Fragment] = some) -> onnx.ModelProto:
             return splice_in(View(network), some)
 
-        title = f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}"
-        record = prover.session.prober.probe(prover.candidate(change(subject.network), title))
-        if record.verdict is Verdict.PASS:
-            nodes = [view.network.describe(fragment.anchor) for fragment in some]
+        tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
+        candidate = _candidate(session, change(subject.network), tried[-1])
+        if session.prober.probe(candidate).verdict is Verdict.PASS:
+            places = first_few([view.network.describe(fragment.anchor) for fragment in some], _SHOWN)
             words = RULES[name].what if name in RULES else "in other forms"
-            way = Way("rewrite", f"{first_few(nodes, _SHOWN)} {words} ({name})", None, str(output))
-            return prover.written(way, change, output)
-        tried.append(title)
+            return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
     return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
-
-
-def _apart(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Those that share no node, the first of each."""
-    taken: set[int] = set()
-    chosen = []
-    for fragment in fragments:
-        if not taken & fragment.matched:
-            taken |= fragment.matched
-            chosen.append(fragment)
-    return chosen
 
 
 def work_around(session: Session, settings: WorkaroundSettings, case: Case, fault: Fault) -> list[Way]:
     """Look for ways around a failure whose minimal case is known; they are put into the result."""
-    subject, result = session.subject, session.result
-    # How long an emulation takes says little, and a diagnosis does not wait for it.
-    timed = settings.everywhere or not _emulated(settings.check.target)
-    prover = Prover(session, settings.check, settings.fresh, timed=timed)
-    nodes = frozenset(subject.network.order[unit] for unit in case.minimum.units)
-    culprit = Culprit(nodes, ranged=fault.whose == "precision")
+    order = session.subject.network.order
+    nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"
     ways: list[Way] = []
     try:
-        if culprit.ranged:
+        if ranged:
             why = "rounding alone makes the error, so none helps"
             ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
         else:
-            ways += turn(prover)
-            ways.append(bar(prover, culprit, settings.output, settings.most, everywhere=settings.everywhere))
+            ways += turn(session.result)
+            ways.append(bar(session, nodes, settings.output, settings.most, everywhere=settings.everywhere))
         passing = any(way.passes for way in ways)
         if settings.everywhere or not passing:
             output = settings.rewritten if passing else settings.output
-            ways.append(rewrite(prover, culprit, output, settings.most))
+            ways.append(rewrite(session, nodes, output, settings.most, ranged=ranged))
     except BudgetSpent as error:
         session.console.say(f"  {error}")
-    for place, way in enumerate(ways):
-        if way.file is not None and not way.passes:
-            Path(way.file).unlink(missing_ok=True)
-            ways[place] = replace(way, file=None)
-    patched = next((way.file for way in ways if way.passes and way.file is not None), None)
-    result.artifacts["patched"] = patched
-    result.extra["workarounds"] = [way.to_json() for way in ways]
-    wanted = prover.timed and any(way.passes for way in ways)
-    result.extra["workaround_baseline"] = _baseline(prover) if wanted else None
+    session.result.artifacts["patched"] = next((way.file for way in ways if way.file is not None), None)
+    session.result.extra["workarounds"] = [way.to_json() for way in ways]
     return ways
-
-
-def _emulated(target: TargetSettings | None) -> bool:
-    """Whether a low precision is emulated on a target, by more work than it would be."""
-    return target is not None and bool(target.low_precisions) and target.target.emulates_low(target)
-
-
-def _baseline(prover: Prover) -> Mapping[str, Any]:
-    """The latency of the failing model, and that with all of it in fp32."""
-    network, target = prover.session.subject.network, prover.target
-    failing = prover.measure(network.proto)
-    full: dict[str, Any] = dict.fromkeys(target.low_precisions, False)
-    right = prover.measure(network.proto, replace(target, **full, keep=(), held=False)) if full else None
-    return {
-        "failing_ms": None if failing is None else failing.latency_ms,
-        "fp32_ms": None if right is None else right.latency_ms,
-        "target": target.describe(),
-        "emulated": _emulated(target),
-    }
 
 
 def add_precision(result: Result) -> None:
@@ -460,9 +283,7 @@ def add_precision(result: Result) -> None:
         any(use["passed"] for use in result.extra.get("uses") or []),
         result.artifacts["mixed"],
         worst_error=seen.get("worst_error"),
-        latency_ms=(result.extra.get("latency_ms") or {}).get("mixed"),
-        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
-        why=f"held on {seen['passed']} of {seen['samples']} fresh inputs" if seen else "on the inputs given",
+        why=f"{seen['passed']} of {seen['samples']} fresh inputs pass" if seen else "",
     )
     ways.append(way.to_json())
 
@@ -470,51 +291,22 @@ def add_precision(result: Result) -> None:
 def tell(result: Result, console: Console) -> None:
     """Say what was tried, as a table."""
     ways = result.extra.get("workarounds") or []
-    passing = sorted((way for way in ways if way["passes"]), key=_missed)
-    if not passing:
+    first = next((way for way in ways if way["passes"]), None)
+    if first is None:
         console.answer("No way around it was found:" if ways else "No way around it was looked for.")
     else:
-        first = passing[0]
         where = f" ({first['file']})" if first["file"] else ""
-        but = ", which does not hold on all fresh inputs" if _missed(first) else ""
-        console.answer(f"A way around it: {first['what']}{where}{but}.")
-    for way in sorted(ways, key=lambda way: _missed(way) if way["passes"] else 0.0):
-        console.answer(f"  {_row(way)}")
-    baseline = result.extra.get("workaround_baseline") or {}
-    times = [
-        f"{words} {baseline[key]:.3f} ms"
-        for key, words in (("failing_ms", "as it fails"), ("fp32_ms", "all in fp32"))
-        if baseline.get(key) is not None
-    ]
-    if times:
-        how = ", emulated: a target that computes in it takes other times" if baseline["emulated"] else ""
-        console.answer(f"  beside them: {', '.join(times)} on {baseline['target']}{how}")
+        console.answer(f"A way around it: {first['what']}{where}.")
+    if ways:
+        console.answer_table(
+            ("kind", "what", "the whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways)
+        )
 
 
-def _missed(way: Mapping[str, Any]) -> float:
-    """The share of fresh inputs that a way fails on; 0 where none were tried."""
-    fresh = way["fresh"]
-    return 1 - fresh["passed"] / fresh["samples"] if fresh["samples"] else 0.0
-
-
-def _row(way: Mapping[str, Any]) -> str:
+def _row(way: Mapping[str, Any]) -> tuple[str, ...]:
     verdict = {True: "passes", False: "does not pass", None: "not tried"}[way["passes"]]
-    if way["passes"] and _missed(way):
-        verdict = "passes on the inputs given, does not hold on fresh ones"
-    parts = [f"{way['kind']}: {way['what']}: {verdict}"]
-    if isinstance(way["worst_error"], float):
-        parts.append(f"worst error {in_tolerances(way['worst_error'])}")
-    if way["latency_ms"] is not None:
-        parts.append(f"{way['latency_ms']:.3f} ms")
-    return "; ".join([*parts, *filter(None, [way["file"], way["why"]])])
-
-
-def command(session: Session, check: CheckSettings) -> str:
-    """The command line that looks further."""
-    settings, target = session.subject.settings, check.target
-    assert target is not None, "a diagnosis has one"
-    words = ["bisect-trt", "workaround", str(settings.path), *target.flags(), *session.place_words]
-    return shlex.join([*words, *settings.words(), *check.tolerance.words()])
+    error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
+    return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]
 
 
 def after_diagnosis(
@@ -526,7 +318,7 @@ def after_diagnosis(
     """
     console, target, result = session.console, check.target, session.result
     assert target is not None, "a diagnosis has one"
-    result.extra |= {"workarounds": [], "workaround_baseline": None}
+    result.extra["workarounds"] = []
     console.step("What makes the whole model pass?")
     if fault.whose in ("reference", "tie", "random"):
         console.say("  the target is not wrong, so there is nothing to work around")
@@ -535,12 +327,12 @@ def after_diagnosis(
     if not steady:
         why_not = "what was found passed when it was probed once more, so a pass may be luck"
     elif target.target.capabilities.costly:
-        why_not = f"since each probe is a build; this does: {command(session, check)}"
+        why_not = f"since each probe is a build; this does: {session.command('workaround', check)}"
     if why_not is not None:
         add_precision(result)
         console.say(f"  not looked for: {why_not}")
         return
-    settings = WorkaroundSettings(check, folder / PATCHED, _FRESH_IN_A_DIAGNOSIS, _IN_A_DIAGNOSIS, everywhere=False)
+    settings = WorkaroundSettings(check, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
     try:
         ways = work_around(session, settings, case, fault)
     except BisectError as error:  # the failure itself was found before
@@ -548,10 +340,5 @@ def after_diagnosis(
         ways = []
     add_precision(result)
     tell(result, console)
-    if any(way.passes for way in ways):
-        return
-    if ways and len(case.minimum.units) == 1 and all(way.why in (_FAILS_BARRED, _UNKNOWN) for way in ways):
-        around = "another operator in its place may do, or another release"
-        console.answer(f"  it fails alone, whatever is around it: {around}")
-    else:
-        console.answer(f"  this looks further: {command(session, check)}")
+    if not any(way.passes for way in ways):
+        console.answer(f"  this looks further: {session.command('workaround', check)}")

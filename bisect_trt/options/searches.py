@@ -46,10 +46,6 @@ class Workaround:
 
     model: Model
     output: Annotated[Path, to_file("Where the patched model goes.")] = Path("patched.onnx")
-    fresh_samples: Annotated[
-        int,
-        option(metavar="N", min=0, max=1000, help="On how many fresh inputs it has to hold before it is recommended."),
-    ] = 20
     timeout: Annotated[float | None, time_out("one candidate")] = None
     overwrite: Annotated[bool, switch("Write over a file that exists.")] = False
 

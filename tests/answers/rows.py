@@ -254,7 +254,7 @@ def _rows() -> list[Row]:
         Row("cause-openvino", _chain("a wrong.b"), ("cause m.onnx --openvino",), ("cause",)),
         Row("cause-overflow", models.overflowing, (f"cause m.onnx {_ORT} --fp16",), ("cause",)),
         Row("workaround-fusion", models.cancelling, (f"workaround m.onnx {_ORT}",)),
-        Row("workaround-overflow", models.overflowing, (f"workaround m.onnx {_ORT} --fp16 --fresh-samples 10",)),
+        Row("workaround-overflow", models.overflowing, (f"workaround m.onnx {_ORT} --fp16",)),
         Row("workaround-none", _PLAIN, (f"workaround m.onnx {_ORT}",)),
         # layerwise, run
         Row("layerwise-wrong", _PLAIN, (f"layerwise m.onnx {_ORT}",), _FIRST),

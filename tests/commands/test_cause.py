@@ -41,12 +41,10 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, 
     assert result.probes["run"] <= 12
     detail = result.extra["cause_detail"]
     assert detail["complete"]
-    assert detail["also"] == ["option:graph_optimization_level=off"]
     for entry in detail["alternatives"]:
         opened: dict[str, Any] = {"onnxruntime": onnxruntime, "m": str(model)}
         exec("\n".join(entry["code"]), opened)
         assert opened["session"].get_inputs()
-        assert entry["latency_ms"] > 0
     words = [sys.executable, "-m", "bisect_trt", "run", str(model), *detail["alternatives"][0]["options"]]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 

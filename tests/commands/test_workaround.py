@@ -24,7 +24,7 @@ from bisect_trt.probe.oracles import error_of
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.tolerance import Tolerance
 
-KEYS = {"kind", "what", "file", "passes", "worst_error", "latency_ms"}
+KEYS = {"kind", "what", "file", "passes", "worst_error"}
 
 
 def ways_of(cli: CommandLine, *argv: str | Path) -> tuple[dict[str, Any], str]:
@@ -41,27 +41,26 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
     pattern = next(each for each in PLANTED if each.name == name)
     network = generated(pattern, 60, 1, 3)
     onnx.save(network.model, "model.onnx")
-    result, said = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh-samples", "3")
+    result, said = ways_of(cli, "workaround", "model.onnx", "--onnxrt")
     assert {node["name"] for node in result["culprits"]} == network.guilty[0]
     assert result["fault"]["whose"] == "target"
     *switches, barrier, rewrite = result["workarounds"]
     assert switches
     for switch in switches:
         assert (switch["kind"], switch["passes"], switch["file"]) == ("switch", True, None)
-    assert (barrier["kind"], barrier["passes"], barrier["fresh"]) == ("barrier", True, {"samples": 3, "passed": 3})
+    assert (barrier["kind"], barrier["passes"]) == ("barrier", True)
     assert (rewrite["kind"], rewrite["passes"]) == ("rewrite", True)
     assert result["artifacts"]["patched"] == barrier["file"] == "patched.onnx"
     assert "A way around it" in said
     for way in (barrier, rewrite):
         assert 0 <= way["worst_error"] <= 1
-        assert way["latency_ms"] > 0
         onnx.checker.check_model(way["file"], full_check=True)
         assert cli("run", way["file"], "--onnxrt", "--seed", "5").status == 0
 
 
 def test_a_patched_norm_passes(cli: CommandLine) -> None:
     unstable_norm(Path("model.onnx"))
-    result, _ = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "--fresh-samples", "3", "-o", "mended.onnx")
+    result, _ = ways_of(cli, "workaround", "model.onnx", "--onnxrt", "-o", "mended.onnx")
     barrier = next(way for way in result["workarounds"] if way["kind"] == "barrier")
     assert (barrier["passes"], barrier["file"]) == (True, "mended.onnx")
     assert cli("run", "mended.onnx", "--onnxrt").status == 0
@@ -115,7 +114,7 @@ def test_of_a_tie_there_is_nothing_to_work_around(cli: CommandLine) -> None:
 
 
 def test_from_python(here: Path) -> None:
-    result = workaround(squares(here / "model.onnx"), "onnxrt", fp16=True, fresh_samples=2)
+    result = workaround(squares(here / "model.onnx"), "onnxrt", fp16=True)
     assert Path(str(result.artifacts["patched"])).exists()
     assert [way["passes"] for way in result.extra["workarounds"]] == [None, True, True]
 
@@ -152,7 +151,7 @@ def test_without_room_for_the_model_the_way_is_told(
     onnx.save(model, "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=1024)
     with (small_disk / "else").open("wb") as file:
         file.write(bytes((1 << 20) - 8192))
-    command = ["workaround", "model.onnx", "--onnxrt", "--fresh-samples", "2", "-o", small_disk / "patched.onnx"]
+    command = ["workaround", "model.onnx", "--onnxrt", "-o", small_disk / "patched.onnx"]
     ran = cli(*command, "--json", "r.json")
     assert ran.status == 2
     assert "A way around it" in ran.out
@@ -162,7 +161,7 @@ def test_without_room_for_the_model_the_way_is_told(
     written = [way for way in result["workarounds"] if way["kind"] != "switch" and way["passes"]]
     assert written
     for way in written:
-        assert (way["file"], way["fresh"]) == (None, {"samples": 2, "passed": 2})
+        assert way["file"] is None
         assert "-rewrite.onnx cannot be written" in way["why"] or "patched.onnx cannot be written" in way["why"]
         assert "where the weights need no copy" in way["why"]
     assert [path.name for path in small_disk.iterdir()] == ["else"]

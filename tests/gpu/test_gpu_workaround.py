@@ -37,15 +37,13 @@ def test_scaled_squares_pass_in_fp16(cli: CommandLine, vit: Path) -> None:
 
 @pytest.mark.timeout(3600)
 def test_the_command_finds_it(cli: CommandLine, vit: Path, record_property: Record) -> None:
-    words = ("--trt", "--fp16", "--fresh-samples", "3", "--json", "r.json")
+    words = ("--trt", "--fp16", "--json", "r.json")
     ran = cli("workaround", vit, *words)
     result = read_json(Path("r.json"))
-    for name in ("workarounds", "workaround_baseline", "fault", "probes", "wall_s"):
+    for name in ("workarounds", "fault", "probes", "wall_s"):
         record_property(name, result[name])
     assert ran.status == 0, ran.out
     rewrite = next(way for way in result["workarounds"] if way["kind"] == "rewrite")
     assert rewrite["passes"], rewrite
     assert rewrite["worst_error"] <= 1
-    assert rewrite["latency_ms"] > 0
-    assert result["workaround_baseline"]["fp32_ms"] > 0
     assert cli("run", rewrite["file"], "--trt", "--fp16", "--seed", "4").status == 0
